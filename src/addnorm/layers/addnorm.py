@@ -1,0 +1,555 @@
+"""Every arrangement of residual connection and norm, each beside its formula.
+
+x is the stream, F the branch (a sublayer, then dropout), N the norm, L the blocks of the stack.
+An arrangement is two classes: the box that joins one branch to the stream (`AddNorm`), and what
+happens before the first block and after the last (`Ends`). It knows its `Place` and nothing else,
+and it alone sets what is special about the initial weights of its branches. A box sees the branch
+as a function and the norm as a factory, so every arrangement meets every norm in every mode.
+
+To add one: a class with its formula and citation, a row in ADDNORMS, a row in the formula test.
+The file is long because reading arrangements side by side is its purpose.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from addnorm.layers.norms import Norm
+
+Stream = Any
+"""What flows from box to box: a tensor, or a tuple that an arrangement's Ends opens and closes."""
+Branch = Callable[[Tensor], Tensor]
+
+
+class Sublayer(Protocol):
+    """What an arrangement may do to the initial weights of its branch."""
+
+    output: nn.Linear
+
+    def scale_(self, gain: float) -> None:
+        """Multiply the weights along the branch (for attention: values and output)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """All that an arrangement may know of where it stands."""
+
+    width: int
+    layer: int
+    """The block's number, from 0."""
+    depth: int
+    """Blocks in this stack."""
+    role: str
+    """attention, memory or ffn."""
+    step: int
+    """The box's number in the stack, from 0."""
+    steps: int
+    """Boxes in this stack: 2 a block, or 3 with attention to a memory."""
+    side: str
+    """encoder or decoder."""
+    peer_depth: int = 0
+    """Blocks in the other stack of an encoder-decoder; 0 if there is none."""
+
+    @property
+    def first(self) -> bool:
+        """First box of its block."""
+        return self.step % (self.steps // self.depth) == 0
+
+    @property
+    def last(self) -> bool:
+        """Last box of its block."""
+        return (self.step + 1) % (self.steps // self.depth) == 0
+
+
+class Ends(nn.Module):
+    """Before the first block, and after the last: here nothing."""
+
+    closes_with_norm = False
+
+    def __init__(self, width: int, depth: int, norm: Norm) -> None:
+        super().__init__()
+
+    def open(self, x: Tensor) -> Stream:
+        return x
+
+    def close(self, stream: Stream) -> Tensor:
+        return stream
+
+    def init_(self, embedding: Tensor) -> None:
+        """Called once on the embedding that feeds the stack, after the common initialisation."""
+
+
+class FinalNorm(Ends):
+    """out = N(x)"""
+
+    closes_with_norm = True
+
+    def __init__(self, width: int, depth: int, norm: Norm) -> None:
+        super().__init__(width, depth, norm)
+        self.norm = norm(width)
+
+    def close(self, stream: Stream) -> Tensor:
+        return self.norm(stream)
+
+
+class AddNorm(nn.Module):
+    """One box of the figure: `forward(stream, f)` joins branch f to the stream."""
+
+    ends: type[Ends] = Ends
+    inside: tuple[str, ...] = ()
+    """Parts asked of the sublayers: head-gain, attention-norm, ffn-norm."""
+
+    def __init__(self, place: Place, norm: Norm) -> None:
+        super().__init__()
+        self.place = place
+        self.norm = norm(place.width)
+
+    def init_(self, sublayer: Sublayer) -> None:
+        """Called once on the branch's sublayer, after the common initialisation."""
+
+    def extra_repr(self) -> str:
+        return f"{self.place.side} {self.place.layer} {self.place.role}"
+
+
+# ── One norm a box ────────────────────────────────────────────────────────────────────────────────
+
+
+class Post(AddNorm):
+    """x ← N(x + F(x))
+
+    Vaswani et al. 2017, §3.1: the original. `input_gain` multiplies what enters the first block by
+    a learned vector: it is there to hold what folding Admin leaves over.
+    """
+
+    class ends(Ends):
+        def __init__(self, width: int, depth: int, norm: Norm, *, input_gain: bool = False) -> None:
+            super().__init__(width, depth, norm)
+            self.gain = nn.Parameter(torch.ones(width)) if input_gain else None
+
+        def open(self, x: Tensor) -> Stream:
+            return x if self.gain is None else self.gain * x
+
+    def forward(self, x: Tensor, f: Branch) -> Tensor:
+        return self.norm(x + f(x))
+
+
+class Pre(AddNorm):
+    """x ← x + F(N(x));   out = N(x)
+
+    Xiong et al. 2020 (2002.04745); Wang et al. 2019; Nguyen, Salazar 2019. `shrink` divides the
+    output projections by √steps at the start (GPT-2: Radford et al. 2019, §2.3); `bare_start`
+    leaves out the very first norm (FT-Transformer: Gorishniy et al. 2021, §3.3).
+    """
+
+    ends = FinalNorm
+
+    def __init__(
+        self, place: Place, norm: Norm, *, shrink: bool = False, bare_start: bool = False
+    ) -> None:
+        super().__init__(place, norm)
+        self.shrink = shrink
+        if bare_start and place.step == 0:
+            self.norm = nn.Identity()
+
+    def forward(self, x: Tensor, f: Branch) -> Tensor:
+        return x + f(self.norm(x))
+
+    def init_(self, sublayer: Sublayer) -> None:
+        if self.shrink:
+            with torch.no_grad():
+                sublayer.output.weight.mul_(self.place.steps**-0.5)
+
+
+class ResPost(AddNorm):
+    """x ← x + N(F(x));   out = N(x)
+
+    Swin v2: Liu et al. 2022 (2111.09883), §3.2, where the norm's gain starts at 0: `start`. OLMo 2
+    (2501.00656) starts it at 1.
+    """
+
+    ends = FinalNorm
+
+    def __init__(self, place: Place, norm: Norm, *, start: float = 1.0) -> None:
+        super().__init__(place, norm)
+        with torch.no_grad():
+            for parameter in self.norm.parameters():
+                parameter.mul_(start)
+
+    def forward(self, x: Tensor, f: Branch) -> Tensor:
+        return x + self.norm(f(x))
+
+
+class Mix(AddNorm):
+    """x ← N(x + F(x)) in the first `share` of the blocks, then x ← x + F(N(x));   out = N(x)
+
+    Mix-LN: Li, Yin, Liu 2024 (2412.13795), eq. 6, share = 0.25.
+    """
+
+    ends = FinalNorm
+
+    def __init__(self, place: Place, norm: Norm, *, share: float = 0.25) -> None:
+        super().__init__(place, norm)
+        self.is_post = place.layer < int(share * place.depth)
+
+    def forward(self, x: Tensor, f: Branch) -> Tensor:
+        return self.norm(x + f(x)) if self.is_post else x + f(self.norm(x))
+
+
+class NormScaling(AddNorm):
+    """x ← x + F(N(x) / √l), l the block's number from 1;   out = N(x)
+
+    LayerNorm scaling: Sun et al. 2025 (2502.05795), eq. 5.
+    """
+
+    ends = FinalNorm
+
+    def forward(self, x: Tensor, f: Branch) -> Tensor:
+        return x + f(self.norm(x) / math.sqrt(self.place.layer + 1))
+
+
+# ── Two norms a box ───────────────────────────────────────────────────────────────────────────────
+
+
+class Sandwich(AddNorm):
+    """x ← x + N′(F(N(x)));   out = N(x)
+
+    CogView: Ding et al. 2021 (2105.13290), §2.4.
+    """
+
+    ends = FinalNorm
+
+    def __init__(self, place: Place, norm: Norm) -> None:
+        super().__init__(place, norm)
+        self.outer = norm(place.width)
+
+    def forward(self, x: Tensor, f: Branch) -> Tensor:
+        return x + self.outer(f(self.norm(x)))
+
+
+class Peri(Sandwich):
+    """x ← x + N′(F(N(x))), starting from N(x);   out = N(x)
+
+    Peri-LN: Kim et al. 2025 (2502.02732), §3.
+    """
+
+    class ends(FinalNorm):
+        def __init__(self, width: int, depth: int, norm: Norm) -> None:
+            super().__init__(width, depth, norm)
+            self.first = norm(width)
+
+        def open(self, x: Tensor) -> Stream:
+            return self.first(x)
+
+
+class NormFormer(AddNorm):
+    """attention: x ← x + N′(F(N(x)));   ffn: x ← x + F(N(x));   out = N(x)
+
+    and inside: a gain on each head, a norm after the feed-forward's activation. Shleifer et al.
+    2021 (2110.09456), eq. 2–6. `residual_gain` multiplies the feed-forward's shortcut by a learned
+    vector, which the authors use in small models.
+    """
+
+    ends = FinalNorm
+    inside = ("head-gain", "ffn-norm")
+
+    def __init__(self, place: Place, norm: Norm, *, residual_gain: bool = False) -> None:
+        super().__init__(place, norm)
+        is_ffn = place.role == "ffn"
+        self.outer = nn.Identity() if is_ffn else norm(place.width)
+        self.gain = nn.Parameter(torch.ones(place.width)) if residual_gain and is_ffn else None
+
+    def forward(self, x: Tensor, f: Branch) -> Tensor:
+        shortcut = x if self.gain is None else self.gain * x
+        return shortcut + self.outer(f(self.norm(x)))
+
+
+class SubLN(Pre):
+    """x ← x + F(N(x));   out = N(x);   inside F a norm before each output projection
+
+    and value, output and feed-forward weights times γ. Magneto: Wang et al. 2022 (2210.06423), fig.
+    2: γ = √log 2L alone; with N encoder and M decoder blocks √(⅓ log 3M log 2N) and √log 3M. As in
+    the authors' code, attention to the memory is not scaled.
+    """
+
+    inside = ("attention-norm", "ffn-norm")
+
+    def init_(self, sublayer: Sublayer) -> None:
+        own, other = self.place.depth, self.place.peer_depth
+        square = math.log(2 * own)
+        if other and self.place.side == "encoder":
+            square = math.log(3 * other) * math.log(2 * own) / 3
+        elif other:
+            square = math.log(3 * own)
+        if self.place.role != "memory":
+            sublayer.scale_(math.sqrt(square))
+
+
+# ── A weight on the shortcut or on the branch ─────────────────────────────────────────────────────
+
+
+class DeepNorm(AddNorm):
+    """x ← N(αx + F(x)),   value, output and feed-forward weights times β
+
+    Wang et al. 2022 (2203.00555), fig. 2: α = (2L)^¼, β = (8L)^−¼ alone; with N encoder and M
+    decoder blocks α = 0.81 (N⁴M)^1/16, β = 0.87 (N⁴M)^−1/16 in the encoder, (3M)^¼, (12M)^−¼ in the
+    decoder.
+    """
+
+    def __init__(self, place: Place, norm: Norm) -> None:
+        super().__init__(place, norm)
+        own, other = place.depth, place.peer_depth
+        self.alpha, self.beta = (2 * own) ** 0.25, (8 * own) ** -0.25
+        if other and place.side == "encoder":
+            both = (own**4 * other) ** (1 / 16)
+            self.alpha, self.beta = 0.81 * both, 0.87 / both
+        elif other:
+            self.alpha, self.beta = (3 * own) ** 0.25, (12 * own) ** -0.25
+
+    def forward(self, x: Tensor, f: Branch) -> Tensor:
+        return self.norm(self.alpha * x + f(x))
+
+    def init_(self, sublayer: Sublayer) -> None:
+        sublayer.scale_(self.beta)
+
+
+class Admin(AddNorm):
+    """x ← N(ω ⊙ x + F(x)),   ω²ᵢ = Var[ωᵢ₋₁ x] + Var[Fᵢ₋₁(x)], measured once; then ω is learned
+
+    Liu et al. 2020 (2004.08249), §4.2. ω starts at 1 until the measuring pass (`init.measure_`)
+    sets it. `growth = "log"` needs no pass: ω = √((n+1)/log(n+1) − 1) for all n boxes of the stack,
+    the authors' later constant (admin-torch).
+    """
+
+    def __init__(self, place: Place, norm: Norm, *, growth: str = "measured") -> None:
+        super().__init__(place, norm)
+        n = place.steps
+        start = math.sqrt((n + 1) / math.log(n + 1) - 1) if growth == "log" else 1.0
+        self.omega = nn.Parameter(torch.full((place.width,), start))
+
+    def forward(self, x: Tensor, f: Branch) -> Tensor:
+        return self.norm(self.omega * x + f(x))
+
+
+class ReZero(AddNorm):
+    """x ← x + a F(x),   one a a block, which starts at 0;   no norm
+
+    Bachlechner et al. 2021 (2003.04887), eq. 9. The boxes of a block share their a: the first holds
+    it and hands it on with the stream.
+    """
+
+    class ends(Ends):
+        def open(self, x: Tensor) -> Stream:
+            return x, None
+
+        def close(self, stream: Stream) -> Tensor:
+            return stream[0]
+
+    def __init__(self, place: Place, norm: Norm) -> None:
+        super().__init__(place, lambda width: nn.Identity())
+        self.a = nn.Parameter(torch.zeros(())) if place.first else None
+
+    def forward(self, stream: Stream, f: Branch) -> Stream:
+        x, a = stream
+        a = a if self.a is None else self.a
+        return x + a * f(x), a
+
+
+class LayerScale(AddNorm):
+    """x ← x + s ⊙ F(N(x)),   s learned, starting small;   out = N(x)
+
+    CaiT: Touvron et al. 2021 (2103.17239), eq. 4, §2: `start` is 0.1 up to 18 blocks, 1e-5 up to
+    24, then 1e-6, unless given.
+    """
+
+    ends = FinalNorm
+
+    def __init__(self, place: Place, norm: Norm, *, start: float | None = None) -> None:
+        super().__init__(place, norm)
+        if start is None:
+            start = 0.1 if place.depth <= 18 else 1e-5 if place.depth <= 24 else 1e-6
+        self.scale = nn.Parameter(torch.full((place.width,), float(start)))
+
+    def forward(self, x: Tensor, f: Branch) -> Tensor:
+        return x + self.scale * f(self.norm(x))
+
+
+class TFixup(AddNorm):
+    """x ← x + F(x),   no norm;   value, output and feed-forward weights and the embedding scaled
+
+    Huang et al. 2020 (T-Fixup), §3.2: weights times 0.67 N^−¼ in an encoder of N blocks, (9M)^−¼ in
+    a decoder of M blocks with attention to a memory; embedding ~ N(0, 1/width) times (9L)^−¼. A
+    decoder alone has two branches a block, like the encoder, and is scaled like it.
+    """
+
+    class ends(Ends):
+        def __init__(self, width: int, depth: int, norm: Norm) -> None:
+            super().__init__(width, depth, norm)
+            self.std = width**-0.5 * (9 * depth) ** -0.25
+
+        def init_(self, embedding: Tensor) -> None:
+            nn.init.normal_(embedding, std=self.std)
+
+    def __init__(self, place: Place, norm: Norm) -> None:
+        super().__init__(place, lambda width: nn.Identity())
+
+    def forward(self, x: Tensor, f: Branch) -> Tensor:
+        return x + f(x)
+
+    def init_(self, sublayer: Sublayer) -> None:
+        depth, has_memory = self.place.depth, self.place.steps == 3 * self.place.depth
+        sublayer.scale_((9 * depth) ** -0.25 if has_memory else 0.67 * depth**-0.25)
+
+
+# ── More than one stream ──────────────────────────────────────────────────────────────────────────
+
+
+class B2T(AddNorm):
+    """x ← N(x + F(x));   in the last box of a block N(b + x + F(x)), b what entered the block
+
+    Bottom-to-top connection: Takase et al. 2022 (2206.00330), eq. 9–10. The stream is (x, b).
+    """
+
+    class ends(Ends):
+        def open(self, x: Tensor) -> Stream:
+            return x, x
+
+        def close(self, stream: Stream) -> Tensor:
+            return stream[0]
+
+    def forward(self, stream: Stream, f: Branch) -> Stream:
+        x, b = stream
+        if not self.place.last:
+            return self.norm(x + f(x)), b
+        x = self.norm(b + x + f(x))
+        return x, x
+
+
+class ResiDual(AddNorm):
+    """x ← N(x + F(x)),   d ← d + F(x);   out = x + N(d)
+
+    Xie et al. 2023 (2304.14802), eq. 3–5. The stream is (x, d).
+    """
+
+    class ends(FinalNorm):
+        def open(self, x: Tensor) -> Stream:
+            return x, x
+
+        def close(self, stream: Stream) -> Tensor:
+            return stream[0] + self.norm(stream[1])
+
+    def forward(self, stream: Stream, f: Branch) -> Stream:
+        x, d = stream
+        branch = f(x)
+        return self.norm(x + branch), d + branch
+
+
+class DLCL(AddNorm):
+    """at a block's start x ← Σₖ Wₗₖ Nₖ(yₖ) over all yₖ so far, then x ← x + F(N(x));   out = N(x)
+
+    Dynamic linear combination of layers: Wang et al. 2019 (1906.01787), eq. 6–8, in the pre-norm
+    form. y₀ is the embedding (N₀ the identity), yₖ the output of block k; W starts as the mean. The
+    stream is (x, the Nₖ(yₖ) so far).
+    """
+
+    class ends(FinalNorm):
+        def __init__(self, width: int, depth: int, norm: Norm) -> None:
+            super().__init__(width, depth, norm)
+            self.mix = Combination(width, depth, norm)
+
+        def open(self, x: Tensor) -> Stream:
+            return x, ()
+
+        def close(self, stream: Stream) -> Tensor:
+            return self.norm(self.mix(*stream)[0])
+
+    def __init__(self, place: Place, norm: Norm) -> None:
+        super().__init__(place, norm)
+        self.mix = Combination(place.width, place.layer, norm) if place.first else None
+
+    def forward(self, stream: Stream, f: Branch) -> Stream:
+        x, history = stream if self.mix is None else self.mix(*stream)
+        return x + f(self.norm(x)), history
+
+
+class Combination(nn.Module):
+    """Σₖ wₖ Nₖ(yₖ) over the outputs of the first `count` blocks and the embedding, w learned."""
+
+    def __init__(self, width: int, count: int, norm: Norm) -> None:
+        super().__init__()
+        self.norm = norm(width) if count else nn.Identity()
+        self.weight = nn.Parameter(torch.full((count + 1,), 1 / (count + 1)))
+
+    def forward(self, x: Tensor, history: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        history = (*history, self.norm(x))
+        total = self.weight[0] * history[0]
+        for k, y in enumerate(history[1:], start=1):
+            total = total + self.weight[k] * y
+        return total, history
+
+
+class HyperConnections(AddNorm):
+    """H ← Aᵣᵀ H + b F(N(aᵀ H))ᵀ,   H the n streams;   out = N(sum of the streams)
+
+    Zhu et al. 2024 (2409.19606), eq. 2–4 and 10–13. a (n), Aᵣ (n, n) and b (n) each have a fixed
+    part, which starts as one stream, the identity and ones, and a part that depends on H,
+    s tanh(N(H) W), where W starts at 0 and s at 0.01. All streams start as copies of x, so at the
+    start this is pre-norm. The stream is (streams, batch, length, width).
+    """
+
+    class ends(FinalNorm):
+        def __init__(self, width: int, depth: int, norm: Norm, *, streams: int = 4) -> None:
+            super().__init__(width, depth, norm)
+            self.streams = streams
+
+        def open(self, x: Tensor) -> Stream:
+            return x.expand(self.streams, *x.shape)
+
+        def close(self, stream: Stream) -> Tensor:
+            return self.norm(stream.sum(dim=0))
+
+    def __init__(self, place: Place, norm: Norm, *, streams: int = 4) -> None:
+        super().__init__(place, norm)
+        one = torch.zeros(streams, 1)
+        one[place.step % streams] = 1
+        # Columns: a, then Aᵣ, then b.
+        fixed = torch.cat((one, torch.eye(streams), torch.ones(streams, 1)), dim=1)
+        self.fixed = nn.Parameter(fixed)
+        self.stream_norm = norm(place.width)
+        self.moving = nn.Parameter(torch.zeros(place.width, streams + 2))
+        self.strength = nn.Parameter(torch.full((2,), 0.01))
+
+    def forward(self, streams: Tensor, f: Branch) -> Tensor:
+        n = streams.shape[0]
+        moved = torch.tanh(self.stream_norm(streams) @ self.moving)
+        strength = torch.cat((self.strength[:1].expand(n + 1), self.strength[1:]))
+        weights = self.fixed[:, None, None] + strength * moved  # (streams, batch, length, n + 2)
+        a, across, b = torch.split(weights, [1, n, 1], dim=-1)
+        branch = f(self.norm((a * streams).sum(dim=0)))
+        mixed = torch.einsum("iblj,iblw->jblw", across, streams)
+        return mixed + b * branch
+
+
+ADDNORMS: dict[str, type[AddNorm]] = {
+    "post": Post,
+    "pre": Pre,
+    "res-post": ResPost,
+    "sandwich": Sandwich,
+    "peri": Peri,
+    "admin": Admin,
+    "b2t": B2T,
+    "dlcl": DLCL,
+    "deepnorm": DeepNorm,
+    "rezero": ReZero,
+    "layerscale": LayerScale,
+    "t-fixup": TFixup,
+    "normformer": NormFormer,
+    "sub-ln": SubLN,
+    "dual": ResiDual,
+    "mix": Mix,
+    "lns": NormScaling,
+    "hyper": HyperConnections,
+}

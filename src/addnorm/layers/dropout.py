@@ -1,0 +1,55 @@
+"""Dropout with a cheap mask: the same distribution as torch's, several times faster on a CPU."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Dropout(nn.Module):
+    """y = x ⊙ m / (1 − p), each m independently 0 with probability p, else 1.
+
+    Srivastava et al. 2014. On a CPU torch draws one float per element; here every four elements
+    share one 64-bit draw of the same generator, 16 bits each, so p is rounded to a multiple of
+    1/65536 and the kept values are divided by exactly the rounded 1 − p: the mean stays exact.
+    Elsewhere, and when compiled, torch's own dropout is used.
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return x
+        if x.device.type != "cpu" or torch.compiler.is_compiling():
+            return F.dropout(x, self.p)
+        return _BitDropout.apply(x, self.p)  # type: ignore[no-untyped-call]
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"
+
+
+class _BitDropout(torch.autograd.Function):
+    """Draws 16 bits per element, keeps those at or above the threshold, and remembers the bits."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
+        dropped = min(round(p * 65536), 65535)
+        draws = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
+        bits = draws.view(torch.int16)[: x.numel()].view(x.shape)
+        ctx.save_for_backward(bits)
+        ctx.threshold, ctx.scale = dropped - 32768, 65536 / (65536 - dropped)
+        return x * _kept(bits, ctx.threshold, ctx.scale, x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (bits,) = ctx.saved_tensors
+        return grads[0] * _kept(bits, ctx.threshold, ctx.scale, grads[0].dtype), None
+
+
+def _kept(bits: Tensor, threshold: int, scale: float, dtype: torch.dtype) -> Tensor:
+    """scale where the element is kept, 0 where it is dropped."""
+    kept = torch.empty(bits.shape, dtype=dtype)
+    return torch.ge(bits, threshold, out=kept).mul_(scale)

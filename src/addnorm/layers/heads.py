@@ -1,0 +1,93 @@
+"""What comes out of the last (batch, length, width): tokens, classes or numbers."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from addnorm.layers.norms import Norm
+
+
+class TokenHead(nn.Module):
+    """logits = W x (+ b), W the token embedding itself when tied.
+
+    Press, Wolf 2017 (1608.05859). `scaled` multiplies x by 1/√width first (T5 v1.0).
+    """
+
+    def __init__(self, width: int, vocab: int, *, tied: bool, bias: bool, scaled: bool) -> None:
+        super().__init__()
+        self.scale = width**-0.5 if scaled else 1.0
+        self.weight = None if tied else nn.Parameter(torch.empty(vocab, width))
+        self.bias = nn.Parameter(torch.zeros(vocab)) if bias else None
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """What the output matrix is applied to."""
+        return x if self.scale == 1.0 else x * self.scale
+
+    def matrix(self, embedding: Tensor) -> Tensor:
+        """The output matrix, (vocab, width)."""
+        return embedding if self.weight is None else self.weight
+
+    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
+        return F.linear(self.prepare(x), self.matrix(embedding), self.bias)
+
+
+class MaskedHead(TokenHead):
+    """logits = W N(gelu(V x + c)) + b: what BERT has over its stack for masked tokens.
+
+    Devlin et al. 2019 (1810.04805), §3.1, as in the authors' code.
+    """
+
+    def __init__(self, width: int, vocab: int, norm: Norm, *, tied: bool) -> None:
+        super().__init__(width, vocab, tied=tied, bias=True, scaled=False)
+        self.transform = nn.Linear(width, width)
+        self.norm = norm(width)
+
+    def prepare(self, x: Tensor) -> Tensor:
+        return self.norm(F.gelu(self.transform(x)))
+
+
+class PooledHead(nn.Module):
+    """y = W pool(x) + b: one vector a sequence, then classes or numbers.
+
+    `pooler = "tanh"` puts tanh(V · + c) between, as BERT does.
+    """
+
+    def __init__(
+        self, width: int, outputs: int, *, pool: str, pooler: str, dropout: nn.Module
+    ) -> None:
+        super().__init__()
+        self.pool = pool
+        self.pooler = nn.Linear(width, width) if pooler == "tanh" else None
+        self.dropout = dropout
+        self.output = nn.Linear(width, outputs)
+
+    def forward(self, x: Tensor, real: Tensor | None) -> Tensor:
+        pooled = POOLS[self.pool](x, real)
+        if self.pooler is not None:
+            pooled = torch.tanh(self.pooler(pooled))
+        return self.output(self.dropout(pooled))
+
+
+def first(x: Tensor, real: Tensor | None) -> Tensor:
+    """The first real position."""
+    if real is None:
+        return x[:, 0]
+    return x[torch.arange(len(x), device=x.device), real.int().argmax(dim=1)]
+
+
+def mean(x: Tensor, real: Tensor | None) -> Tensor:
+    """The mean of the real positions."""
+    if real is None:
+        return x.mean(dim=1)
+    return (x * real[..., None]).sum(dim=1) / real.sum(dim=1, keepdim=True).clamp(min=1)
+
+
+def last(x: Tensor, real: Tensor | None) -> Tensor:
+    """The last real position."""
+    if real is None:
+        return x[:, -1]
+    # The first of the greatest running counts is the last real position.
+    return x[torch.arange(len(x), device=x.device), real.cumsum(dim=1).argmax(dim=1)]
+
+
+POOLS = {"first": first, "mean": mean, "last": last}

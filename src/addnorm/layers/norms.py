@@ -1,0 +1,105 @@
+"""The norms: each takes (..., width) and gives the same shape back."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Norm = Callable[[int], nn.Module]
+"""How a norm of some width is made: an entry of NORMS with its settings filled in."""
+
+
+class LayerNorm(nn.LayerNorm):
+    """N(x) = γ ⊙ (x − mean x) / √(var x + ε) + β, over the width.
+
+    Ba, Kiros, Hinton 2016 (1607.06450). Before γ and β the result has mean 0 and norm √width.
+    """
+
+    def __init__(self, width: int, eps: float, bias: bool) -> None:
+        super().__init__(width, eps=eps, bias=bias)
+
+
+class RMSNorm(nn.Module):
+    """N(x) = γ ⊙ x / √(mean x² + ε): no centring, no offset.
+
+    Zhang, Sennrich 2019 (1910.07467); T5's "layer norm" (Raffel et al. 2020, §2.1).
+    """
+
+    def __init__(self, width: int, eps: float, bias: bool) -> None:
+        super().__init__()
+        self.width, self.eps = width, eps
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, (self.width,), self.weight, self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{self.width}, eps={self.eps}"
+
+
+class ScaleNorm(nn.Module):
+    """N(x) = g x / max(‖x‖, ε) with one scalar g, which starts at √width.
+
+    Nguyen, Salazar 2019 (1910.05895), eq. 5.
+    """
+
+    def __init__(self, width: int, eps: float, bias: bool) -> None:
+        super().__init__()
+        self.eps = eps
+        self.gain = nn.Parameter(torch.tensor(width**0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gain * F.normalize(x, dim=-1, eps=self.eps)
+
+
+class BatchNorm(nn.BatchNorm1d):
+    """N(x) = γ ⊙ (x − μ) / √(σ² + ε) + β, μ and σ² of each channel over all positions of the batch.
+
+    Ioffe, Szegedy 2015 (1502.03167). Here for comparison: in training every position, padding too,
+    takes part in the statistics, so sequences of a batch are not independent of one another.
+    """
+
+    def __init__(self, width: int, eps: float, bias: bool) -> None:
+        super().__init__(width, eps=eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.reshape(-1, x.shape[-1])).view(x.shape)
+
+
+class InstanceNorm(nn.Module):
+    """N(x) = γ ⊙ (x − μ) / √(σ² + ε) + β, μ and σ² of each channel over one sequence.
+
+    Ulyanov, Vedaldi, Lempitsky 2016 (1607.08022). Here for comparison: it looks along the sequence,
+    so it cannot stand in a causal stack, nor where there is padding.
+    """
+
+    along_sequence = True
+
+    def __init__(self, width: int, eps: float, bias: bool) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        variance, mean = torch.var_mean(x, dim=-2, keepdim=True, correction=0)
+        normal = self.weight * (x - mean) / (variance + self.eps).sqrt()
+        return normal if self.bias is None else normal + self.bias
+
+
+class NoNorm(nn.Identity):
+    """N(x) = x."""
+
+    def __init__(self, width: int, eps: float, bias: bool) -> None:
+        super().__init__()
+
+
+NORMS: dict[str, type[nn.Module]] = {
+    "layer": LayerNorm,
+    "rms": RMSNorm,
+    "scale": ScaleNorm,
+    "batch": BatchNorm,
+    "instance": InstanceNorm,
+    "none": NoNorm,
+}

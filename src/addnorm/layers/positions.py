@@ -1,0 +1,311 @@
+"""Where a token stands: added to it, turned into it, or told to the attention scores.
+
+A scheme may act in three places, and leaves the others alone: on the embedding (`embed`), on
+queries and keys (`turn`), on the scores (`bias`). Positions on the embedding count real tokens
+only; the other two see differences of positions, to which padding on the left makes no difference.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from addnorm.errors import ConfigError, InputError
+
+
+class Positions(nn.Module):
+    """No positions at all: an encoder without them is equivariant under permutation."""
+
+    biased = False
+    """Whether anything is added to the scores."""
+    per_layer = False
+    """Whether what is added differs from layer to layer."""
+
+    def embed(self, x: Tensor, places: Tensor) -> Tensor:
+        """The embedding (batch, length, width) with the positions `places` put in."""
+        return x
+
+    def turn(self, x: Tensor, slots: Tensor) -> Tensor:
+        """Queries or keys (batch, heads, length, head_width) turned by their positions."""
+        return x
+
+    def shift(self, q: Tensor, local: nn.Module) -> Tensor:
+        """Queries moved by what a layer holds for itself."""
+        return q
+
+    def bias(
+        self, q: Tensor, queries: Tensor, keys: Tensor, local: nn.Module, scale: float
+    ) -> Tensor | None:
+        """What is added to the scaled scores, (batch or 1, heads, query, key)."""
+        return None
+
+    def local(self, width: int, heads: int, head_width: int) -> nn.Module:
+        """Parameters that each attention layer holds for itself."""
+        return nn.Identity()
+
+
+class NoPositions(Positions):
+    def __init__(self, width: int, heads: int, head_width: int, length: int, causal: bool) -> None:
+        super().__init__()
+
+
+def sinusoids(places: Tensor, width: int, base: float, layout: str) -> Tensor:
+    """The table PE(p, 2i) = sin(p / base^(2i/width)), PE(p, 2i+1) = cos of the same.
+
+    Vaswani et al. 2017, §3.5. Three layouts are in use: `interleaved`, as the paper writes it;
+    `halves`, all sines and then all cosines (Transformer-XL, Marian); and `tensor2tensor`, halves
+    with the exponent i / (width/2 − 1), so that the last wavelength is exactly base · 2π (fairseq).
+
+    >>> sinusoids(torch.arange(2), 4, 1e4, "interleaved")[1].tolist()  # doctest: +ELLIPSIS
+    [0.8414..., 0.5403..., 0.0099..., 0.9999...]
+    """
+    half = width // 2
+    steps = max(half - 1, 1) if layout == "tensor2tensor" else half
+    exponents = torch.arange(half, dtype=torch.float64, device=places.device) / steps
+    angles = places.double()[..., None] * base**-exponents
+    pair = (angles.sin(), angles.cos())
+    return torch.stack(pair, -1).flatten(-2) if layout == "interleaved" else torch.cat(pair, -1)
+
+
+class Sinusoidal(Positions):
+    """x ← x + PE(p), a fixed table for any length; see `sinusoids`.
+
+    PE(p + k) = R_k PE(p) with R_k a rotation that does not depend on p.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        head_width: int,
+        length: int,
+        causal: bool,
+        *,
+        base: float = 10000.0,
+        layout: str = "interleaved",
+    ) -> None:
+        super().__init__()
+        _one_of("layout", layout, ("interleaved", "halves", "tensor2tensor"))
+        if width % 2:
+            raise ConfigError(
+                f"sinusoidal positions need an even width: width={width}. Try {width + 1}."
+            )
+        self.width, self.base, self.layout = width, base, layout
+
+    def embed(self, x: Tensor, places: Tensor) -> Tensor:
+        return x + sinusoids(places, self.width, self.base, self.layout).to(x.dtype)
+
+
+class Learned(Positions):
+    """x ← x + P[p + offset], P learned, for at most `length` positions. Gehring et al. 2017.
+
+    `offset` leaves the first rows of the table unused, as BART and RoBERTa do with two.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        head_width: int,
+        length: int,
+        causal: bool,
+        *,
+        offset: int = 0,
+    ) -> None:
+        super().__init__()
+        self.length, self.offset = length, offset
+        self.weight = nn.Parameter(torch.empty(length + offset, width).normal_(std=0.02))
+
+    def embed(self, x: Tensor, places: Tensor) -> Tensor:
+        if places.shape[-1] > self.length or (
+            not torch.compiler.is_compiling() and int(places.max()) >= self.length
+        ):
+            given = places.shape[-1] if torch.compiler.is_compiling() else int(places.max()) + 1
+            raise InputError(
+                f"learned positions hold {self.length} positions: got a sequence of {given}. "
+                f"Shorten it, or build with length={given}."
+            )
+        return x + nn.functional.embedding(places + self.offset, self.weight)
+
+
+class Rotary(Positions):
+    """Turn the pair (x_2i, x_2i+1) of a query or key by the angle p · base^(−2i/head_width).
+
+    Su et al. 2021 (2104.09864), eq. 15. Scores then depend on differences of positions only. Pairs
+    are neighbours in `interleaved` (the paper, GPT-J) and i, i + head_width/2 in `halves` (Llama).
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        head_width: int,
+        length: int,
+        causal: bool,
+        *,
+        base: float = 10000.0,
+        layout: str = "halves",
+    ) -> None:
+        super().__init__()
+        _one_of("layout", layout, ("interleaved", "halves"))
+        if head_width % 2:
+            raise ConfigError(
+                f"rotary positions turn pairs, so head_width must be even: head_width={head_width}."
+                f" Try {head_width + 1}."
+            )
+        self.head_width, self.base, self.layout = head_width, base, layout
+
+    def turn(self, x: Tensor, slots: Tensor) -> Tensor:
+        table = sinusoids(slots, self.head_width, self.base, "halves").to(x.dtype)
+        sin, cos = table.chunk(2, dim=-1)  # (length, head_width / 2) each
+        if self.layout == "halves":
+            a, b = x.chunk(2, dim=-1)
+            return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+        a, b = x[..., 0::2], x[..., 1::2]
+        return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
+
+
+class LinearBias(Positions):
+    """score ← score − m_h |i − j|, a fixed slope m_h = 2^(−8h/heads) for head h = 1, 2, ...
+
+    ALiBi: Press, Smith, Lewis 2022 (2108.12409), §3. Where heads is not a power of two, the slopes
+    of the power below, then every other slope of the power above.
+    """
+
+    biased = True
+    slopes: Tensor
+
+    def __init__(self, width: int, heads: int, head_width: int, length: int, causal: bool) -> None:
+        super().__init__()
+        power = 2 ** math.floor(math.log2(heads))
+        slopes = [2 ** (-8 * h / power) for h in range(1, power + 1)]
+        slopes += [2 ** (-8 * h / (2 * power)) for h in range(1, 2 * power + 1, 2)]
+        self.register_buffer("slopes", torch.tensor(slopes[:heads]), persistent=False)
+
+    def bias(
+        self, q: Tensor, queries: Tensor, keys: Tensor, local: nn.Module, scale: float
+    ) -> Tensor | None:
+        distance = (queries[:, None] - keys[None, :]).abs()
+        return (-self.slopes.to(q.dtype)[:, None, None] * distance)[None]
+
+
+class Buckets(Positions):
+    """score ← score + B[bucket(j − i), head], B learned, one table for all layers of a stack.
+
+    T5: Raffel et al. 2020, §2.1. Near offsets have a bucket each; farther ones share buckets that
+    widen logarithmically up to `furthest`. Without causality half the buckets are for the future.
+    """
+
+    biased = True
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        head_width: int,
+        length: int,
+        causal: bool,
+        *,
+        buckets: int = 32,
+        furthest: int = 128,
+    ) -> None:
+        super().__init__()
+        self.buckets, self.furthest, self.causal = buckets, furthest, causal
+        self.weight = nn.Parameter(torch.empty(buckets, heads).normal_(std=0.02))
+
+    def bucket(self, offset: Tensor) -> Tensor:
+        """The bucket of each offset key − query."""
+        count = self.buckets if self.causal else self.buckets // 2
+        distance = (-offset).clamp(min=0) if self.causal else offset.abs()
+        start = 0 if self.causal else (offset > 0) * count
+        near = count // 2
+        steps = (distance.clamp(min=1) / near).log() / math.log(self.furthest / near)
+        far = (near + (steps * (count - near)).long()).clamp(max=count - 1)
+        return start + torch.where(distance < near, distance, far)
+
+    def bias(
+        self, q: Tensor, queries: Tensor, keys: Tensor, local: nn.Module, scale: float
+    ) -> Tensor | None:
+        rows = self.bucket(keys[None, :] - queries[:, None])
+        # (query, key, heads) -> (1, heads, query, key)
+        return nn.functional.embedding(rows, self.weight).permute(2, 0, 1)[None]
+
+
+class Relative(Positions):
+    """score(i, j) = (q_i + u)·k_j + (q_i + v)·W r_(i−j), r the sinusoid of the distance.
+
+    Transformer-XL: Dai et al. 2019 (1901.02860), eq. after (5). W belongs to the layer; u and v,
+    too, here (the authors' `untie_r`). `shift` makes q + u for the kernel; `bias` is the second
+    term.
+    """
+
+    biased = True
+    per_layer = True
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        head_width: int,
+        length: int,
+        causal: bool,
+        *,
+        base: float = 10000.0,
+    ) -> None:
+        super().__init__()
+        if width % 2:
+            raise ConfigError(
+                f"relative positions need an even width: width={width}. Try {width + 1}."
+            )
+        self.width, self.base = width, base
+
+    def local(self, width: int, heads: int, head_width: int) -> nn.Module:
+        return RelativePart(width, heads, head_width)
+
+    def shift(self, q: Tensor, local: nn.Module) -> Tensor:
+        assert isinstance(local, RelativePart)
+        return q + local.u[:, None]
+
+    def bias(
+        self, q: Tensor, queries: Tensor, keys: Tensor, local: nn.Module, scale: float
+    ) -> Tensor | None:
+        assert isinstance(local, RelativePart)
+        q = (q - local.u[:, None] + local.v[:, None]) * scale  # undoes `shift`
+        distance = queries[:, None] - keys[None, :]  # (query, key)
+        least = queries[0] - keys[-1]
+        spread = torch.arange(queries.shape[0] + keys.shape[0] - 1, device=q.device)
+        table = sinusoids(spread + least, self.width, self.base, "halves").to(q.dtype)
+        r = local.project(table).view(-1, q.shape[1], q.shape[3]).transpose(0, 1)
+        by_distance = q @ r.transpose(-1, -2)  # (batch, heads, query, distance)
+        index = (distance - least).expand(*q.shape[:2], -1, -1)
+        return by_distance.gather(-1, index)
+
+
+class RelativePart(nn.Module):
+    """What Transformer-XL's positions hold in each layer: W, u and v."""
+
+    def __init__(self, width: int, heads: int, head_width: int) -> None:
+        super().__init__()
+        self.project = nn.Linear(width, heads * head_width, bias=False)
+        nn.init.xavier_uniform_(self.project.weight)
+        self.u = nn.Parameter(torch.zeros(heads, head_width))
+        self.v = nn.Parameter(torch.zeros(heads, head_width))
+
+
+POSITIONS: dict[str, Callable[..., Positions]] = {
+    "sinusoidal": Sinusoidal,
+    "learned": Learned,
+    "rotary": Rotary,
+    "linear-bias": LinearBias,
+    "buckets": Buckets,
+    "relative": Relative,
+    "none": NoPositions,
+}
+
+
+def _one_of(name: str, given: str, known: tuple[str, ...]) -> None:
+    if given not in known:
+        raise ConfigError(
+            f"model.position_options.{name} must be one of {', '.join(known)}: got {given!r}."
+        )

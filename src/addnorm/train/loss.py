@@ -1,0 +1,164 @@
+"""Cross-entropy over a vocabulary, from the hidden states, without ever holding all the logits."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from addnorm.errors import InputError
+from addnorm.layers.heads import TokenHead
+from addnorm.models.build import Model
+
+IGNORE = -100
+"""The target of a position that has none, such as padding."""
+CHUNK = 512
+"""Tokens whose logits are held at a time."""
+
+
+def token_loss(
+    model: Model,
+    hidden: Tensor,
+    targets: Tensor,
+    *,
+    smoothing: float = 0.0,
+    ignore: int = IGNORE,
+    total: int | Tensor | None = None,
+) -> Tensor:
+    """Mean cross-entropy of a model's next-token head, from its hidden states.
+
+    >>> from addnorm import build, presets
+    >>> model = build(presets.gpt2(vocab=11, width=8, depth=1, heads=2))
+    >>> ids = torch.tensor([[1, 2, 3, 4]])
+    >>> token_loss(model, model.hidden(ids[:, :-1]), ids[:, 1:]).shape
+    torch.Size([])
+    """
+    if not isinstance(model.head, TokenHead):
+        raise InputError(f"this model has no tokens to predict: head={model.config.head}.")
+    return linear_cross_entropy(
+        model.head.prepare(hidden),
+        model.head.matrix(model.embedding()),
+        targets,
+        bias=model.head.bias,
+        smoothing=smoothing,
+        ignore=ignore,
+        total=total,
+    )
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    bias: Tensor | None = None,
+    smoothing: float = 0.0,
+    ignore: int = IGNORE,
+    total: int | Tensor | None = None,
+    chunk: int = CHUNK,
+) -> Tensor:
+    """−(1/total) Σ_t Σ_v q_v log softmax(W h_t + b)_v over positions with a target.
+
+    q puts 1 − smoothing on the target and spreads smoothing evenly over the vocabulary (Szegedy et
+    al. 2016, §7). `total` is the number of such positions unless given: parts of a batch that are
+    given the whole batch's total add up to exactly the whole batch's loss.
+
+    Shapes: hidden (..., width), weight (vocab, width), targets (...).
+    """
+    hidden, targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
+    if hidden.shape[0] != targets.shape[0]:
+        raise InputError(
+            f"each position needs one target: {hidden.shape[0]} positions, "
+            f"{targets.shape[0]} targets."
+        )
+    kept = (targets != ignore).nonzero().squeeze(1)
+    if kept.shape[0] < targets.shape[0]:
+        hidden, targets = hidden.index_select(0, kept), targets.index_select(0, kept)
+    _check_targets(targets, weight.shape[0])
+    share = 1 / (targets.shape[0] if total is None else total) if targets.shape[0] else 0.0
+    run: Any = _Chunked.apply
+    return run(hidden, weight, bias, targets, smoothing, chunk) * share
+
+
+def _check_targets(targets: Tensor, vocab: int) -> None:
+    if targets.device.type != "cpu" or torch.compiler.is_compiling() or not targets.numel():
+        return
+    low, high = (int(end) for end in targets.aminmax())
+    if low < 0 or high >= vocab:
+        raise InputError(
+            f"targets must be token ids 0 to {vocab - 1}, or {IGNORE} for none: "
+            f"got {low if low < 0 else high}."
+        )
+
+
+class _Chunked(torch.autograd.Function):
+    """Σ of the losses. The gradients are made in the forward pass, chunk by chunk of tokens.
+
+    With z = W h + b, p = softmax z and q the smoothed target: loss = log Σ exp z − q·z, and
+    ∂loss/∂z = p − q. Only one chunk of z is ever held, and it becomes p in place.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        smoothing: float,
+        chunk: int,
+    ) -> Tensor:
+        wanted = ctx.needs_input_grad[:3]
+        ctx.set_materialize_grads(False)
+        total = hidden.new_zeros(())
+        into = [
+            torch.empty_like(hidden) if wanted[0] else None,
+            torch.zeros_like(weight) if wanted[1] else None,
+            torch.zeros_like(bias) if bias is not None and wanted[2] else None,
+        ]
+        spread = smoothing / weight.shape[0]
+        logits = hidden.new_empty(min(chunk, hidden.shape[0]), weight.shape[0])
+        for start in range(0, hidden.shape[0], chunk):
+            part = slice(start, start + chunk)
+            h, t = hidden[part], targets[part]
+            z = torch.mm(h, weight.t(), out=logits[: h.shape[0]])
+            if bias is not None:
+                z += bias
+            picked = z.gather(1, t[:, None])
+            wish = (1 - smoothing) * picked.sum() + (spread * z.sum() if smoothing else 0.0)
+            top, where = z.max(dim=1, keepdim=True)
+            p = torch.softmax(z, dim=1, out=z)
+            total += (top - p.gather(1, where).log()).sum() - wish
+            if any(wanted):
+                _add_gradients(p, h, weight, t, smoothing, spread, into, part)
+        ctx.save_for_backward(*into)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        scaled = (None if g is None else g * grads[0] for g in ctx.saved_tensors)
+        return (*scaled, None, None, None)
+
+
+def _add_gradients(
+    p: Tensor,
+    h: Tensor,
+    weight: Tensor,
+    t: Tensor,
+    smoothing: float,
+    spread: float,
+    into: list[Tensor | None],
+    part: slice,
+) -> None:
+    """Turn p into p − q in place, and carry it to the gradients of hidden, weight and bias."""
+    if smoothing:
+        p -= spread
+    p.scatter_add_(1, t[:, None], p.new_full((t.shape[0], 1), smoothing - 1))
+    to_hidden, to_weight, to_bias = into
+    if to_hidden is not None:
+        torch.mm(p, weight, out=to_hidden[part])
+    if to_weight is not None:
+        to_weight.addmm_(p.t(), h)
+    if to_bias is not None:
+        to_bias += p.sum(dim=0)
