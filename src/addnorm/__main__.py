@@ -1,0 +1,5 @@
+"""python -m addnorm"""
+
+from addnorm.cli.main import run
+
+run()

@@ -1,0 +1,164 @@
+"""The cost formulas against torch's FLOP counter and the built module."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from addnorm import build, cost, presets, token_loss
+from addnorm.config import Config
+from addnorm.errors import InputError
+from addnorm.layers.addnorm import ADDNORMS
+
+SMALL = dict(vocab=60, width=32, depth=2, heads=4)
+LENGTH, BATCH = 24, 3
+
+VARIANTS: dict[str, Config] = {
+    **{
+        f"{mode} {name}": presets.base(**SMALL, mode=mode, addnorm=name)
+        for mode in ("encoder", "decoder", "encoder-decoder")
+        for name in ADDNORMS
+    },
+    "gpt2": presets.gpt2(**SMALL),
+    "bert": presets.bert(**SMALL),
+    "t5": presets.t5(**SMALL, head_width=8, ffn_width=64),
+    "t5 v1.1": presets.t5("v1.1-small", **SMALL, head_width=8, ffn_width=64),
+    "llama": presets.llama(**SMALL, kv_heads=2, ffn_width=64),
+    "marian": presets.marian(**SMALL, decoder_depth=3),
+    "bart": presets.bart(**SMALL),
+    "separate vocabularies": presets.base(**SMALL, target_vocab=40, tie="none"),
+    "additive": presets.gpt2(**SMALL, attention="additive"),
+    "linear bias": presets.gpt2(**SMALL, positions="linear-bias", qk_norm="head"),
+    "cap, qk-norm over the width": presets.gpt2(**SMALL, attention_cap=5.0, qk_norm="width"),
+    "scale norm, qk-norm": presets.gpt2(**SMALL, norm="scale", qk_norm="head"),
+    "class": presets.bert(**SMALL, head="class", outputs=3, pooler="tanh"),
+    "biases of qkv": presets.gpt2(**SMALL, attention_bias="qkv", unembed_bias=True, tie="none"),
+    "final norm": presets.base(**SMALL, final_norm=True, embed_norm=True),
+}
+
+
+def inputs(config: Config) -> tuple[torch.Tensor, ...]:
+    vocabs = [config.model.vocab]
+    if config.model.mode == "encoder-decoder":
+        vocabs.append(config.model.target_vocab or config.model.vocab)
+    return tuple(torch.randint(vocab, (BATCH, LENGTH)) for vocab in vocabs)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_parameters_and_operations_are_those_of_the_built_model(name: str) -> None:
+    config = VARIANTS[name]
+    model, formula = build(config), cost(config, LENGTH, BATCH)
+    assert formula.parameters == model.count()
+    # The math kernel shows its matrix products to the counter; the fused one does not.
+    with sdpa_kernel(SDPBackend.MATH):
+        with FlopCounterMode(display=False) as forward:
+            out = model(*inputs(config))
+        with FlopCounterMode(display=False) as backward:
+            out.sum().backward()
+    assert formula.forward == forward.get_total_flops()
+    assert formula.backward == backward.get_total_flops()
+
+
+def test_relative_positions_cost_a_little_less_backward() -> None:
+    # The sinusoids they project need no gradient.
+    config = presets.gpt2(**SMALL, positions="relative")
+    model, formula = build(config), cost(config, LENGTH, BATCH)
+    assert formula.parameters == model.count()
+    with sdpa_kernel(SDPBackend.MATH):
+        with FlopCounterMode(display=False) as forward:
+            out = model(*inputs(config))
+        with FlopCounterMode(display=False) as backward:
+            out.sum().backward()
+    assert formula.forward == forward.get_total_flops()
+    assert 0.97 < backward.get_total_flops() / formula.backward < 1
+
+
+@pytest.mark.parametrize("size", ["tiny", "small"])
+def test_images_are_counted(size: str) -> None:
+    config = presets.vit(size, depth=1, image=32)
+    model, formula = build(config), cost(config, batch=BATCH)
+    assert formula.parameters == model.count()
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as forward:
+        model(torch.randn(BATCH, 3, 32, 32))
+    assert formula.forward == forward.get_total_flops()
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_activations_are_what_autograd_keeps(name: str, dropout: float) -> None:
+    config = VARIANTS[name].replace(dropout=dropout)
+    model, formula = build(config).train(), cost(config, LENGTH, BATCH)
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, tuple[int, torch.Tensor]] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            # Holding the tensor keeps its address from being used again.
+            kept[storage.data_ptr()] = (storage.nbytes(), tensor)
+        return tensor
+
+    given = inputs(config)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        if config.model.head in ("token", "masked"):
+            loss = token_loss(model, model.hidden(*given), given[-1])
+        else:
+            loss = model(*given).sum()
+    assert loss.isfinite()
+    measured = sum(size for size, _ in kept.values())
+    assert measured / formula.activations == pytest.approx(1, abs=0.2)
+    if config.model.norm == "layer" and name not in ("additive", "linear bias", "class"):
+        assert measured / formula.activations == pytest.approx(1, abs=0.06)
+
+
+def test_cache_is_what_the_model_sets_aside() -> None:
+    config = presets.marian(**SMALL, kv_heads=2, decoder_depth=3)
+    model, formula = build(config), cost(config, LENGTH, BATCH)
+    cache = model.cache(BATCH, LENGTH)
+    ids = torch.randint(60, (BATCH, LENGTH))
+    model.decode(ids, model.encode(ids), cache=cache)
+    memory = sum(k.nbytes + v.nbytes for k, v in cache.memory.values())
+    assert formula.cache == cache.store.nbytes + memory
+
+
+@pytest.mark.parametrize(
+    "config", [presets.base(), presets.gpt2(), presets.bert(width=256, heads=4), presets.llama()]
+)
+def test_scores_overtake_the_rest_where_it_says(config: Config) -> None:
+    at = cost(config).overtakes
+    assert at is not None
+    for length, more in ((at - 1, False), (at, True)):
+        found = cost(config, length)
+        scores = sum(part.forward for part in found.parts if part.name.endswith("scores"))
+        assert (scores >= found.forward - scores) is more
+
+
+def test_without_a_head_scores_overtake_at_six_widths() -> None:
+    # Projections 8 d² and feed-forward 16 d² against 4 n d: n = 6 d.
+    assert cost(presets.bert(width=64, heads=4, head="none")).overtakes == 6 * 64
+
+
+def test_a_window_is_never_overtaken() -> None:
+    assert cost(presets.gpt2(window=128)).overtakes is None
+
+
+def test_json_has_every_number() -> None:
+    table = json.loads(json.dumps(cost(presets.gpt2(), 128, 4).table()))
+    for name in ("parameters", "forward", "activations", "cache"):
+        assert table[name] == sum(part[name] for part in table["parts"])
+    assert table["backward"] == 2 * table["forward"]
+
+
+@pytest.mark.parametrize(("length", "batch"), [(0, 1), (8, 0), (-1, 1)])
+def test_impossible_sizes_are_refused(length: int, batch: int) -> None:
+    with pytest.raises(InputError, match=r"length and batch must be positive: got .* Try 128, 1\."):
+        cost(presets.gpt2(), length, batch)
+
+
+def test_shared_weights_count_once() -> None:
+    tied, untied = build(presets.gpt2(**SMALL)), build(presets.gpt2(**SMALL, tie="none"))
+    assert untied.count() - tied.count() == 60 * 32
+    assert isinstance(tied, nn.Module)
