@@ -1,0 +1,363 @@
+"""Against the models of Hugging Face transformers, made small and random, weights copied over.
+
+In float32 the other side runs as it is. In float64 `sharpen_` first replaces what it rounds to
+float32 whatever the type of the model; without that, no more than 1e-5 could be asked of T5, Llama,
+ViT and Marian.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import addnorm
+from addnorm import Config, Mask, presets
+from tests.parity import mapping
+from tests.parity.common import LIMITS, gap, padded, randomise_
+
+hf = pytest.importorskip("transformers", minversion="5.0")
+
+pytestmark = pytest.mark.parity
+
+VOCAB, WIDTH, HEADS, DEPTH, DECODER_DEPTH, FFN, LENGTH = 61, 32, 4, 2, 3, 48, 24
+
+OUR_SIZES = dict(vocab=VOCAB, width=WIDTH, depth=DEPTH, heads=HEADS, ffn_width=FFN, length=LENGTH)
+OUR_PAIR = OUR_SIZES | dict(decoder_depth=DECODER_DEPTH)
+BERT_SIZES = dict(
+    vocab_size=VOCAB,
+    hidden_size=WIDTH,
+    num_hidden_layers=DEPTH,
+    num_attention_heads=HEADS,
+    intermediate_size=FFN,
+    max_position_embeddings=LENGTH,
+    bos_token_id=1,
+    eos_token_id=2,
+    pad_token_id=0,
+)
+BART_SIZES = dict(
+    vocab_size=VOCAB,
+    d_model=WIDTH,
+    encoder_layers=DEPTH,
+    decoder_layers=DECODER_DEPTH,
+    encoder_attention_heads=HEADS,
+    decoder_attention_heads=HEADS,
+    encoder_ffn_dim=FFN,
+    decoder_ffn_dim=FFN,
+    max_position_embeddings=LENGTH,
+    bos_token_id=1,
+    eos_token_id=2,
+    pad_token_id=0,
+    forced_eos_token_id=None,
+    decoder_start_token_id=0,
+)
+T5_SIZES = dict(
+    vocab_size=VOCAB,
+    d_model=WIDTH,
+    d_kv=12,
+    d_ff=FFN,
+    num_layers=DEPTH,
+    num_decoder_layers=DECODER_DEPTH,
+    num_heads=HEADS,
+)
+
+
+# ── Theirs ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def bert() -> nn.Module:
+    return hf.BertForMaskedLM(hf.BertConfig(**BERT_SIZES))
+
+
+def bert_class() -> nn.Module:
+    return hf.BertForSequenceClassification(hf.BertConfig(**BERT_SIZES, num_labels=3))
+
+
+def gpt2() -> nn.Module:
+    sizes = dict(vocab_size=VOCAB, n_embd=WIDTH, n_layer=DEPTH, n_head=HEADS, n_inner=FFN)
+    ends = dict(n_positions=LENGTH, bos_token_id=1, eos_token_id=2)
+    return hf.GPT2LMHeadModel(hf.GPT2Config(**sizes, **ends))
+
+
+def llama() -> nn.Module:
+    return hf.LlamaForCausalLM(
+        hf.LlamaConfig(**BERT_SIZES, num_key_value_heads=2, rms_norm_eps=1e-5)
+    )
+
+
+def t5() -> nn.Module:
+    return hf.T5ForConditionalGeneration(hf.T5Config(**T5_SIZES))
+
+
+def t5_gated() -> nn.Module:
+    gated = dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False)
+    model = hf.T5ForConditionalGeneration(hf.T5Config(**T5_SIZES, **gated))
+    # Checkpoints of v1.1 hold an output matrix of their own; a fresh model is tied all the same.
+    model.lm_head.weight = nn.Parameter(torch.empty(VOCAB, WIDTH))
+    return model
+
+
+def marian() -> nn.Module:
+    options = dict(activation_function="swish", scale_embedding=True)
+    return hf.MarianMTModel(hf.MarianConfig(**BART_SIZES, **options))
+
+
+def bart() -> nn.Module:
+    return hf.BartForConditionalGeneration(hf.BartConfig(**BART_SIZES))
+
+
+def vit() -> nn.Module:
+    sizes = dict(hidden_size=WIDTH, num_hidden_layers=DEPTH, num_attention_heads=HEADS)
+    image = dict(image_size=12, patch_size=4, num_labels=5)
+    options = dict(intermediate_size=FFN, layer_norm_eps=1e-6)
+    return hf.ViTForImageClassification(hf.ViTConfig(**sizes, **image, **options))
+
+
+@torch.no_grad()
+def prepare(make: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
+    """Their model with random weights, and attention written out rather than fused."""
+    model = randomise_(make()).to(dtype).eval()
+    model.set_attn_implementation("eager")
+    for name, buffer in model.named_buffers():
+        if name == "final_logits_bias":
+            buffer.normal_(generator=torch.Generator().manual_seed(5))
+    if dtype == torch.float64:
+        sharpen_(model)
+    return model
+
+
+@torch.no_grad()
+def sharpen_(model: nn.Module) -> None:
+    """Redo in float64 what transformers rounds to float32 in a model of any type.
+
+    That is the norm of T5; norm, rotary table and unfused softmax of Llama; the latter in ViT too;
+    the sinusoids of Marian.
+    """
+
+    def norm(module: nn.Module, x: Tensor) -> Tensor:
+        scale = torch.rsqrt((x * x).mean(-1, keepdim=True) + module.variance_epsilon)
+        return module.weight * (x * scale)
+
+    def angles(places: Tensor, width: int) -> Tensor:
+        return places[..., None] * 10000.0 ** -(torch.arange(0, width, 2).double() / width)
+
+    def turn(x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        both = angles(position_ids, WIDTH // HEADS).repeat(1, 1, 2)
+        return both.cos(), both.sin()
+
+    for module in model.modules():
+        kind = type(module).__name__
+        if kind in ("T5LayerNorm", "LlamaRMSNorm"):
+            module.forward = norm.__get__(module)
+        elif kind == "LlamaRotaryEmbedding":
+            module.forward = turn
+        elif kind == "MarianSinusoidalPositionalEmbedding":
+            table = angles(torch.arange(LENGTH), WIDTH)
+            module.weight.copy_(torch.cat((table.sin(), table.cos()), dim=1))
+        elif kind in ("LlamaModel", "ViTModel"):
+            model.set_attn_implementation("sdpa")
+
+
+# ── Both, on the same input ───────────────────────────────────────────────────────────────────────
+
+Answers = tuple[Tensor, Tensor]
+"""Their logits and ours at the real positions: (positions, vocab) or (batch, outputs)."""
+
+
+def run_tokens(theirs: nn.Module, ours: nn.Module, side: str) -> Answers:
+    ids, real = padded((9, 6, 4), VOCAB, side)
+    # With padding on the left they must be told where each sequence starts.
+    told = {} if side == "right" else {"position_ids": (real.cumsum(1) - 1).clamp(min=0)}
+    expected = theirs(input_ids=ids, attention_mask=real.long(), **told).logits
+    return expected[real], ours(ids, mask=Mask.padding(real))[real]
+
+
+def run_segments(theirs: nn.Module, ours: nn.Module, side: str) -> Answers:
+    ids, real = padded((9, 6, 4), VOCAB, side)
+    told = {} if side == "right" else {"position_ids": (real.cumsum(1) - 1).clamp(min=0)}
+    segments = (torch.arange(9) > 3).long().expand(3, 9)
+    given = dict(attention_mask=real.long(), token_type_ids=segments)
+    expected = theirs(input_ids=ids, **given, **told).logits
+    answer = ours(ids, mask=Mask.padding(real), segments=segments)
+    return (expected[real], answer[real]) if expected.ndim == 3 else (expected, answer)
+
+
+def run_pair(theirs: nn.Module, ours: nn.Module, side: str) -> Answers:
+    source, source_real = padded((9, 6, 4), VOCAB, side, seed=1)
+    target, target_real = padded((5, 7, 3), VOCAB, side, seed=2)
+    expected = theirs(
+        input_ids=source,
+        attention_mask=source_real.long(),
+        decoder_input_ids=target,
+        decoder_attention_mask=target_real.long(),
+    ).logits
+    masks = dict(source_mask=Mask.padding(source_real), target_mask=Mask.padding(target_real))
+    return expected[target_real], ours(source, target, **masks)[target_real]
+
+
+def run_images(theirs: nn.Module, ours: nn.Module, side: str) -> Answers:
+    images = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(1))
+    images = images.to(ours.summary.weight.dtype)
+    return theirs(pixel_values=images).logits, ours(images)
+
+
+class Case(NamedTuple):
+    theirs: Callable[[], nn.Module]
+    ours: Config
+    rename: Callable[[mapping.Weights], dict[str, Tensor]]
+    run: Callable[[nn.Module, nn.Module, str], Answers]
+    left: bool = True
+    """Whether they can have padding on the left."""
+
+
+CASES = {
+    "bert": Case(bert, presets.bert(**OUR_SIZES), mapping.bert, run_segments),
+    "bert-class": Case(
+        bert_class,
+        presets.bert(**OUR_SIZES, head="class", pooler="tanh", outputs=3),
+        mapping.bert,
+        run_segments,
+        left=False,  # they pool the first position, though it be padding
+    ),
+    "gpt2": Case(gpt2, presets.gpt2(**OUR_SIZES), mapping.gpt2, run_tokens),
+    "llama": Case(llama, presets.llama(**OUR_SIZES, kv_heads=2), mapping.llama, run_tokens),
+    "t5": Case(t5, presets.t5(**OUR_PAIR, head_width=12), mapping.t5, run_pair),
+    "t5-v1.1": Case(
+        t5_gated, presets.t5("v1.1-small", **OUR_PAIR, head_width=12), mapping.t5, run_pair
+    ),
+    "marian": Case(
+        marian, presets.marian(**OUR_PAIR, unembed_bias=True), mapping.marian, run_pair, left=False
+    ),
+    "bart": Case(
+        bart, presets.bart(**OUR_PAIR, unembed_bias=True), mapping.bart, run_pair, left=False
+    ),
+    "vit": Case(
+        vit,
+        presets.vit(
+            width=WIDTH, depth=DEPTH, heads=HEADS, ffn_width=FFN, image=12, patch=4, outputs=5
+        ),
+        mapping.vit,
+        run_images,
+        left=False,
+    ),
+}
+
+
+def copied(case: Case, theirs: nn.Module, **changes: Any) -> nn.Module:
+    """Our model with their weights."""
+    model = addnorm.build(case.ours.replace(**changes)).to(theirs.dtype)
+    model.load_state_dict(case.rename(theirs.state_dict()))
+    return model.eval()
+
+
+# ── Tests ─────────────────────────────────────────────────────────────────────────────────────────
+
+SIDED = [
+    pytest.param(name, side, id=f"{name}-{side}")
+    for name, case in CASES.items()
+    for side in ("right", "left")
+    if side == "right" or case.left
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+@pytest.mark.parametrize(("name", "side"), SIDED)
+@torch.no_grad()
+def test_logits(name: str, side: str, dtype: torch.dtype) -> None:
+    case = CASES[name]
+    theirs = prepare(case.theirs, dtype)
+    expected, given = case.run(theirs, copied(case, theirs), side)
+    assert gap(expected, given) <= LIMITS[dtype]
+    assert expected.std() > 0.1, "logits this flat would agree whatever went on before"
+
+
+WRONG_EPS = {1e-12: 1e-5, 1e-6: 1e-5, 1e-5: 1e-6}
+"""The epsilon that is easily taken for the right one."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+@pytest.mark.parametrize("name", CASES)
+@torch.no_grad()
+def test_a_wrong_epsilon_is_noticed(name: str, dtype: torch.dtype) -> None:
+    case = CASES[name]
+    theirs = prepare(case.theirs, dtype)
+    ours = copied(case, theirs, norm_eps=WRONG_EPS[case.ours.model.norm_eps])
+    expected, given = case.run(theirs, ours, "right")
+    assert gap(expected, given) > LIMITS[dtype]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients(name: str) -> None:
+    """Of a cross-entropy, in every weight that they train."""
+    case = CASES[name]
+    theirs = prepare(case.theirs, torch.float64)
+    ours = copied(case, theirs)
+    for logits in case.run(theirs, ours, "right"):
+        F.cross_entropy(logits, torch.arange(len(logits)) % logits.shape[-1]).backward()
+    weights = theirs.state_dict(keep_vars=True)
+    expected = case.rename({key: w.grad for key, w in weights.items() if w.grad is not None})
+    found = {key: weight.grad for key, weight in ours.named_parameters()}
+    if name in ("marian", "bart"):
+        del found["head.bias"]  # they do not train it
+    assert expected.keys() == found.keys()
+    for key, grad in expected.items():
+        assert gap(grad, found[key]) <= 1e-10, key
+
+
+@torch.no_grad()
+def test_far_buckets() -> None:
+    """T5's bias over distances that share buckets, up to where the last one takes all the rest."""
+    case = CASES["t5"]
+    theirs = prepare(case.theirs, torch.float64)
+    source, target = (padded((300,), VOCAB, seed=seed)[0] for seed in (1, 2))
+    expected = theirs(input_ids=source, decoder_input_ids=target).logits
+    assert gap(expected, copied(case, theirs)(source, target)) <= LIMITS[torch.float64]
+
+
+BART_BASE = dict(d_model=768, encoder_layers=6, decoder_layers=6)
+BART_BASE |= dict(encoder_ffn_dim=3072, decoder_ffn_dim=3072)
+T5_BASE = dict(d_model=768, num_layers=12, num_heads=12)
+GATED = dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False)
+TINY_LLAMA = dict(hidden_size=2048, intermediate_size=5632, num_hidden_layers=22)
+LARGE = dict(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
+
+RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2-small": ("GPT2LMHeadModel", {}),
+    "gpt2-medium": ("GPT2LMHeadModel", dict(n_embd=1024, n_layer=24, n_head=16)),
+    "gpt2-large": ("GPT2LMHeadModel", dict(n_embd=1280, n_layer=36, n_head=20)),
+    "gpt2-xl": ("GPT2LMHeadModel", dict(n_embd=1600, n_layer=48, n_head=25)),
+    "bert-base": ("BertForMaskedLM", {}),
+    "bert-large": ("BertForMaskedLM", LARGE),
+    "t5-small": ("T5ForConditionalGeneration", {}),
+    "t5-base": ("T5ForConditionalGeneration", T5_BASE | dict(d_ff=3072)),
+    "t5-v1.1-small": (
+        "T5ForConditionalGeneration",
+        GATED | dict(d_ff=1024, num_layers=8, num_heads=6),
+    ),
+    "t5-v1.1-base": ("T5ForConditionalGeneration", GATED | T5_BASE | dict(d_ff=2048)),
+    "marian": (
+        "MarianMTModel",
+        BART_BASE | dict(d_model=512, encoder_ffn_dim=2048, decoder_ffn_dim=2048, vocab_size=58101),
+    ),
+    "bart-base": ("BartForConditionalGeneration", BART_BASE),
+    "bart-large": ("BartForConditionalGeneration", {}),
+    "llama-1b": ("LlamaForCausalLM", TINY_LLAMA | dict(num_key_value_heads=4)),
+    "llama-7b": ("LlamaForCausalLM", {}),
+    "vit-base": ("ViTForImageClassification", dict(num_labels=1000)),
+    "vit-large": ("ViTForImageClassification", LARGE | dict(num_labels=1000)),
+}
+"""Preset, and how they build the same. Sizes are their defaults where nothing is said."""
+
+
+@pytest.mark.parametrize("preset", RELEASED)
+def test_count(preset: str) -> None:
+    kind = getattr(hf, RELEASED[preset][0])
+    with torch.device("meta"):
+        theirs = kind(kind.config_class(**RELEASED[preset][1]))
+        ours = addnorm.build(presets.find(preset))
+    expected = sum(weight.numel() for weight in theirs.parameters() if weight.requires_grad)
+    if "v1.1" in preset:
+        expected += ours.head.weight.numel()  # see t5_gated
+    assert ours.count() == expected
