@@ -75,9 +75,11 @@ def linear_cross_entropy(
     if kept.shape[0] < targets.shape[0]:
         hidden, targets = hidden.index_select(0, kept), targets.index_select(0, kept)
     _check_targets(targets, weight.shape[0])
-    share = 1 / (targets.shape[0] if total is None else total) if targets.shape[0] else 0.0
+    if not torch.is_grad_enabled():
+        hidden, weight = hidden.detach(), weight.detach()
+        bias = None if bias is None else bias.detach()
     run: Any = _Chunked.apply
-    return run(hidden, weight, bias, targets, smoothing, chunk) * share
+    return run(hidden, weight, bias, targets, smoothing, chunk) / (total or max(len(targets), 1))
 
 
 def _check_targets(targets: Tensor, vocab: int) -> None:
@@ -124,11 +126,13 @@ class _Chunked(torch.autograd.Function):
             z = torch.mm(h, weight.t(), out=logits[: h.shape[0]])
             if bias is not None:
                 z += bias
-            picked = z.gather(1, t[:, None])
-            wish = (1 - smoothing) * picked.sum() + (spread * z.sum() if smoothing else 0.0)
+            wish = (1 - smoothing) * z.gather(1, t[:, None])
+            if smoothing:
+                wish += spread * z.sum(dim=1, keepdim=True)
             top, where = z.max(dim=1, keepdim=True)
             p = torch.softmax(z, dim=1, out=z)
-            total += (top - p.gather(1, where).log()).sum() - wish
+            # log Σ exp z by way of the likeliest token, whose p is never too small for a logarithm.
+            total += (top - wish - p.gather(1, where).log()).sum()
             if any(wanted):
                 _add_gradients(p, h, weight, t, smoothing, spread, into, part)
         ctx.save_for_backward(*into)
