@@ -85,6 +85,9 @@ class TorchGPT(nn.Module):
             layer.self_attn.dropout = attention_dropout
         self.stack = nn.TransformerEncoder(layer, DEPTH, nn.LayerNorm(WIDTH), False)
         self.dropout = nn.Dropout(dropout)
+        # As GPT-2 has it: a tied matrix of N(0, 1) would make logits so large that the softmax is
+        # full of denormal numbers, which is slow and not torch's fault.
+        nn.init.normal_(self.tokens.weight, std=0.02)
         self.mask = nn.Transformer.generate_square_subsequent_mask(LENGTH)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -95,9 +98,7 @@ class TorchGPT(nn.Module):
 def torch_layers(dropout: float, attention_dropout: float | None = None) -> Step:
     model = TorchGPT(dropout, attention_dropout)
     inputs, targets = batch()
-    return training(
-        model, lambda: F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
-    )
+    return training(model, lambda: F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten()))
 
 
 def x_transformers(dropout: float) -> Step:
@@ -121,9 +122,7 @@ def x_transformers(dropout: float) -> Step:
         emb_dropout=dropout,
     )
     inputs, targets = batch()
-    return training(
-        model, lambda: F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
-    )
+    return training(model, lambda: F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten()))
 
 
 def hugging_face(dropout: float) -> Step:

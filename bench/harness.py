@@ -137,7 +137,9 @@ def peak_gflops() -> float:
     return best
 
 
-def show(title: str, results: list[Result], work: float, flops: float, peak: float) -> dict[str, Any]:
+def show(
+    title: str, results: list[Result], work: float, flops: float, peak: float
+) -> dict[str, Any]:
     """Print a table of one race and return it. `work` and `flops` are units and operations a step.
 
     The ratio is paired: for each round our time beside the peer's, then the median of those.

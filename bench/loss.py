@@ -18,7 +18,9 @@ def run(rounds: int, peak: float) -> list[dict[str, Any]]:
     for width in (128, 256):
         rows = [
             Contender("addnorm, chunks of 512", "bench.loss:chunked", {"width": width}, ours=True),
-            Contender("addnorm, chunks of 256", "bench.loss:chunked", {"width": width, "chunk": 256}),
+            Contender(
+                "addnorm, chunks of 256", "bench.loss:chunked", {"width": width, "chunk": 256}
+            ),
             Contender("F.linear + F.cross_entropy", "bench.loss:two_steps", {"width": width}),
             *[
                 Contender(

@@ -107,6 +107,7 @@ class TorchTranslator(nn.Module):
             WIDTH, HEADS, DEPTH, DEPTH, FFN, dropout=dropout, batch_first=True
         )
         self.dropout = nn.Dropout(dropout)
+        nn.init.normal_(self.tokens.weight, std=WIDTH**-0.5)
 
     def embed(self, ids: Tensor) -> Tensor:
         return self.dropout(self.tokens(ids) * WIDTH**0.5 + self.positions.weight[: ids.shape[1]])

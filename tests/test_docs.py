@@ -16,7 +16,9 @@ def blocks(page: Path, kind: str) -> list[str]:
     return re.findall(rf"^```{kind}\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name
+)
 def test_python_blocks_run_in_order(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, object] = {}
     for number, block in enumerate(blocks(page, "python")):

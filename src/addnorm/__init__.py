@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from addnorm.layers.context import Cache, Mask
     from addnorm.layers.init import measure_
     from addnorm.layers.tokens import shift_right
-    from addnorm.memory import keep_memory
+    from addnorm.machine import keep_memory
     from addnorm.models.build import build
     from addnorm.models.fold import fold
     from addnorm.models.saved import load
@@ -32,7 +32,7 @@ _HOMES = {
     "build": "addnorm.models.build",
     "cost": "addnorm.models.size",
     "fold": "addnorm.models.fold",
-    "keep_memory": "addnorm.memory",
+    "keep_memory": "addnorm.machine",
     "load": "addnorm.models.saved",
     "measure_": "addnorm.layers.init",
     "presets": "addnorm",

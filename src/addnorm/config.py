@@ -15,7 +15,6 @@ import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -56,10 +55,10 @@ class Section:
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(type(self))
         for item in dataclasses.fields(self):
-            value = _fit(getattr(self, item.name), hints[item.name])
+            value = fit(getattr(self, item.name), hints[item.name])
             if value is _UNFIT:
                 raise ConfigError(
-                    f"{self.title()}.{item.name} must be {_say(hints[item.name])}: "
+                    f"{self.title()}.{item.name} must be {say_type(hints[item.name])}: "
                     f"got {getattr(self, item.name)!r}."
                 )
             object.__setattr__(self, item.name, value)
@@ -84,7 +83,11 @@ class Section:
             given in choices, name, f"must be one of {', '.join(choices)}", nearest(given, choices)
         )
 
-    def replace(self, **changes: Any) -> Self:
+    def left_out(self) -> list[str]:
+        """The fields that were not given and are worked out when the model is built."""
+        return [item.name for item in dataclasses.fields(self) if getattr(self, item.name) is None]
+
+    def replace(self, /, **changes: Any) -> Self:
         """A copy with some fields changed; an unknown field is an error."""
         known = [item.name for item in dataclasses.fields(self)]
         for name in changes:
@@ -189,7 +192,7 @@ class ModelConfig(Section):
     pool: str = "first"
     """How positions become one vector for head = class or number: first, mean or last."""
     pooler: str = "none"
-    """Layer between the pooled vector and the classes: none or tanh (BERT)."""
+    """Between the pooled vector and the classes: none, tanh of a layer (BERT), relu (FT)."""
     unembed_bias: bool = False
     """A bias on the logits of the vocabulary."""
     scale_output: bool = False
@@ -208,17 +211,17 @@ class ModelConfig(Section):
         self.need_one_of("attention_bias", ("all", "qkv", "none"))
         self.need_one_of("head", ("token", "masked", "class", "number", "none"))
         self.need_one_of("pool", ("first", "mean", "last"))
-        self.need_one_of("pooler", ("none", "tanh"))
+        self.need_one_of("pooler", ("none", "tanh", "relu"))
         self.need_one_of("init", ("xavier", "normal", "torch"))
         for name in ("width", "heads", "length", "image", "patch", "channels"):
             self.need(getattr(self, name) > 0, name, "must be positive", "Try 8 or more.")
         for name in ("depth", "segments", "outputs", "vocab"):
             self.need(getattr(self, name) >= 0, name, "must not be negative", "Try 0 or more.")
-        for name in ("kv_heads", "head_width", "ffn_width", "window", "target_vocab"):
+        sizes = ("kv_heads", "head_width", "ffn_width", "window", "target_vocab", "decoder_depth")
+        for name in (*sizes, "attention_scale", "attention_cap"):
             value = getattr(self, name)
-            self.need(
-                value is None or value > 0, name, "must be positive", "Leave it out, or try 1."
-            )
+            positive = value is None or 0 < value < math.inf
+            self.need(positive, name, "must be positive", "Leave it out, or try 1.")
         for name in ("dropout", "attention_dropout", "ffn_dropout"):
             self.need(
                 0 <= getattr(self, name) < 1, name, "must be at least 0 and below 1", "Try 0.1."
@@ -227,6 +230,19 @@ class ModelConfig(Section):
             self.need(getattr(self, name) > 0, name, "must be above 0", "Try 1e-5 or 0.02.")
         self._check_heads()
         self._check_ends()
+
+    def replace(self, /, **changes: Any) -> Self:
+        """A copy with some fields changed; a new arrangement or position scheme has fresh options.
+
+        >>> ModelConfig(vocab=9, addnorm="admin", addnorm_options={"growth": "log"}).replace(
+        ...     addnorm="pre"
+        ... ).addnorm_options
+        {}
+        """
+        for choice, options in (("addnorm", "addnorm_options"), ("positions", "position_options")):
+            if changes.get(choice, getattr(self, choice)) != getattr(self, choice):
+                changes.setdefault(options, Options())
+        return super().replace(**changes)
 
     def _check_heads(self) -> None:
         if self.head_width is None and self.width % self.heads:
@@ -267,6 +283,12 @@ class ModelConfig(Section):
         if self.target_vocab is not None:
             own = self.tie in ("output", "none")
             self.need(own, "tie", "must leave the target its own matrix", "Try tie=output.")
+        for name in ("summary", "segments"):
+            only = self.mode == "encoder" or not getattr(self, name)
+            self.need(only, name, "is for mode=encoder", "Leave it out.")
+        for name in ("attention_scale", "attention_cap"):
+            only = self.attention == "dot" or getattr(self, name) is None
+            self.need(only, name, "is for attention=dot", "Leave it out.")
         if self.pad is not None:
             most = max(self.vocab, self.target_vocab or 0)
             self.need(0 <= self.pad < most, "pad", "must be a token id", f"Try 0 to {most - 1}.")
@@ -285,7 +307,7 @@ class Config:
 
     model: ModelConfig = field(default_factory=lambda: ModelConfig(vocab=32000))
 
-    def replace(self, **changes: Any) -> "Config":
+    def replace(self, /, **changes: Any) -> "Config":
         """A copy with whole sections, or fields of the model, changed."""
         sections = {name: changes.pop(name) for name in SECTIONS if name in changes}
         whole = dataclasses.replace(self, **sections)
@@ -364,7 +386,6 @@ def read_text(path: str | Path) -> str:
         raise SavedError(f"{str(path)!r} cannot be read: {error.strerror}.") from None
 
 
-@cache
 def describe(section: type[Section]) -> dict[str, str]:
     """The line of help under each field of a section.
 
@@ -385,12 +406,21 @@ def describe(section: type[Section]) -> dict[str, str]:
 _UNFIT = object()
 
 
-def _fit(value: Any, hint: Any) -> Any:
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a field or option of this type can hold the value.
+
+    >>> fits(3, float), fits(3.5, int), fits(True, int)
+    (True, False, False)
+    """
+    return fit(value, hint) is not _UNFIT
+
+
+def fit(value: Any, hint: Any) -> Any:
     """The value as a field of this type holds it, or _UNFIT."""
     if isinstance(hint, types.UnionType):
         if value is None or value == "none":
             return None
-        return _fit(value, next(part for part in hint.__args__ if part is not types.NoneType))
+        return fit(value, next(part for part in hint.__args__ if part is not types.NoneType))
     if hint is Options:
         plain = isinstance(value, Mapping) and all(
             isinstance(key, str) and isinstance(item, Plain) for key, item in value.items()
@@ -403,7 +433,7 @@ def _fit(value: Any, hint: Any) -> Any:
     return value if isinstance(value, hint) else _UNFIT
 
 
-def _say(hint: Any) -> str:
+def say_type(hint: Any) -> str:
     names = {
         int: "a whole number",
         float: "a number",

@@ -226,6 +226,7 @@ def ft_transformer(**changes: Any) -> Config:
         ffn_dropout=0.1,
         head="class",
         outputs=2,
+        pooler="relu",
         init="torch",
     )
     return _config(common, changes)
@@ -308,6 +309,8 @@ def names() -> list[str]:
 def find(target: str | Path, settings: Sequence[str] = ()) -> Config:
     """The configuration that a preset's name, a TOML file or a saved model names, then settings.
 
+    A preset's name is always the preset; a directory of that name is `./gpt2`.
+
     >>> find("gpt2-medium", ["model.depth=2"]).model.width
     1024
     """
@@ -316,17 +319,17 @@ def find(target: str | Path, settings: Sequence[str] = ()) -> Config:
 
 def _find(target: str | Path) -> Config:
     path, name = Path(target), str(target)
+    if name in names():
+        preset, _, size = name.partition("-")
+        return PRESETS[preset](*([size] if size else []))
     if path.is_dir():
         path = path / "config.toml"
     if path.suffix == ".toml" or path.exists():
         text = read_text(path)
         return Config.parse(text, base=_base_of(text), source=str(path))
-    preset, _, size = name.partition("-")
-    if name not in names():
-        if "/" in name:
-            raise SavedError(f"there is no file or directory {name!r}. Check the path.")
-        raise ConfigError(f"there is no preset or file {name!r}. {nearest(name, names())}")
-    return PRESETS[preset](*([size] if size else []))
+    if "/" in name:
+        raise SavedError(f"there is no file or directory {name!r}. Check the path.")
+    raise ConfigError(f"there is no preset or file {name!r}. {nearest(name, names())}")
 
 
 def _base_of(text: str) -> Config | None:

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from addnorm.errors import ConfigError
 from addnorm.layers.norms import Norm
 
 Stream = Any
@@ -111,6 +112,14 @@ class AddNorm(nn.Module):
     def init_(self, sublayer: Sublayer) -> None:
         """Called once on the branch's sublayer, after the common initialisation."""
 
+    def operations(self) -> int:
+        """Operations a position of the box's own matrix products."""
+        return 0
+
+    def kept(self) -> int:
+        """Numbers a position that the backward pass needs, beside what the norms keep."""
+        return 0
+
     def extra_repr(self) -> str:
         return f"{self.place.side} {self.place.layer} {self.place.role}"
 
@@ -193,7 +202,8 @@ class Mix(AddNorm):
 
     def __init__(self, place: Place, norm: Norm, *, share: float = 0.25) -> None:
         super().__init__(place, norm)
-        self.is_post = place.layer < int(share * place.depth)
+        _need(0 <= share <= 1, "share", "from 0 to 1", share)
+        self.is_post = place.layer < math.floor(share * place.depth + 1e-9)
 
     def forward(self, x: Tensor, f: Branch) -> Tensor:
         return self.norm(x + f(x)) if self.is_post else x + f(self.norm(x))
@@ -267,7 +277,7 @@ class NormFormer(AddNorm):
         return shortcut + self.outer(f(self.norm(x)))
 
 
-class SubLN(Pre):
+class SubLN(AddNorm):
     """x ← x + F(N(x));   out = N(x);   inside F a norm before each output projection
 
     and value, output and feed-forward weights times γ. Magneto: Wang et al. 2022 (2210.06423), fig.
@@ -275,7 +285,11 @@ class SubLN(Pre):
     the authors' code, attention to the memory is not scaled.
     """
 
+    ends = FinalNorm
     inside = ("attention-norm", "ffn-norm")
+
+    def forward(self, x: Tensor, f: Branch) -> Tensor:
+        return x + f(self.norm(x))
 
     def init_(self, sublayer: Sublayer) -> None:
         own, other = self.place.depth, self.place.peer_depth
@@ -327,6 +341,7 @@ class Admin(AddNorm):
     def __init__(self, place: Place, norm: Norm, *, growth: str = "measured") -> None:
         super().__init__(place, norm)
         n = place.steps
+        _need(growth in ("measured", "log"), "growth", "measured or log", growth)
         start = math.sqrt((n + 1) / math.log(n + 1) - 1) if growth == "log" else 1.0
         self.omega = nn.Parameter(torch.full((place.width,), start))
 
@@ -357,6 +372,9 @@ class ReZero(AddNorm):
         a = a if self.a is None else self.a
         return x + a * f(x), a
 
+    def kept(self) -> int:
+        return self.place.width
+
 
 class LayerScale(AddNorm):
     """x ← x + s ⊙ F(N(x)),   s learned, starting small;   out = N(x)
@@ -376,6 +394,9 @@ class LayerScale(AddNorm):
     def forward(self, x: Tensor, f: Branch) -> Tensor:
         return x + self.scale * f(self.norm(x))
 
+    def kept(self) -> int:
+        return self.place.width
+
 
 class TFixup(AddNorm):
     """x ← x + F(x),   no norm;   value, output and feed-forward weights and the embedding scaled
@@ -388,7 +409,7 @@ class TFixup(AddNorm):
     class ends(Ends):
         def __init__(self, width: int, depth: int, norm: Norm) -> None:
             super().__init__(width, depth, norm)
-            self.std = width**-0.5 * (9 * depth) ** -0.25
+            self.std = width**-0.5 * (9 * max(depth, 1)) ** -0.25
 
         def init_(self, embedding: Tensor) -> None:
             nn.init.normal_(embedding, std=self.std)
@@ -474,6 +495,9 @@ class DLCL(AddNorm):
         x, history = stream if self.mix is None else self.mix(*stream)
         return x + f(self.norm(x)), history
 
+    def kept(self) -> int:
+        return self.place.width if self.place.first else 0
+
 
 class Combination(nn.Module):
     """Σₖ wₖ Nₖ(yₖ) over the outputs of the first `count` blocks and the embedding, w learned."""
@@ -503,6 +527,7 @@ class HyperConnections(AddNorm):
     class ends(FinalNorm):
         def __init__(self, width: int, depth: int, norm: Norm, *, streams: int = 4) -> None:
             super().__init__(width, depth, norm)
+            _need(streams > 0, "streams", "1 or more", streams)
             self.streams = streams
 
         def open(self, x: Tensor) -> Stream:
@@ -513,6 +538,7 @@ class HyperConnections(AddNorm):
 
     def __init__(self, place: Place, norm: Norm, *, streams: int = 4) -> None:
         super().__init__(place, norm)
+        _need(streams > 0, "streams", "1 or more", streams)
         one = torch.zeros(streams, 1)
         one[place.step % streams] = 1
         # Columns: a, then Aᵣ, then b.
@@ -531,6 +557,18 @@ class HyperConnections(AddNorm):
         branch = f(self.norm((a * streams).sum(dim=0)))
         mixed = torch.einsum("iblj,iblw->jblw", across, streams)
         return mixed + b * branch
+
+    def operations(self) -> int:
+        n = len(self.fixed)
+        return 2 * n * self.place.width * (n + 2) + 2 * n * n * self.place.width
+
+    def kept(self) -> int:
+        return (2 * len(self.fixed) + 1) * self.place.width
+
+
+def _need(holds: bool, option: str, rule: str, given: object) -> None:
+    if not holds:
+        raise ConfigError(f"model.addnorm_options.{option} must be {rule}: got {given!r}.")
 
 
 ADDNORMS: dict[str, type[AddNorm]] = {

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from addnorm.errors import InputError
 from addnorm.layers.context import Context, Table
 from addnorm.layers.norms import Norm
+from addnorm.layers.positions import RelativePart
 from addnorm.layers.scores import DotScore, Score, mix, weigh
 
 
@@ -61,7 +62,7 @@ class Attention(nn.Module):
         """Make the projections to queries, keys and values."""
 
     def matrices(self) -> dict[str, Tensor]:
-        """The weight of each projection by itself, as views: query, key, value, output."""
+        """The weight of each projection by itself, as views: query, key, value, output, ..."""
         return {"output": self.output.weight}
 
     def scale_(self, gain: float) -> None:
@@ -78,7 +79,7 @@ class Attention(nn.Module):
         """From heads of queries, keys and values to the mixed values of all heads, joined."""
         if context.maps is not None:
             with torch.no_grad():
-                context.maps[self] = weigh(q, k, self.score, table, self.local)
+                context.maps[self] = weigh(q, k, self.score, table.fresh(), self.local)
         dropout = self.dropout if self.training else 0.0
         return mix(q, k, v, self.score, table, self.local, dropout).transpose(1, 2).flatten(2)
 
@@ -91,7 +92,10 @@ class SelfAttention(Attention):
 
     def matrices(self) -> dict[str, Tensor]:
         query, key, value = torch.split(self.inward.weight, self.sizes)
-        return {"query": query, "key": key, "value": value} | super().matrices()
+        found = {"query": query, "key": key, "value": value} | super().matrices()
+        if isinstance(self.local, RelativePart):
+            found["relative"] = self.local.project.weight
+        return found
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         q, k, v = (self.split(part) for part in self.inward(x).split(self.sizes, dim=-1))
@@ -141,6 +145,11 @@ class MemoryAttention(Attention):
             # (rows · shared, heads, length, ...) -> (rows, heads, shared · length, ...)
             q = q.unflatten(0, (rows, shared)).transpose(1, 2).flatten(2, 3)
         mixed = self.attend(q, k, v, context.memory_table(q.shape[2], k.shape[2]), context)
+        if shared != 1 and context.maps is not None:
+            # (rows, heads, shared · length, key) -> (rows · shared, heads, length, key)
+            joined = context.maps[self]
+            apart = joined.view(rows, self.heads, shared, x.shape[1], -1)
+            context.maps[self] = apart.transpose(1, 2).flatten(0, 1)
         return self.output(self.inner(mixed.view(x.shape[0], x.shape[1], -1)))
 
 

@@ -95,7 +95,7 @@ class Mask:
         return Mask(
             hides_future=self.hides_future or other.hides_future,
             prefix=_both_prefixes(self, other),
-            reach=min((r for r in (self.reach, other.reach) if r is not None), default=None),
+            reach=_shorter(self.reach, other.reach),
             real=_both(self.real, other.real),
             groups=self.groups or other.groups,
             pairs=_both(self.pairs, other.pairs),
@@ -183,11 +183,12 @@ class Mask:
         Padding does not count, on whichever side it is, and each group starts at 0.
         """
         if self.groups is not None:
-            numbers = self.groups[0]
+            numbers = self.groups[1]
             fresh = torch.ones_like(numbers, dtype=torch.bool)
             fresh[:, 1:] = numbers[:, 1:] != numbers[:, :-1]
-            slots = torch.arange(length, device=device).expand(batch, length)
-            return slots - torch.where(fresh, slots, 0).cummax(dim=1).values
+            slots = torch.arange(numbers.shape[1], device=device).expand_as(numbers)
+            places = slots - torch.where(fresh, slots, 0).cummax(dim=1).values
+            return places[:, offset : offset + length]
         if self.real is not None:
             return (self.real.cumsum(dim=1) - 1).clamp(min=0)[:, offset : offset + length]
         return torch.arange(offset, offset + length, device=device)
@@ -241,18 +242,24 @@ class Table:
         among = self.mask.keys(start, stop, self.offset, self.key)
         return replace(self, part=(start, stop), among=among, made={})
 
+    def fresh(self) -> "Table":
+        """The same, with nothing made yet: for use without gradients."""
+        return replace(self, made={})
+
     @property
     def square(self) -> bool:
-        return self.offset == 0 and self.query == self.key == self.part[1] == self.among[1]
+        whole = self.part == (0, self.query) and self.among == (0, self.key)
+        return whole and self.offset == 0 and self.query == self.key
 
-    def light(self, device: torch.device) -> bool:
+    def light(self, device: torch.device, dropout: float) -> bool:
         """Whether the kernel can do without a table: its causal flag, a padding row, or nothing.
 
-        The CPU kernel takes the flag and a padding row together; the others do not.
+        The CPU kernel takes the flag and a padding row together, if nothing is dropped; no other
+        kernel does.
         """
         if self.positions is not None and self.positions.biased:
             return False
-        together = device.type == "cpu" and not torch.compiler.is_compiling()
+        together = device.type == "cpu" and dropout == 0 and not torch.compiler.is_compiling()
         triangle = self.mask.only_future and self.square and (self.mask.real is None or together)
         newest = self.mask.only_future and self.query == 1 and self.offset + 1 == self.key
         return self.mask.only_padding or triangle or newest
@@ -262,8 +269,9 @@ class Cache:
     """Keys and values of the positions already decoded, in memory set aside once.
 
     The model writes into it as it decodes; `reorder` makes row i a copy of row index[i], which is
-    what beam search needs. Keys and values of the encoder's memory are kept apart: they are
-    computed on the first step, and each row of them may serve several rows of the batch.
+    what beam search needs, and may leave rows out or repeat them. Keys and values of the encoder's
+    memory are kept apart: they are computed on the first step, and each row of them may serve
+    several rows of the batch; `keep_memory_of` leaves rows of them out.
     """
 
     def __init__(
@@ -278,10 +286,12 @@ class Cache:
         device: torch.device,
     ) -> None:
         shape = (depth, 2, batch, heads, length, head_width)
-        self.store = torch.zeros(shape, dtype=dtype, device=device)
+        self.store = torch.empty(shape, dtype=dtype, device=device)
+        self.whole = self.store  # `store` is its first rows, once rows have been left out
         self.spare: Tensor | None = None
         self.memory: dict[int, tuple[Tensor, Tensor]] = {}
         self.real: Tensor | None = None
+        self.coming: Tensor | None = None  # `real`, once the step at work is done
         self.used = 0
 
     @property
@@ -298,61 +308,86 @@ class Cache:
 
         Shapes are (batch, heads, length, head_width).
         """
+        self._check(key.shape[0], key.shape[2])
         stop = self.used + key.shape[2]
-        if stop > self.length:
-            raise InputError(
-                f"the cache has room for {self.length} positions: got {stop}. "
-                f"Make it with length={stop} or more."
-            )
-        if key.shape[0] != self.batch:
-            raise InputError(
-                f"the cache was made for a batch of {self.batch}: got {key.shape[0]}. "
-                "Make a cache for this batch."
-            )
         self.store[layer, 0, :, :, self.used : stop] = key
         self.store[layer, 1, :, :, self.used : stop] = value
         return self.store[layer, 0, :, :, :stop], self.store[layer, 1, :, :, :stop]
 
+    def _check(self, batch: int, length: int) -> None:
+        """Raise InputError if so many rows or positions have no room."""
+        if self.used + length > self.length:
+            raise InputError(
+                f"the cache has room for {self.length} positions: got {self.used + length}. "
+                f"Make it with length={self.used + length} or more."
+            )
+        if batch != self.batch:
+            raise InputError(
+                f"the cache was made for a batch of {self.batch}: got {batch}. "
+                "Make a cache for this batch."
+            )
+
     def remember(self, real: Tensor | None, batch: int, length: int) -> Tensor | None:
         """Which of all positions so far are real, given which of the newest are: (batch, all)."""
+        self._check(batch, length)
+        _need_shape(real, "a padding mask", (batch, length))
+        self.coming = None
         if real is None and self.real is None:
             return None
-        _need_shape(real, "a padding mask", (batch, length))
         device = self.store.device
         before = torch.ones(batch, self.used, dtype=torch.bool, device=device)
         newest = torch.ones(batch, length, dtype=torch.bool, device=device)
         before = before if self.real is None else self.real
-        self.real = torch.cat((before, newest if real is None else real), dim=1)
-        return self.real
+        self.coming = torch.cat((before, newest if real is None else real), dim=1)
+        return self.coming
 
     def advance(self, length: int) -> None:
         """Count positions as decoded, once all layers have written them."""
         self.used += length
+        self.real = self.coming
 
     def reorder(self, index: Tensor) -> None:
-        """Make row i of the batch a copy of row index[i]."""
-        if self.spare is None:
-            self.spare = torch.zeros_like(self.store)
-        for layer in range(self.store.shape[0]):
-            for kind in range(2):
-                # Two buffers that swap roles: no memory is taken, and only the used part is copied.
-                taken = self.store[layer, kind, :, :, : self.used].index_select(0, index)
-                self.spare[layer, kind, :, :, : self.used] = taken
-        self.store, self.spare = self.spare, self.store
+        """Make row i of the batch a copy of row index[i]; there are then as many as indices."""
+        if index.shape[0] == self.batch and torch.equal(index[index], index):
+            # Every row that is copied stays itself: so they can be copied one by one, in place.
+            with torch.no_grad():
+                used = self.store[..., : self.used, :]
+                for target, source in enumerate(index.tolist()):
+                    if target != source:
+                        used[:, :, target] = used[:, :, source]
+        else:
+            self.exchange(index)
         if self.real is not None:
             self.real = self.real.index_select(0, index)
+
+    def exchange(self, index: Tensor) -> None:
+        """Copy rows to the spare buffer, only what is used of them; the two then swap roles."""
+        rows = index.shape[0]
+        if self.spare is None or self.spare.shape[2] < rows:
+            shape = (*self.store.shape[:2], rows, *self.store.shape[3:])
+            self.spare = torch.empty(shape, dtype=self.store.dtype, device=self.store.device)
+        taken = self.spare[:, :, :rows]
+        with torch.no_grad():
+            used = self.store[..., : self.used, :]
+            torch.index_select(used, 2, index, out=taken[..., : self.used, :])
+        self.spare, self.whole, self.store = self.whole, self.spare, taken
+
+    def keep_memory_of(self, rows: Tensor) -> None:
+        """Leave out the encoder's keys and values of all but these rows: the sentences at work."""
+        for layer, (key, value) in self.memory.items():
+            self.memory[layer] = key.index_select(0, rows), value.index_select(0, rows)
 
 
 @dataclass(kw_only=True)
 class Context:
     """All that a block may look at besides its stream."""
 
-    mask: Mask = field(default_factory=Mask)
-    """Who sees whom in self-attention."""
+    mask: Mask | None = None
+    """Who sees whom in self-attention; all see all if there is none."""
     memory: Tensor | None = None
     """(batch, source, width): the encoder's output, for encoder-decoder attention."""
-    memory_mask: Mask = field(default_factory=Mask)
-    """Which of the memory may be seen."""
+    memory_mask: Mask | None = None
+    """Which of the memory may be seen; all of it if there is none."""
     positions: "Positions | None" = None
     """The stack's position scheme, for what it does to queries, keys and scores."""
     cache: Cache | None = None
@@ -370,14 +405,14 @@ class Context:
     def table(self, query: int, key: int) -> Table:
         """The table of self-attention."""
         if "stream" not in self.tables:
-            table = Table(self.mask, query, key, self.offset, self.positions)
+            table = Table(self.mask or Mask(), query, key, self.offset, self.positions)
             self.tables["stream"] = table
         return self.tables["stream"]
 
     def memory_table(self, query: int, key: int) -> Table:
         """The table of attention to the memory, where positions play no part."""
         if "memory" not in self.tables:
-            self.tables["memory"] = Table(self.memory_mask, query, key)
+            self.tables["memory"] = Table(self.memory_mask or Mask(), query, key)
         return self.tables["memory"]
 
 
@@ -393,6 +428,12 @@ def _need_boolean(mask: Tensor, name: str, dims: int, shape: str, advice: str) -
 def _need_shape(part: Tensor | None, name: str, shape: tuple[int, ...]) -> None:
     if part is not None and tuple(part.shape) != shape:
         raise InputError(f"{name} must have shape {shape} here: got {tuple(part.shape)}.")
+
+
+def _shorter(one: int | None, other: int | None) -> int | None:
+    if one is None or other is None:
+        return one if other is None else other
+    return min(one, other)
 
 
 def _both(one: Tensor | None, other: Tensor | None) -> Tensor | None:

@@ -1,5 +1,7 @@
 """What comes out of the last (batch, length, width): tokens, classes or numbers."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -49,7 +51,7 @@ class MaskedHead(TokenHead):
 class PooledHead(nn.Module):
     """y = W pool(x) + b: one vector a sequence, then classes or numbers.
 
-    `pooler = "tanh"` puts tanh(V · + c) between, as BERT does.
+    `pooler` puts tanh(V · + c) between, as BERT does, or a ReLU, as FT-Transformer does.
     """
 
     def __init__(
@@ -57,15 +59,17 @@ class PooledHead(nn.Module):
     ) -> None:
         super().__init__()
         self.pool = pool
-        self.pooler = nn.Linear(width, width) if pooler == "tanh" else None
+        poolers: dict[str, Callable[[], nn.Module]] = {
+            "none": nn.Identity,
+            "tanh": lambda: nn.Sequential(nn.Linear(width, width), nn.Tanh()),
+            "relu": nn.ReLU,
+        }
+        self.pooler = poolers[pooler]()
         self.dropout = dropout
         self.output = nn.Linear(width, outputs)
 
     def forward(self, x: Tensor, real: Tensor | None) -> Tensor:
-        pooled = POOLS[self.pool](x, real)
-        if self.pooler is not None:
-            pooled = torch.tanh(self.pooler(pooled))
-        return self.output(self.dropout(pooled))
+        return self.output(self.dropout(self.pooler(POOLS[self.pool](x, real))))
 
 
 def first(x: Tensor, real: Tensor | None) -> Tensor:

@@ -78,10 +78,13 @@ def measure_(model: nn.Module, run: Callable[[], object]) -> dict[str, list[floa
 
 def _measurer(found: list[float]) -> Callable[[nn.Module, Any], Any]:
     """A hook that sets the ω of the box about to run, and watches its branch for the next one."""
-    ratio = 1.0
+    ratio, seen = 1.0, set()
 
     def hook(box: nn.Module, given: Any) -> Any:
         assert isinstance(box, Admin)
+        if box in seen:
+            raise ConfigError("the measuring pass runs the model once: it was run again.")
+        seen.add(box)
         x, f = given
         box.omega.fill_(ratio)
         found.append(ratio)

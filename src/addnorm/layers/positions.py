@@ -17,6 +17,8 @@ from addnorm.errors import ConfigError, InputError
 class Positions(nn.Module):
     """No positions at all: an encoder without them is equivariant under permutation."""
 
+    turns = False
+    """Whether queries and keys are turned."""
     biased = False
     """Whether anything is added to the scores."""
     per_layer = False
@@ -91,6 +93,7 @@ class Sinusoidal(Positions):
             raise ConfigError(
                 f"sinusoidal positions need an even width: width={width}. Try {width + 1}."
             )
+        _need(base > 0, "base", "above 0", base)
         self.width, self.base, self.layout = width, base, layout
 
     def embed(self, x: Tensor, places: Tensor) -> Tensor:
@@ -114,14 +117,14 @@ class Learned(Positions):
         offset: int = 0,
     ) -> None:
         super().__init__()
+        _need(offset >= 0, "offset", "0 or more", offset)
         self.length, self.offset = length, offset
         self.weight = nn.Parameter(torch.empty(length + offset, width).normal_(std=0.02))
 
     def embed(self, x: Tensor, places: Tensor) -> Tensor:
-        if places.shape[-1] > self.length or (
-            not torch.compiler.is_compiling() and int(places.max()) >= self.length
-        ):
-            given = places.shape[-1] if torch.compiler.is_compiling() else int(places.max()) + 1
+        # When compiled, values cannot be looked at; then the padded length has to do.
+        given = places.shape[-1] if torch.compiler.is_compiling() else int(places.max()) + 1
+        if given > self.length:
             raise InputError(
                 f"learned positions hold {self.length} positions: got a sequence of {given}. "
                 f"Shorten it, or build with length={given}."
@@ -135,6 +138,8 @@ class Rotary(Positions):
     Su et al. 2021 (2104.09864), eq. 15. Scores then depend on differences of positions only. Pairs
     are neighbours in `interleaved` (the paper, GPT-J) and i, i + head_width/2 in `halves` (Llama).
     """
+
+    turns = True
 
     def __init__(
         self,
@@ -154,6 +159,7 @@ class Rotary(Positions):
                 f"rotary positions turn pairs, so head_width must be even: head_width={head_width}."
                 f" Try {head_width + 1}."
             )
+        _need(base > 0, "base", "above 0", base)
         self.head_width, self.base, self.layout = head_width, base, layout
 
     def turn(self, x: Tensor, slots: Tensor) -> Tensor:
@@ -174,20 +180,20 @@ class LinearBias(Positions):
     """
 
     biased = True
-    slopes: Tensor
 
     def __init__(self, width: int, heads: int, head_width: int, length: int, causal: bool) -> None:
         super().__init__()
         power = 2 ** math.floor(math.log2(heads))
         slopes = [2 ** (-8 * h / power) for h in range(1, power + 1)]
         slopes += [2 ** (-8 * h / (2 * power)) for h in range(1, 2 * power + 1, 2)]
-        self.register_buffer("slopes", torch.tensor(slopes[:heads]), persistent=False)
+        self.slopes = tuple(slopes[:heads])
 
     def bias(
         self, q: Tensor, queries: Tensor, keys: Tensor, local: nn.Module, scale: float
     ) -> Tensor | None:
         distance = (queries[:, None] - keys[None, :]).abs()
-        return (-self.slopes.to(q.dtype)[:, None, None] * distance)[None]
+        slopes = torch.tensor(self.slopes, dtype=q.dtype, device=q.device)
+        return (-slopes[:, None, None] * distance)[None]
 
 
 class Buckets(Positions):
@@ -211,6 +217,9 @@ class Buckets(Positions):
         furthest: int = 128,
     ) -> None:
         super().__init__()
+        near = buckets // 2 if causal else buckets // 4
+        _need(near > 0, "buckets", "2 or more, or 4 without causality", buckets)
+        _need(furthest > near, "furthest", f"more than the {near} nearest", furthest)
         self.buckets, self.furthest, self.causal = buckets, furthest, causal
         self.weight = nn.Parameter(torch.empty(buckets, heads).normal_(std=0.02))
 
@@ -258,6 +267,7 @@ class Relative(Positions):
             raise ConfigError(
                 f"relative positions need an even width: width={width}. Try {width + 1}."
             )
+        _need(base > 0, "base", "above 0", base)
         self.width, self.base = width, base
 
     def local(self, width: int, heads: int, head_width: int) -> nn.Module:
@@ -304,8 +314,10 @@ POSITIONS: dict[str, Callable[..., Positions]] = {
 }
 
 
+def _need(holds: bool, option: str, rule: str, given: object) -> None:
+    if not holds:
+        raise ConfigError(f"model.position_options.{option} must be {rule}: got {given!r}.")
+
+
 def _one_of(name: str, given: str, known: tuple[str, ...]) -> None:
-    if given not in known:
-        raise ConfigError(
-            f"model.position_options.{name} must be one of {', '.join(known)}: got {given!r}."
-        )
+    _need(given in known, name, f"one of {', '.join(known)}", given)

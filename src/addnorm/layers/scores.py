@@ -68,7 +68,7 @@ def mix(
 ) -> Tensor:
     """Values mixed by the attention weights, (batch, heads, query, head_width)."""
     table.mask.check(q.shape[0], table.query, table.key)
-    light = score.fused and table.light(q.device)
+    light = score.fused and table.light(q.device, dropout)
     if table.query * table.key > LARGE and not (light and dropout == 0):
         return _mix_in_pieces(q, k, v, score, table, local, dropout)
     return _mix_whole(q, k, v, score, table, local, dropout)
@@ -91,9 +91,9 @@ def _mix_whole(
         weights = F.dropout(weigh(q, k, score, table, local), dropout)
         return weights @ v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
     mask, causal = table.mask, False
-    if table.light(q.device):
+    if table.light(q.device, dropout):
         causal = mask.hides_future and table.query > 1
-        seen = None if mask.real is None else mask.real[:, None, None, :]
+        seen = None if mask.real is None else mask.real[:, None, None, slice(*table.among)]
     else:
         seen = table.seen(q.device)
         bias = table.bias(q, local, score.scale)
@@ -114,11 +114,15 @@ def _mix_in_pieces(
     q: Tensor, k: Tensor, v: Tensor, score: Score, table: Table, local: nn.Module, dropout: float
 ) -> Tensor:
     """The same, a few queries at a time; each piece is computed again on the way back."""
+
+    def mix_piece(q: Tensor, k: Tensor, v: Tensor, piece: Table) -> Tensor:
+        # What a table makes is not kept: it is made again on the way back.
+        return _mix_whole(q, k, v, score, piece.fresh(), local, dropout)
+
     pieces = []
     for start in range(0, table.query, PIECE):
         piece = table.piece(start, min(start + PIECE, table.query))
         queries, keys = slice(*piece.part), slice(*piece.among)
         some = (q[:, :, queries], k[:, :, keys], v[:, :, keys])
-        rest = (score, piece, local, dropout)
-        pieces.append(checkpoint(_mix_whole, *some, *rest, use_reentrant=False))
+        pieces.append(checkpoint(mix_piece, *some, piece, use_reentrant=False))
     return torch.cat(pieces, dim=2)

@@ -21,7 +21,7 @@ class Tokens(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         self.check(ids)
-        x = F.embedding(ids, self.weight)
+        x = F.embedding(ids.long(), self.weight)
         return x if self.scale == 1.0 else x * self.scale
 
     def check(self, ids: Tensor) -> None:
@@ -30,8 +30,12 @@ class Tokens(nn.Module):
                 "token ids must be whole numbers of shape (batch, length): "
                 f"got {ids.dtype} of shape {tuple(ids.shape)}."
             )
+        if 0 in ids.shape:
+            raise InputError(
+                f"there must be a sequence, and a token in it: got ids of shape {tuple(ids.shape)}."
+            )
         # Elsewhere than on a CPU looking would stop the device; its kernel reports the id itself.
-        if ids.device.type == "cpu" and not torch.compiler.is_compiling() and ids.numel():
+        if ids.device.type == "cpu" and not torch.compiler.is_compiling():
             low, high = (int(end) for end in ids.aminmax())
             if low < 0 or high >= self.vocab:
                 raise InputError(

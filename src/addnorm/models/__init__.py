@@ -1,1 +1,1 @@
-
+"""Where a Config becomes a network, is counted, saved and loaded."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from addnorm.config import Config, ModelConfig, Options
+from addnorm.config import Config, ModelConfig, Options, fits, say_type
 from addnorm.errors import ConfigError, choose, nearest
 from addnorm.layers.addnorm import ADDNORMS, AddNorm, Ends, Place
 from addnorm.layers.attention import (
@@ -37,7 +37,7 @@ def build(config: Config | ModelConfig) -> Model:
 
     >>> from addnorm import presets
     >>> build(presets.base(vocab=100, width=32, depth=1, heads=4)).count()
-    17152
+    32512
     """
     config = config.model if isinstance(config, Config) else config
     makers: dict[str, Callable[[ModelConfig], Model]] = {
@@ -124,7 +124,7 @@ def make_side(c: ModelConfig, side: str) -> Side:
 def make_positions(c: ModelConfig, side: str) -> Positions:
     kind = choose("model.positions", c.positions, POSITIONS)
     options = pick_options("model.position_options", c.position_options, [kind])[0]
-    length = length_of(c)
+    length = length_of(c) if side == "encoder" else c.length
     sizes = (c.width, c.heads, head_width_of(c), length, side == "decoder")
     return kind(*sizes, **options)
 
@@ -297,15 +297,17 @@ def pick_options(
     """Each taker's share of a table of options; one that nobody takes is an error."""
     known = [
         {
-            parameter.name
+            parameter.name: parameter.annotation
             for parameter in inspect.signature(taker).parameters.values()
             if parameter.kind is inspect.Parameter.KEYWORD_ONLY
         }
         for taker in takers
     ]
-    everything = set().union(*known)
-    for option in options:
-        if option not in everything:
-            advice = nearest(option, everything) if everything else "It takes none."
+    hints = {option: hint for table in known for option, hint in table.items()}
+    for option, value in options.items():
+        if option not in hints:
+            advice = nearest(option, hints) if hints else "It takes none."
             raise ConfigError(f"{name} has no {option!r}. {advice}")
-    return [{key: options[key] for key in options if key in names} for names in known]
+        if not fits(value, hints[option]):
+            raise ConfigError(f"{name}.{option} must be {say_type(hints[option])}: got {value!r}.")
+    return [{key: options[key] for key in options if key in table} for table in known]

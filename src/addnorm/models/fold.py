@@ -25,19 +25,21 @@ def fold(model: Model) -> Model:
             f"folding needs a norm with a gain for each channel: norm={config.norm}. "
             "It works with layer and rms."
         )
-    folded = build(config.replace(addnorm="post", addnorm_options={"input_gain": True}))
+    like = next(model.parameters())
+    folded = build(config.replace(addnorm="post", addnorm_options={"input_gain": True})).to(like)
     source = model.state_dict()
     folded.load_state_dict({name: source.get(name, t) for name, t in folded.state_dict().items()})
     for (_, old), (_, new) in zip(_stacks(model), _stacks(folded), strict=True):
         _fold_stack_(old, new)
-    return folded.to(next(model.parameters()).device).train(model.training)
+    return folded.train(model.training)
 
 
 def _fold_stack_(old: Stack, new: Stack) -> None:
     omegas = [_omega(box) for _, box in old.steps()]
     assert isinstance(new.ends, Post.ends)
     assert new.ends.gain is not None
-    new.ends.gain.copy_(omegas[0])
+    if omegas:
+        new.ends.gain.copy_(omegas[0])
     for i, (sublayer, box) in enumerate(new.steps()):
         sublayer.inward.weight.div_(omegas[i])
         for parameter in box.norm.parameters():

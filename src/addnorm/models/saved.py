@@ -42,10 +42,9 @@ def save(model: nn.Module, directory: str | Path) -> None:
 def load(directory: str | Path, device: str | torch.device = "cpu") -> Model:
     """The model that `save` wrote, in evaluation mode.
 
-    >>> load("runs/nothing-here")
+    >>> load("nothing")
     Traceback (most recent call last):
-    addnorm.errors.SavedError: there is no file 'runs/nothing-here/model.safetensors'. Check the
-    path.
+    addnorm.errors.SavedError: there is no file 'nothing/model.safetensors'. Check the path.
     """
     directory = Path(directory)
     tensors, facts = read_tensors(directory / WEIGHTS)
@@ -64,10 +63,8 @@ def load(directory: str | Path, device: str | torch.device = "cpu") -> Model:
     except AddnormError as error:
         raise SavedError(f"{str(directory)!r} cannot be built: {error}") from None
     _need_same(model, tensors, directory)
-    model.to_empty(device=device)
-    model.load_state_dict(tensors)
-    _refill_buffers(model, text)
-    return model.eval()
+    model.load_state_dict(tensors, assign=True)
+    return model.to(device).eval()
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> None:
@@ -78,8 +75,10 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str,
     try:
         save_file(plain, temporary, metadata=header)
         _land(temporary, path)
-    except OSError as error:
-        raise SavedError(f"{str(path)!r} cannot be written: {error.strerror}.") from None
+    except (OSError, SafetensorError) as error:
+        # A full disk reaches us as an error of safetensors, not of Python.
+        reason = getattr(error, "strerror", None) or error
+        raise SavedError(f"{str(path)!r} cannot be written: {reason}.") from None
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -149,12 +148,3 @@ def _need_same(model: nn.Module, tensors: Mapping[str, Tensor], directory: Path)
             f"{str(directory)!r} does not fit its own configuration: {name} should be "
             f"{wanted.get(name, 'absent')} and is {given.get(name, 'absent')}."
         )
-
-
-def _refill_buffers(model: nn.Module, text: str) -> None:
-    """Fixed tables are not saved: take them from a model built for real."""
-    fixed = {name for name, _ in model.named_buffers()} - set(model.state_dict())
-    if fixed:
-        fresh = dict(build(Config.parse(text)).named_buffers())
-        for name in fixed:
-            model.get_buffer(name).copy_(fresh[name])

@@ -24,6 +24,7 @@ from addnorm.layers.heads import PooledHead, TokenHead
 from addnorm.layers.positions import Positions
 from addnorm.layers.stack import Stack
 from addnorm.layers.tokens import Patches, Summary, Tokens, Vectors
+from addnorm.machine import warn_if_slow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +44,12 @@ class Side(nn.Module):
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         context = replace(context, positions=self.positions, tables={})
-        places = context.mask.places(x.shape[0], x.shape[1], context.offset, x.device)
+        if not torch.compiler.is_compiling():
+            _warn_of_half_precision(x)
+        batch, length, offset = x.shape[0], x.shape[1], context.offset
+        mask = context.mask or Mask()
+        mask.check(batch, length, offset + length)
+        places = mask.places(batch, length, offset, x.device)
         x = self.positions.embed(x, places)
         x = self.stack(self.dropout(self.norm(x)), context)
         if context.cache is not None:
@@ -136,6 +142,10 @@ class Encoder(Base):
         self, inputs: Tensor, mask: Mask | None, segments: Tensor | None, maps: Maps | None
     ) -> tuple[Tensor, Mask]:
         mask = self.padding(inputs, mask)
+        if isinstance(self.tokens, Vectors) and mask.real is not None:
+            # Whatever padding holds, even NaN: 0 times it must be 0.
+            mask.check(inputs.shape[0], inputs.shape[1], inputs.shape[1])
+            inputs = inputs.masked_fill(~mask.real[..., None], 0.0)
         x = self.tokens(inputs)
         if self.segments is not None:
             given = inputs.new_zeros(inputs.shape) if segments is None else segments
@@ -286,7 +296,7 @@ class EncoderDecoder(Base):
         context = Context(
             mask=causal(self.padding(target, mask), target, cache),
             memory=memory,
-            memory_mask=memory_mask or Mask(),
+            memory_mask=memory_mask,
             cache=cache,
             maps=None if maps is None else {},
         )
@@ -306,8 +316,8 @@ class EncoderDecoder(Base):
         """The decoder's output, (batch, target, width)."""
         source_mask = self.padding(source, source_mask)
         memory = self.encode(source, mask=source_mask, maps=maps)
-        real = Mask() if source_mask.real is None else Mask.padding(source_mask.real)
-        return self.decode(target, memory, mask=target_mask, memory_mask=real, maps=maps)
+        seen = _seen_memory(source_mask, target_mask)
+        return self.decode(target, memory, mask=target_mask, memory_mask=seen, maps=maps)
 
     def forward(
         self,
@@ -323,7 +333,28 @@ class EncoderDecoder(Base):
         `target` is what the decoder is given: the wanted tokens shifted right (`shift_right`).
         """
         masks = {"source_mask": source_mask, "target_mask": target_mask}
-        return self.answer(self.hidden(source, target, maps=maps, **masks))
+        hidden = self.hidden(source, target, maps=maps, **masks)
+        return self.answer(hidden, self.padding(target, target_mask))
+
+
+def _warn_of_half_precision(x: Tensor) -> None:
+    """Say so once where autocast, or the weights' own type, would make this CPU crawl."""
+    device, dtype = x.device.type, x.dtype
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+    if dtype in (torch.bfloat16, torch.float16):
+        warn_if_slow(device, str(dtype).removeprefix("torch."))
+
+
+def _seen_memory(source: Mask, target: Mask | None) -> Mask:
+    """What of the memory each target position may see: what is real, and of its own group."""
+    seen = Mask() if source.real is None else Mask.padding(source.real)
+    of_target = None if target is None else target.groups
+    if source.groups is None and of_target is None:
+        return seen
+    if source.groups is None or of_target is None:
+        raise InputError("packed rows need groups on both sides: pass Mask.grouped for each.")
+    return seen & Mask.grouped(of_target[0], source.groups[0])
 
 
 def causal(mask: Mask, tokens: Tensor, cache: Cache | None) -> Mask:

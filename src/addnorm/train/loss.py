@@ -71,10 +71,14 @@ def linear_cross_entropy(
             f"each position needs one target: {hidden.shape[0]} positions, "
             f"{targets.shape[0]} targets."
         )
+    if targets.is_floating_point():
+        raise InputError(f"targets must be token ids, whole numbers: got {targets.dtype}.")
+    if not 0 <= smoothing < 1:
+        raise InputError(f"smoothing must be at least 0 and below 1: got {smoothing}. Try 0.1.")
     kept = (targets != ignore).nonzero().squeeze(1)
     if kept.shape[0] < targets.shape[0]:
         hidden, targets = hidden.index_select(0, kept), targets.index_select(0, kept)
-    _check_targets(targets, weight.shape[0])
+    _check_targets(targets, weight.shape[0], ignore)
     if not torch.is_grad_enabled():
         hidden, weight = hidden.detach(), weight.detach()
         bias = None if bias is None else bias.detach()
@@ -82,13 +86,13 @@ def linear_cross_entropy(
     return run(hidden, weight, bias, targets, smoothing, chunk) / (total or max(len(targets), 1))
 
 
-def _check_targets(targets: Tensor, vocab: int) -> None:
+def _check_targets(targets: Tensor, vocab: int, ignore: int) -> None:
     if targets.device.type != "cpu" or torch.compiler.is_compiling() or not targets.numel():
         return
     low, high = (int(end) for end in targets.aminmax())
     if low < 0 or high >= vocab:
         raise InputError(
-            f"targets must be token ids 0 to {vocab - 1}, or {IGNORE} for none: "
+            f"targets must be token ids 0 to {vocab - 1}, or {ignore} for none: "
             f"got {low if low < 0 else high}."
         )
 
@@ -112,7 +116,8 @@ class _Chunked(torch.autograd.Function):
     ) -> Tensor:
         wanted = ctx.needs_input_grad[:3]
         ctx.set_materialize_grads(False)
-        total = hidden.new_zeros(())
+        total = torch.zeros((), dtype=torch.promote_types(hidden.dtype, torch.float32))
+        total = total.to(hidden.device)
         into = [
             torch.empty_like(hidden) if wanted[0] else None,
             torch.zeros_like(weight) if wanted[1] else None,
@@ -132,7 +137,7 @@ class _Chunked(torch.autograd.Function):
             top, where = z.max(dim=1, keepdim=True)
             p = torch.softmax(z, dim=1, out=z)
             # log Σ exp z by way of the likeliest token, whose p is never too small for a logarithm.
-            total += (top - wish - p.gather(1, where).log()).sum()
+            total += (top - wish - p.gather(1, where).log()).sum(dtype=total.dtype)
             if any(wanted):
                 _add_gradients(p, h, weight, t, smoothing, spread, into, part)
         ctx.save_for_backward(*into)

@@ -1,0 +1,86 @@
+"""What the tests share: one thread, one seed, and small models whose every weight matters."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import settings
+from torch import Tensor
+
+from addnorm import ModelConfig, build
+from addnorm.models.build import Model
+
+# The suite runs in several processes side by side.
+torch.set_num_threads(1)
+
+settings.register_profile("addnorm", deadline=None, derandomize=True, database=None)
+settings.load_profile("addnorm")
+
+MODES = ("encoder", "decoder", "encoder-decoder")
+POSITIONS = ("sinusoidal", "learned", "rotary", "linear-bias", "buckets", "relative", "none")
+ARRANGEMENTS = ("post", "pre", "b2t", "dlcl", "hyper", "dual")
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "grouped heads": {"kv_heads": 2},
+    "one key head": {"kv_heads": 1},
+    "cap": {"attention_cap": 2.0},
+    "additive": {"attention": "additive"},
+    "query and key norm": {"qk_norm": "head"},
+    "norm across heads": {"qk_norm": "width", "norm": "rms"},
+    "wide heads": {"head_width": 6},
+    "gated": {"ffn": "swiglu", "attention_bias": "none", "ffn_bias": False},
+    "extra norms": {"embed_norm": True, "final_norm": True, "norm": "scale"},
+    "window": {"window": 3},
+}
+"""Other choices that must not change who sees whom."""
+VOCAB = 19
+PAD = 0
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+def make(mode: str, **changes: Any) -> Model:
+    """A small model in float64, without dropout, none of whose weights is at a special value.
+
+    Fresh weights hide mistakes: offsets of 0, gains of 1, branches that start at 0.
+    """
+    sizes: dict[str, Any] = {"vocab": VOCAB, "pad": PAD, "width": 16, "depth": 2, "heads": 4}
+    model = build(ModelConfig(mode=mode, **(sizes | {"length": 24, "dropout": 0.0} | changes)))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return model.double().eval()
+
+
+def draw(*shape: int) -> Tensor:
+    """Random token ids, none of them padding."""
+    return torch.randint(1, VOCAB, shape)
+
+
+def other(ids: Tensor) -> Tensor:
+    """Ids that differ from the given ones everywhere, and are not padding either."""
+    return ids % (VOCAB - 1) + 1
+
+
+def pad_rows(rows: Sequence[Tensor], side: str) -> Tensor:
+    """Sequences of several lengths as one batch, padded on the given side."""
+    longest = max(len(row) for row in rows)
+    batch = torch.full((len(rows), longest), PAD)
+    for line, row in zip(batch, rows, strict=True):
+        line[slice(0, len(row)) if side == "right" else slice(longest - len(row), longest)] = row
+    return batch
+
+
+def inputs(mode: str, batch: int = 2, length: int = 6) -> tuple[Tensor, ...]:
+    """What a model of this mode is called with: a source too, if it has an encoder-decoder."""
+    ids = draw(batch, length)
+    return (draw(batch, length + 2), ids) if mode == "encoder-decoder" else (ids,)
+
+
+def close(one: Tensor, two: Tensor, tolerance: float = 1e-10) -> None:
+    """Equal up to the rounding of float64, and of one shape."""
+    torch.testing.assert_close(one, two, rtol=tolerance, atol=tolerance)

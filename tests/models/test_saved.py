@@ -1,0 +1,485 @@
+"""A model directory: what is loaded is what was saved, or an error that says why not."""
+
+import errno
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from addnorm import Config, fold, load, presets
+from addnorm.errors import SavedError
+from addnorm.layers.addnorm import ADDNORMS
+from addnorm.layers.norms import NORMS
+from addnorm.models import saved
+from addnorm.models.build import Model
+from tests.conftest import MODES, POSITIONS, draw, inputs, make
+
+FILES = {"config.toml", "model.safetensors"}
+
+
+def small(mode: str = "decoder", **changes: Any) -> Model:
+    return make(mode, **changes).float()
+
+
+def files(directory: Path) -> set[str]:
+    return {path.name for path in directory.iterdir()}
+
+
+def same(one: Model, two: Model) -> bool:
+    """Whether two models have the same configuration, the same tensors and no others."""
+    parts, others = dict(one.state_dict()), dict(two.state_dict())
+    parts |= dict(one.named_buffers())
+    others |= dict(two.named_buffers())
+    return (
+        one.config == two.config
+        and list(parts) == list(others)
+        and all(
+            parts[name].dtype == others[name].dtype and torch.equal(parts[name], others[name])
+            for name in parts
+        )
+    )
+
+
+def check_round_trip(model: Model, args: tuple[Tensor, ...], directory: Path) -> None:
+    model.save(directory)
+    again = load(directory)
+    assert files(directory) == FILES
+    assert type(again) is type(model) and same(again, model)
+    assert not any(module.training for module in again.modules())
+    assert all(parameter.requires_grad for parameter in again.parameters())
+    with torch.no_grad():
+        assert torch.equal(again(*args), model.eval()(*args))
+
+
+# ── Saved and loaded ──────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_a_model_loads_as_it_was_saved(mode: str, positions: str, tmp_path: Path) -> None:
+    check_round_trip(small(mode, positions=positions), inputs(mode), tmp_path)
+
+
+@pytest.mark.parametrize("addnorm", ADDNORMS)
+def test_every_arrangement_loads_as_it_was_saved(addnorm: str, tmp_path: Path) -> None:
+    check_round_trip(small(addnorm=addnorm), (draw(2, 5),), tmp_path)
+
+
+@pytest.mark.parametrize("tie", ("all", "output", "source", "none"))
+@pytest.mark.parametrize("mode", MODES)
+def test_tied_matrices_stay_tied(mode: str, tie: str, tmp_path: Path) -> None:
+    model = small(mode, tie=tie)
+    check_round_trip(model, inputs(mode), tmp_path)
+    again = load(tmp_path)
+    assert again.count() == model.count()
+    tied = tie in ("all", "output")
+    assert (again.head.weight is None) == tied  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_every_norm_loads_with_its_statistics(norm: str, tmp_path: Path) -> None:
+    model = small("encoder", norm=norm, qk_norm="head" if norm != "instance" else "none")
+    model.train()
+    for _ in range(3):
+        model(draw(4, 5))
+    check_round_trip(model.eval(), (draw(2, 5),), tmp_path)
+    if norm == "batch":
+        counted = [n for n in model.state_dict() if n.endswith("num_batches_tracked")]
+        assert counted and all(model.state_dict()[name] == 3 for name in counted)
+
+
+@pytest.mark.parametrize(
+    ("mode", "changes"),
+    (
+        ("encoder", {"head": "masked", "segments": 2, "embed_norm": True}),
+        ("encoder", {"head": "class", "outputs": 3, "pooler": "tanh", "summary": True}),
+        ("encoder", {"head": "none", "attention": "additive"}),
+        ("decoder", {"unembed_bias": True, "kv_heads": 2, "head_width": 6, "ffn": "swiglu"}),
+        ("encoder-decoder", {"target_vocab": 23, "tie": "output", "decoder_depth": 1}),
+        ("decoder", {"depth": 0}),
+        ("decoder", {"addnorm": "layerscale", "addnorm_options": {"start": 1e-4}}),
+    ),
+)
+def test_other_parts_load_as_they_were_saved(mode: str, changes: Any, tmp_path: Path) -> None:
+    check_round_trip(small(mode, **changes), inputs(mode), tmp_path)
+
+
+def test_images_load_as_they_were_saved(tmp_path: Path) -> None:
+    config = {"input": "patches", "image": 8, "patch": 4, "head": "class", "outputs": 2}
+    check_round_trip(small("encoder", **config), (torch.randn(2, 3, 8, 8),), tmp_path)
+
+
+def test_a_folded_model_loads_as_it_was_saved(tmp_path: Path) -> None:
+    check_round_trip(fold(small(addnorm="admin")), (draw(2, 5),), tmp_path)
+
+
+@pytest.mark.parametrize("dtype", (torch.float64, torch.bfloat16))
+def test_the_precision_of_the_weights_is_kept(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = make("decoder").to(dtype)
+    model.save(tmp_path)
+    assert same(load(tmp_path), model)
+
+
+@pytest.mark.parametrize(
+    "positions",
+    (
+        "sinusoidal",
+        "learned",
+        pytest.param("linear-bias"),
+    ),
+)
+def test_loading_draws_no_random_number(positions: str, tmp_path: Path) -> None:
+    small(positions=positions).save(tmp_path)
+    before = torch.get_rng_state()
+    load(tmp_path)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_directory_is_made_with_its_parents(tmp_path: Path) -> None:
+    model = small()
+    model.save(tmp_path / "runs" / "first")
+    model.save(str(tmp_path / "runs" / "first"))
+    assert same(load(str(tmp_path / "runs" / "first")), model)
+
+
+def test_the_configuration_beside_the_weights_is_the_model_s(tmp_path: Path) -> None:
+    model = small(addnorm="pre")
+    model.save(tmp_path)
+    assert Config.load(tmp_path / "config.toml").model == model.config
+    assert presets.find(tmp_path).model == model.config
+
+
+def test_a_missing_configuration_is_no_loss(tmp_path: Path) -> None:
+    model = small()
+    model.save(tmp_path)
+    (tmp_path / "config.toml").unlink()
+    assert same(load(tmp_path), model)
+
+
+def test_other_line_ends_are_no_edit(tmp_path: Path) -> None:
+    model = small()
+    model.save(tmp_path)
+    path = tmp_path / "config.toml"
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    assert same(load(tmp_path), model)
+
+
+def test_saving_changes_nothing_in_the_model(tmp_path: Path) -> None:
+    model = small("encoder", norm="batch").train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model.save(tmp_path)
+    assert model.training
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+# ── Damaged, foreign or from another version ──────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    small().save(tmp_path)
+    return tmp_path
+
+
+def parts_of(directory: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    with safe_open(directory / "model.safetensors", framework="pt") as file:
+        names = list(file.keys())
+        return {name: file.get_tensor(name) for name in names}, dict(file.metadata())
+
+
+def rewrite(directory: Path, tensors: dict[str, Tensor], facts: dict[str, str] | None) -> None:
+    save_file(tensors, directory / "model.safetensors", metadata=facts)
+
+
+def refuse(directory: Path, message: str) -> None:
+    with pytest.raises(SavedError, match=message):
+        load(directory)
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    refuse(tmp_path / "none", r"^there is no file '.*none/model\.safetensors'\. Check the path\.$")
+    refuse(tmp_path, r"^there is no file '.*/model\.safetensors'\. Check the path\.$")
+
+
+@pytest.mark.parametrize("share", (0.0, 0.001, 0.3, 0.9, 0.9999))
+def test_a_file_cut_short(share: float, directory: Path) -> None:
+    path = directory / "model.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    refuse(directory, r"model\.safetensors' is damaged or no safetensors file: .+\.$")
+
+
+@pytest.mark.parametrize("place", (-1, -1000, -5000))
+def test_a_flipped_bit(place: int, directory: Path) -> None:
+    path = directory / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(bytes(content))
+    refuse(
+        directory,
+        r"model\.safetensors' is not what was saved: its digest differs\. Use a backup\.$",
+    )
+
+
+def test_a_flipped_bit_in_the_header(directory: Path) -> None:
+    model = load(directory)
+    path = directory / "model.safetensors"
+    content = path.read_bytes()
+    header = 8 + int.from_bytes(content[:8], "little")
+    refused = 0
+    for place in (*range(16), *range(16, header, 29)):
+        for bit in (1, 4, 32, 128):
+            changed = bytearray(content)
+            changed[place] ^= bit
+            path.write_bytes(bytes(changed))
+            try:
+                assert same(load(directory), model)  # where it does not matter, such as a space
+            except SavedError:
+                refused += 1
+    assert refused > 100
+
+
+@pytest.mark.parametrize("facts", (None, {}, {"format": "pt"}))
+def test_a_file_of_another_library(facts: dict[str, str] | None, directory: Path) -> None:
+    rewrite(directory, {"weight": torch.zeros(3)}, facts)
+    refuse(
+        directory,
+        r"model\.safetensors' was not written by addnorm\. Weights of other libraries need an im",
+    )
+
+
+def test_another_format_version(directory: Path) -> None:
+    tensors, facts = parts_of(directory)
+    rewrite(directory, tensors, facts | {"version": "2"})
+    refuse(
+        directory,
+        r"model\.safetensors' has format version 2; this addnorm reads 1\. Update addnorm to open",
+    )
+    facts.pop("version")
+    rewrite(directory, tensors, facts)
+    refuse(directory, r"has format version None; this addnorm reads 1\.")
+
+
+def test_no_digest(directory: Path) -> None:
+    tensors, facts = parts_of(directory)
+    facts.pop("digest")
+    rewrite(directory, tensors, facts)
+    refuse(directory, r"is not what was saved: its digest differs")
+
+
+class Trap:
+    """Unpickling this makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("by", ("pickle", "torch"))
+def test_a_pickle_is_never_opened(by: str, directory: Path) -> None:
+    sprung, path = directory / "sprung", directory / "model.safetensors"
+    if by == "pickle":
+        path.write_bytes(pickle.dumps(Trap(sprung)))
+    else:
+        torch.save({"weight": Trap(sprung)}, path)
+    refuse(directory, r"model\.safetensors' is damaged or no safetensors file: ")
+    assert not sprung.exists()
+    pickle.loads(pickle.dumps(Trap(sprung)))
+    assert sprung.exists()  # the trap does work
+
+
+def test_an_edited_configuration(directory: Path) -> None:
+    path = directory / "config.toml"
+    path.write_text(path.read_text().replace("depth = 2", "depth = 3"))
+    refuse(
+        directory,
+        r"config\.toml' is not the configuration the weights were saved with \(edited, or a save "
+        r"was cut short\)\. Delete it to use the one inside the weights\.$",
+    )
+    path.write_bytes(b"\xff\xfe")
+    refuse(directory, r"config\.toml' is not UTF-8 text: ")
+    path.unlink()
+    assert load(directory).config.depth == 2
+
+
+def recast(directory: Path, tensors: dict[str, Tensor], facts: dict[str, str]) -> None:
+    """Write a file that is whole and has the right digest, and only does not fit."""
+    rewrite(directory, tensors, facts | {"digest": saved.digest(tensors)})
+
+
+def test_weights_that_do_not_fit(directory: Path) -> None:
+    tensors, facts = parts_of(directory)
+    name = "decoder.stack.blocks.0.sublayers.ffn.inward.bias"
+    does_not_fit = rf"^'.*' does not fit its own configuration: {name}"
+    missing = {key: tensor for key, tensor in tensors.items() if key != name}
+    recast(directory, missing, facts)
+    refuse(directory, does_not_fit + r" should be \(64,\) and is absent\.$")
+    recast(directory, missing | {name: torch.zeros(63)}, facts)
+    refuse(directory, does_not_fit + r" should be \(64,\) and is \(63,\)\.$")
+    recast(directory, tensors | {"a.renamed": torch.zeros(64)}, facts)
+    refuse(directory, r"configuration: a\.renamed should be absent and is \(64,\)\.$")
+    recast(directory, missing | {"zz": tensors[name]}, facts)
+    refuse(directory, does_not_fit + r" should be \(64,\) and is absent\.$")
+
+
+def test_a_header_without_a_configuration(directory: Path) -> None:
+    tensors, facts = parts_of(directory)
+    facts.pop("config")
+    recast(directory, tensors, facts)
+    refuse(directory, r"model\.safetensors' holds no configuration: not a saved model\.$")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    (
+        ("depth = 2", "depth = -2", r"cannot be built: model\.depth must not be negative: got -2"),
+        ('norm = "layer"', 'norm = "lay"', r"cannot be built: model\.norm has no choice 'lay'"),
+        ("depth = 2", "dept = 2", r"cannot be built: model has no field 'dept'\. Did you mean"),
+        (
+            "schema = 1",
+            "schema = 9",
+            r"cannot be built: .* has schema 9; this version reads schema",
+        ),
+        ("[model]", "[model", r"cannot be built: .*config\.toml is not TOML: "),
+    ),
+)
+def test_a_configuration_that_cannot_be_built(
+    old: str, new: str, message: str, directory: Path
+) -> None:
+    tensors, facts = parts_of(directory)
+    assert old in facts["config"]
+    (directory / "config.toml").unlink()
+    recast(directory, tensors, facts | {"config": facts["config"].replace(old, new)})
+    refuse(directory, message)
+
+
+def test_only_our_models_are_saved(tmp_path: Path) -> None:
+    with pytest.raises(SavedError, match=r"only a model made by addnorm\.build can be saved: got "):
+        saved.save(torch.nn.Linear(2, 2), tmp_path / "there")
+    assert not (tmp_path / "there").exists()
+
+
+# ── A save that fails ─────────────────────────────────────────────────────────────────────────────
+
+
+def no_space(*args: Any, **kwargs: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def half_written(tensors: Any, path: Path, metadata: Any = None) -> None:
+    Path(path).write_bytes(b"half")
+    no_space()
+
+
+@pytest.mark.parametrize(
+    ("target", "failure"),
+    (
+        ("addnorm.models.saved.save_file", no_space),
+        ("addnorm.models.saved.save_file", half_written),
+        ("addnorm.models.saved.os.fsync", no_space),
+        ("pathlib.Path.replace", no_space),
+    ),
+)
+def test_a_failed_save_leaves_the_old_model(
+    target: str, failure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = small(addnorm="pre")
+    old.save(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(target, failure)
+        message = r"model\.safetensors' cannot be written: No space left on device\.$"
+        with pytest.raises(SavedError, match=message):
+            small(addnorm="post", depth=1).save(tmp_path)
+    assert files(tmp_path) == FILES
+    assert same(load(tmp_path), old)
+
+
+def test_a_failed_save_of_the_configuration_says_so_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small(addnorm="pre").save(tmp_path)
+    new = small(addnorm="post", depth=1)
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.write_bytes", no_space)
+        message = r"config\.toml' cannot be written: No space left on device\.$"
+        with pytest.raises(SavedError, match=message):
+            new.save(tmp_path)
+    assert files(tmp_path) == FILES
+    # The weights are the new ones already, and whole; the file for people to read is the old one.
+    refuse(tmp_path, r"a save was cut short\)\. Delete it to use the one inside the weights")
+    (tmp_path / "config.toml").unlink()
+    assert same(load(tmp_path), new)
+
+
+def test_an_interrupted_save_leaves_no_temporary_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    old = small()
+    old.save(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr("addnorm.models.saved.os.fsync", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            small(depth=1).save(tmp_path)
+    assert files(tmp_path) == FILES
+    assert same(load(tmp_path), old)
+
+
+def test_a_full_disk_is_our_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device")
+
+    monkeypatch.setattr("addnorm.models.saved.save_file", full)
+    with pytest.raises(SavedError, match=r"model\.safetensors' cannot be written: .*No space left"):
+        small().save(tmp_path)
+
+
+def test_a_path_that_is_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    path.write_text("mine")
+    with pytest.raises(SavedError, match=r"/model' cannot be made: File exists\.$"):
+        small().save(path)
+    with pytest.raises(SavedError, match=r"/model/inner' cannot be made: Not a directory\.$"):
+        small().save(path / "inner")
+    assert path.read_text() == "mine"
+    refuse(path, r"^there is no file '.*/model/model\.safetensors'\. Check the path\.$")
+
+
+def test_a_directory_in_the_place_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").mkdir()
+    with pytest.raises(
+        SavedError, match=r"model\.safetensors' cannot be written: Is a directory\.$"
+    ):
+        small().save(tmp_path)
+    assert files(tmp_path) == {"model.safetensors"}
+    refuse(tmp_path, r"^there is no file '.*model\.safetensors'\. Check the path\.$")
+
+
+# ── The digest ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_digest_knows_names_types_shapes_and_values() -> None:
+    one = {"a": torch.zeros(2, 3), "b": torch.zeros(())}
+    same_again = {"b": torch.zeros(()), "a": torch.zeros(3, 2).t()}
+    assert saved.digest(one) == saved.digest(same_again)
+    others: list[dict[str, Tensor]] = [
+        {"c": one["a"], "b": one["b"]},
+        {"a": torch.zeros(3, 2), "b": one["b"]},
+        {"a": torch.zeros(2, 3).int(), "b": one["b"]},
+        {"a": torch.full((2, 3), 1e-30), "b": one["b"]},
+        {"a": one["a"]},
+        {},
+    ]
+    digests = {saved.digest(tensors) for tensors in (one, *others)}
+    assert len(digests) == 1 + len(others)
