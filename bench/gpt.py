@@ -1,6 +1,7 @@
 """One training step of the same small GPT: forward, backward, AdamW.
 
-Width 256, depth 4, ffn 1024, 8 heads, vocabulary 8,192, output tied to the embedding, batch 16 × 256.
+Width 256, depth 4, ffn 1024, 8 heads, vocabulary 8,192, output tied to the embedding, batch 16 ×
+256.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
 """One training step of the same small encoder-decoder on ragged pairs, in equal bucketed batches.
 
-4 + 4 blocks, width 128, ffn 256, 4 heads, shared vocabulary of 10,000, lengths of mean 13 (3 to 40),
-128 pairs a batch of similar length; real source and target tokens a second. Post-norm, as Multi30k's
-Transformer-Tiny; every library has its own usual loss over the target.
+4 + 4 blocks, width 128, ffn 256, 4 heads, shared vocabulary of 10,000, lengths of mean 13 (3 to
+40), 128 pairs a batch of similar length; real source and target tokens a second. Post-norm, as
+Multi30k's Transformer-Tiny; every library has its own usual loss over the target.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,6 +1,7 @@
 """Every mistake gets a message that says what must hold, what was given and what to try."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from addnorm.errors import (
     SavedError,
     choose,
     nearest,
+    require,
 )
 from tests.conftest import VOCAB, draw, make
 
@@ -427,3 +429,25 @@ def test_an_unknown_public_name() -> None:
 
     with pytest.raises(AttributeError, match="module 'addnorm' has no attribute 'biuld'"):
         addnorm.biuld  # noqa: B018 (the attribute is the test)
+
+
+# ── Extras ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_missing_package_names_its_extra() -> None:
+    with pytest.raises(
+        ExtraError,
+        match=r"this needs the package nowhere_to_be_found\.at_all, which is not installed\. "
+        r"Try: pip install 'addnorm\[tables\]'\.",
+    ):
+        require("nowhere_to_be_found.at_all", "tables")
+
+
+def test_what_a_package_itself_lacks_is_not_blamed_on_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "halfway_there.py").write_text("import something_it_lacks")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="something_it_lacks") as caught:
+        require("halfway_there", "text")
+    assert not isinstance(caught.value, ExtraError)

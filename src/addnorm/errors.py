@@ -1,7 +1,9 @@
 """What goes wrong, in words a user can act on: what must hold, what was given, what to try."""
 
+import importlib
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from types import ModuleType
 from typing import TypeVar
 
 Value = TypeVar("Value")
@@ -25,6 +27,23 @@ class SavedError(AddnormError, OSError):
 
 class ExtraError(AddnormError, ImportError):
     """A part that needs a package which is not installed; the message names the extra."""
+
+
+def require(package: str, extra: str) -> ModuleType:
+    """Import a package of an extra where it is used, or say which extra has it.
+
+    >>> require("json", "text").__name__
+    'json'
+    """
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name is None or not package.startswith(error.name):
+            raise  # the package is there, and lacks something itself
+        raise ExtraError(
+            f"this needs the package {package}, which is not installed. "
+            f"Try: pip install 'addnorm[{extra}]'."
+        ) from None
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -224,7 +224,7 @@ def test_rotary_layouts_differ_by_a_permutation_of_columns() -> None:
 )
 def test_linear_bias_slopes(heads: int, slopes: list[float]) -> None:
     positions = LinearBias(8 * heads, heads, 8, 16, True)
-    torch.testing.assert_close(positions.slopes, torch.tensor(slopes), rtol=0, atol=5e-5)
+    assert positions.slopes == pytest.approx(slopes, abs=5e-5)
 
 
 def test_linear_bias_falls_with_distance() -> None:

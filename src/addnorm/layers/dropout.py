@@ -32,24 +32,19 @@ class Dropout(nn.Module):
 
 
 class _BitDropout(torch.autograd.Function):
-    """Draws 16 bits per element, keeps those at or above the threshold, and remembers the bits."""
+    """Draws 16 bits per element, keeps those at or above the threshold, and remembers which."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
         dropped = min(round(p * 65536), 65535)
         draws = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
         bits = draws.view(torch.int16)[: x.numel()].view(x.shape)
-        ctx.save_for_backward(bits)
-        ctx.threshold, ctx.scale = dropped - 32768, 65536 / (65536 - dropped)
-        return x * _kept(bits, ctx.threshold, ctx.scale, x.dtype)
+        kept = torch.ge(bits, dropped - 32768, out=torch.empty(x.shape, dtype=x.dtype))
+        kept.mul_(65536 / (65536 - dropped))
+        ctx.save_for_backward(kept)
+        return x * kept
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        (bits,) = ctx.saved_tensors
-        return grads[0] * _kept(bits, ctx.threshold, ctx.scale, grads[0].dtype), None
-
-
-def _kept(bits: Tensor, threshold: int, scale: float, dtype: torch.dtype) -> Tensor:
-    """scale where the element is kept, 0 where it is dropped."""
-    kept = torch.empty(bits.shape, dtype=dtype)
-    return torch.ge(bits, threshold, out=kept).mul_(scale)
+        (kept,) = ctx.saved_tensors
+        return grads[0] * kept, None

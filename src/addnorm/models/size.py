@@ -39,8 +39,8 @@ from addnorm.models.build import (
     places_of,
 )
 
-FLOAT, HALF = 4, 2
-"""Bytes of a float32, and of the 16 bits that dropout keeps of an element."""
+FLOAT = 4
+"""Bytes of a float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +131,7 @@ def _side(c: ModelConfig, side: str, n: int, batch: int) -> Iterator[Part]:
     yield Part(
         name=f"{side} positions",
         parameters=_count(positions),
-        activations=batch * n * c.width * (HALF if c.dropout else 0),
+        activations=batch * n * c.width * (FLOAT if c.dropout else 0),
     )
     yield _attention(c, f"{side} attention", depth, n, batch, side == "decoder")
     yield _scores(c, f"{side} scores", depth, n, batch, positions)
@@ -174,7 +174,7 @@ def _attention(c: ModelConfig, name: str, depth: int, n: int, batch: int, cached
     )
     norm = {"none": 0, "head": 2 * head_width_of(c), "width": q + kv}[c.qk_norm]
     norms = norm * _norm_parameters_per_channel(c) if c.norm != "scale" else 2 * (norm > 0)
-    kept = (c.width + q + 2 * kv) * FLOAT + (c.width * HALF if c.dropout else 0)
+    kept = (c.width + q + 2 * kv) * FLOAT + (c.width * FLOAT if c.dropout else 0)
     return Part(
         name=name,
         parameters=depth * (weights + biases + norms),
@@ -230,7 +230,7 @@ def _ffn(c: ModelConfig, name: str, depth: int, n: int, batch: int) -> Part:
         name=name,
         parameters=depth * (weights + biases),
         forward=depth * 2 * batch * n * weights,
-        activations=depth * batch * n * (c.width * FLOAT + inner + dropouts * HALF),
+        activations=depth * batch * n * (c.width * FLOAT + inner + dropouts * FLOAT),
     )
 
 
