@@ -310,9 +310,11 @@ def test_texts_are_joined_to_a_stream() -> None:
 
 
 def test_streams_of_small_integers_become_ids() -> None:
-    inputs, targets = collate_windows(torch.tensor([5, 6, 7], dtype=torch.int16), [(0, 2)])
-    assert inputs.dtype == targets.dtype == torch.long
-    assert (inputs.tolist(), targets.tolist()) == ([[5, 6]], [[6, 7]])
+    for kind in (torch.uint8, torch.int16, torch.int32):
+        inputs, targets = collate_windows(torch.tensor([5, 6, 7], dtype=kind), [(0, 2), (0, 1)])
+        assert inputs.dtype == targets.dtype == torch.long
+        assert inputs.tolist() == [[5, 6], [5, PAD]]
+        assert targets.tolist() == [[6, 7], [6, IGNORE]]
 
 
 @pytest.mark.parametrize(

@@ -204,6 +204,14 @@ def test_columns_are_chosen_by_name_or_number(put: Put) -> None:
     refuse("has no column|no header line", lambda: read_pairs(name, columns=("1", "4")))
 
 
+def test_two_files_have_no_columns(put: Put) -> None:
+    refuse(
+        r"columns are for one table: got \('1', '2'\) and two files",
+        lambda: read_pairs("a.en", "a.de", columns=("1", "2")),
+        ConfigError,
+    )
+
+
 def test_unequal_files_are_refused_with_both_counts(put: Put) -> None:
     put(a_en="a\nb\nc\n", a_de="A\nB\n")
     refuse(

@@ -7,7 +7,7 @@ from pathlib import Path
 from addnorm.data.cells import Cells, find_column, is_table, read_cells
 from addnorm.data.files import read_lines
 from addnorm.data.report import Finding, Report, find, need_choice, need_positive
-from addnorm.errors import InputError
+from addnorm.errors import ConfigError, InputError
 
 HEADS = (
     "source target src tgt trg input output text translation reference "
@@ -82,8 +82,7 @@ def read_pairs(
     if target is None:
         name, rows, lines, notes = _from_table(source, columns)
     else:
-        name, rows, notes = f"{source}, {target}", _from_files(source, target), []
-        lines = list(range(1, len(rows) + 1))
+        name, rows, lines, notes = _from_files(source, target, columns)
     if limit is not None and limit < len(rows):
         notes = [*notes, f"only the first {limit} of {len(rows)} pairs are read."]
         rows, lines = rows[:limit], lines[:limit]
@@ -98,13 +97,8 @@ def read_pairs(
     )
     if not kept:
         raise InputError(f"there must be a pair to learn from: {' '.join(report.lines())}")
-    numbers, texts = [row for row, _ in kept], [cells for _, cells in kept]
-    return Pairs(
-        [cells[0] for cells in texts],
-        [cells[1] for cells in texts],
-        [lines[row] for row in numbers],
-        report,
-    )
+    sources, targets = ([cells[side] for _, cells in kept] for side in (0, 1))
+    return Pairs(sources, targets, [lines[row] for row, _ in kept], report)
 
 
 def sift(
@@ -169,7 +163,14 @@ def limit_tokens(
     return held, kept, find(("has", "have"), f"more than {longest} tokens", long, places)
 
 
-def _from_files(source: str | Path, target: str | Path) -> list[tuple[str, ...]]:
+def _from_files(
+    source: str | Path, target: str | Path, columns: tuple[str, str] | None
+) -> tuple[str, list[tuple[str, ...]], list[int], list[str]]:
+    """Name, pairs, lines and notes of two files."""
+    if columns is not None:
+        raise ConfigError(
+            f"columns are for one table: got {columns} and two files. Leave one of them out."
+        )
     one, other = read_lines(source), read_lines(target)
     if len(one) != len(other):
         raise InputError(
@@ -177,7 +178,8 @@ def _from_files(source: str | Path, target: str | Path) -> list[tuple[str, ...]]
             f"{len(one)}, {str(target)!r} has {len(other)}. Line n of one translates line n of the "
             "other."
         )
-    return list(zip(one, other, strict=True))
+    rows: list[tuple[str, ...]] = list(zip(one, other, strict=True))
+    return f"{source}, {target}", rows, list(range(1, len(rows) + 1)), []
 
 
 def _from_table(

@@ -10,9 +10,10 @@ from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 
+from addnorm.data.pieces import BPE, Unigram
 from addnorm.data.record import Record, read_record, sha256, write_record
 from addnorm.data.special import BEGIN, END, FIRST, MASK, NAMES, PAD, UNKNOWN
-from addnorm.data.spelling import BPE, Bytes, Characters, Spelling, Unigram
+from addnorm.data.spelling import Bytes, Characters, Spelling
 from addnorm.errors import InputError, SavedError, choose
 
 TOKENIZERS: dict[str, type[Spelling]] = {

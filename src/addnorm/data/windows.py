@@ -72,8 +72,9 @@ def collate_windows(stream: Tensor, windows: Sequence[Window]) -> TokenBatch:
     places = first[:, None] + torch.arange(int((stop - first).max()))  # (batch, length)
     real = places < stop[:, None]
     places = torch.where(real, places, 0)
-    inputs = torch.where(real, stream[places], PAD)
-    return TokenBatch(inputs.long(), torch.where(real, stream[places + 1], IGNORE).long())
+    # Ids first: a stream of small unsigned numbers has no room for IGNORE.
+    inputs = torch.where(real, stream[places].long(), PAD)
+    return TokenBatch(inputs, torch.where(real, stream[places + 1].long(), IGNORE))
 
 
 def _straight(inputs: int, length: int, generator: np.random.Generator) -> list[Window]:
