@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from addnorm import Config, ModelConfig, build, presets
-from addnorm.config import SCHEMA, SECTIONS, Options, describe
+from addnorm.config import SCHEMA, SECTIONS
 from addnorm.errors import AddnormError, ConfigError, SavedError
+from addnorm.section import Options, describe
 
 FIELDS = [item.name for item in dataclasses.fields(ModelConfig)]
 
@@ -118,7 +119,10 @@ def test_every_preset_reads_back_equal() -> None:
 def test_a_dump_is_toml_with_its_schema() -> None:
     table = tomllib.loads(Config().dump())
     assert table.pop("schema") == SCHEMA
-    assert set(table) == set(SECTIONS)
+    assert set(table) == {"model"}, "untouched sections are left out"
+    changed = Config().override("train.lr=1e-3", "data.lower=true", "run.seed=1")
+    assert set(tomllib.loads(changed.dump())) == {"schema", *SECTIONS}
+    assert Config.parse(changed.dump()) == changed
 
 
 def test_whole_numbers_are_numbers_and_stay_what_they_were_meant_to_be() -> None:

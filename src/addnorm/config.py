@@ -1,99 +1,23 @@
-"""Config and its sections: load, override, check, dump.
+"""Config and its sections: load, override, check, dump. Long because every field is listed here.
 
 A section is a frozen record of plain values. What is stored is what was written; a value left out
 is None and is worked out where the model is built. The line of text under each field is its help.
 """
 
-import ast
 import dataclasses
-import inspect
 import math
-import re
-import textwrap
 import tomllib
-import types
-import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from addnorm.errors import ConfigError, SavedError, nearest
-
-Plain = bool | int | float | str
+from addnorm.disk import read_text
+from addnorm.errors import ConfigError, nearest
+from addnorm.section import Options, Section, read_value, write_value
 
 SCHEMA = 1
 """The version of the configuration format; a new one comes with a function that lifts the old."""
-
-
-class Options(Mapping[str, Plain]):
-    """Settings of one arrangement or position scheme: an unchangeable table of plain values."""
-
-    def __init__(self, values: Mapping[str, Plain] | None = None) -> None:
-        self._values = dict(values or {})
-
-    def __getitem__(self, key: str) -> Plain:
-        return self._values[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __hash__(self) -> int:
-        return hash(frozenset(self._values.items()))
-
-    def __repr__(self) -> str:
-        return repr(self._values)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Section:
-    """The parts that every section shares: types are checked when it is made."""
-
-    def __post_init__(self) -> None:
-        hints = typing.get_type_hints(type(self))
-        for item in dataclasses.fields(self):
-            value = fit(getattr(self, item.name), hints[item.name])
-            if value is _UNFIT:
-                raise ConfigError(
-                    f"{self.title()}.{item.name} must be {say_type(hints[item.name])}: "
-                    f"got {getattr(self, item.name)!r}."
-                )
-            object.__setattr__(self, item.name, value)
-        self.check()
-
-    def check(self) -> None:
-        """Raise ConfigError where the values cannot stand together."""
-
-    @classmethod
-    def title(cls) -> str:
-        return cls.__name__.removesuffix("Config").lower()
-
-    def need(self, holds: bool, name: str, rule: str, advice: str) -> None:
-        """One check: the message names the field, the rule, the value given and what to try."""
-        if not holds:
-            given = getattr(self, name)
-            raise ConfigError(f"{self.title()}.{name} {rule}: got {given!r}. {advice}")
-
-    def need_one_of(self, name: str, choices: Sequence[str]) -> None:
-        given = getattr(self, name)
-        self.need(
-            given in choices, name, f"must be one of {', '.join(choices)}", nearest(given, choices)
-        )
-
-    def left_out(self) -> list[str]:
-        """The fields that were not given and are worked out when the model is built."""
-        return [item.name for item in dataclasses.fields(self) if getattr(self, item.name) is None]
-
-    def replace(self, /, **changes: Any) -> Self:
-        """A copy with some fields changed; an unknown field is an error."""
-        known = [item.name for item in dataclasses.fields(self)]
-        for name in changes:
-            if name not in known:
-                raise ConfigError(f"{self.title()} has no field {name!r}. {nearest(name, known)}")
-        return dataclasses.replace(self, **changes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,11 +141,8 @@ class ModelConfig(Section):
             self.need(getattr(self, name) > 0, name, "must be positive", "Try 8 or more.")
         for name in ("depth", "segments", "outputs", "vocab"):
             self.need(getattr(self, name) >= 0, name, "must not be negative", "Try 0 or more.")
-        sizes = ("kv_heads", "head_width", "ffn_width", "window", "target_vocab", "decoder_depth")
-        for name in (*sizes, "attention_scale", "attention_cap"):
-            value = getattr(self, name)
-            positive = value is None or 0 < value < math.inf
-            self.need(positive, name, "must be positive", "Leave it out, or try 1.")
+        self.need_positive("kv_heads", "head_width", "ffn_width", "window", "target_vocab")
+        self.need_positive("decoder_depth", "attention_scale", "attention_cap")
         for name in ("dropout", "attention_dropout", "ffn_dropout"):
             self.need(
                 0 <= getattr(self, name) < 1, name, "must be at least 0 and below 1", "Try 0.1."
@@ -298,6 +219,158 @@ class ModelConfig(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DataConfig(Section):
+    """What is read, and how text becomes tokens."""
+
+    source: str | None = None
+    """File to learn from: source lines, a book, or a table (.txt, .tsv, .csv, each also .gz)."""
+    target: str | None = None
+    """File with the translation of each source line; left out for a table of pairs."""
+    valid_source: str | None = None
+    """File to validate with; a part of the training data is held out when left out."""
+    valid_target: str | None = None
+    """Translations of the lines to validate with."""
+    valid_share: float = 0.1
+    """Share that is held out, by distinct source, when there is no file to validate with."""
+    text: str | None = None
+    """Column of the text (of the source, in a table of pairs), by name or number; else guessed."""
+    label: str | None = None
+    """Column of the label (of the target, in a table of pairs), by name or number; else guessed."""
+    limit: int | None = None
+    """Rows to read of each file; all when left out."""
+    tokenizer: str | None = None
+    """bpe, unigram, characters or bytes; worked out from the task when left out."""
+    vocab: int | None = None
+    """Token ids to learn; worked out from the size of the text when left out."""
+    joint: bool = True
+    """Whether source and target share one vocabulary."""
+    lower: bool = False
+    """Put text into lower case."""
+    longest: int | None = None
+    """Tokens a text may have; worked out from the task when left out."""
+    long: str = "cut"
+    """What to do with longer ones: cut, drop or keep."""
+    empty: str = "drop"
+    """What to do with empty ones: drop or keep."""
+    repeated: str = "keep"
+    """What to do with exact repetitions: drop or keep."""
+    mask: float = 0.15
+    """Share of the tokens that masked pre-training hides."""
+
+    def check(self) -> None:
+        for name, choices in (
+            ("long", ("cut", "drop", "keep")),
+            ("empty", ("drop", "keep")),
+            ("repeated", ("drop", "keep")),
+        ):
+            self.need_one_of(name, choices)
+        if self.tokenizer is not None:
+            self.need_one_of("tokenizer", ("bpe", "unigram", "characters", "bytes"))
+        self.need_positive("limit", "vocab", "longest", "valid_share", "mask")
+        self.need(self.valid_share < 1, "valid_share", "must be below 1", "Try 0.1.")
+        self.need(self.mask <= 1, "mask", "must be at most 1", "Try 0.15.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(Section):
+    """How it is trained."""
+
+    steps: int | None = None
+    """Updates of the weights; worked out from the data, or from run.minutes, when left out."""
+    batch: int | None = None
+    """Tokens a batch, padding and both sides counted; worked out from the task when left out."""
+    accumulate: int = 1
+    """Batches whose gradients are added up for one step."""
+    optimizer: str = "adamw"
+    """adamw, adam, adafactor or muon."""
+    lr: float | None = None
+    """Highest learning rate; worked out from the task and the width when left out."""
+    beta1: float = 0.9
+    """Decay of the mean of the gradients."""
+    beta2: float = 0.98
+    """Decay of the mean of their squares."""
+    eps: float = 1e-9
+    """Small number in the denominator of Adam."""
+    weight_decay: float = 0.0
+    """Decay of matrices; vectors are never decayed."""
+    schedule: str = "cosine"
+    """noam (inverse-sqrt), cosine, linear or constant, after the warm-up."""
+    warmup: int | None = None
+    """Steps over which the rate rises from 0; worked out from the steps when left out."""
+    floor: float = 0.0
+    """Share of the highest rate that cosine and linear end at."""
+    smoothing: float = 0.0
+    """Label smoothing."""
+    clip: float = 1.0
+    """Largest norm of the gradient; 0 for any."""
+    evaluate: int | None = None
+    """Steps between evaluations; worked out from the steps when left out."""
+    save: int | None = None
+    """Steps between checkpoints; as evaluate when left out."""
+    keep: int = 2
+    """Checkpoints to keep."""
+    metric: str = "loss"
+    """What decides which weights are best: loss; bleu for translate, accuracy for classify."""
+    patience: int = 0
+    """Evaluations without a better metric before stopping; 0 for never."""
+    average: int = 0
+    """Mean of the weights at the last so many evaluations; 0 for none."""
+    ema: float = 0.0
+    """Decay of a running average of the weights; 0 for none."""
+
+    def check(self) -> None:
+        self.need_one_of("optimizer", ("adamw", "adam", "adafactor", "muon"))
+        self.need_one_of("schedule", ("noam", "inverse-sqrt", "cosine", "linear", "constant"))
+        self.need_one_of("metric", ("loss", "bleu", "accuracy"))
+        self.need_positive("steps", "batch", "accumulate", "lr", "eps", "evaluate", "save", "keep")
+        for name in ("beta1", "beta2", "smoothing", "ema"):
+            value = getattr(self, name)
+            self.need(0 <= value < 1, name, "must be at least 0 and below 1", "Try 0.1 or 0.9.")
+        for name in ("weight_decay", "clip", "patience", "average", "warmup", "floor"):
+            value = getattr(self, name)
+            self.need(value is None or value >= 0, name, "must not be negative", "Try 0.")
+        self.need(self.floor <= 1, "floor", "must be at most 1", "Try 0.1.")
+        self.need(
+            not (self.average and self.ema), "ema", "goes without train.average", "Try ema=0."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(Section):
+    """What the run is for, how long it may take, and where it runs."""
+
+    task: str | None = None
+    """translate, language, masked or classify."""
+    size: str | None = None
+    """tiny, small, base or big; worked out from the size of the data when left out."""
+    minutes: float | None = None
+    """Time to train; the steps are fitted to it after the first few are measured."""
+    start: str | None = None
+    """A run or saved model whose weights to begin with."""
+    seed: int = 0
+    """Decides initial weights, order of the data, dropout."""
+    device: str = "auto"
+    """cpu, cuda, mps or auto."""
+    precision: str = "auto"
+    """float32, bfloat16, or auto: bfloat16 where the device is fast at it."""
+    parallel: str = "ddp"
+    """With several processes: ddp (each holds the model) or fsdp (each holds a part of it)."""
+
+    def check(self) -> None:
+        if self.task is not None:
+            self.need_one_of("task", TASKS)
+        if self.size is not None:
+            self.need_one_of("size", ("tiny", "small", "base", "big"))
+        self.need_one_of("device", ("auto", "cpu", "cuda", "mps"))
+        self.need_one_of("precision", ("auto", "float32", "bfloat16"))
+        self.need_one_of("parallel", ("ddp", "fsdp"))
+        self.need_positive("minutes")
+
+
+TASKS = ("translate", "language", "masked", "classify")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """A whole configuration: one section for each thing a run needs to know.
 
@@ -306,6 +379,9 @@ class Config:
     """
 
     model: ModelConfig = field(default_factory=lambda: ModelConfig(vocab=32000))
+    data: DataConfig = field(default_factory=DataConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    run: RunConfig = field(default_factory=RunConfig)
 
     def replace(self, /, **changes: Any) -> "Config":
         """A copy with whole sections, or fields of the model, changed."""
@@ -323,7 +399,7 @@ class Config:
                 raise ConfigError(
                     f"a setting must read section.field=value: got {setting!r}. Try model.depth=6."
                 )
-            table.setdefault(section, {})[name] = _read_value(text.strip())
+            table.setdefault(section, {})[name] = read_value(text.strip())
         return self.updated(table)
 
     def updated(self, table: Mapping[str, Any]) -> "Config":
@@ -338,15 +414,21 @@ class Config:
         return dataclasses.replace(self, **changes)
 
     def dump(self) -> str:
-        """The configuration as TOML that `parse` reads back equal."""
+        """The configuration as TOML that `parse` reads back equal; untouched sections are left out.
+
+        The section of the model is always there.
+        """
         lines = [f"schema = {SCHEMA}"]
+        untouched = Config()
         for section in SECTIONS:
-            lines += ["", f"[{section}]"]
             record = getattr(self, section)
+            if section != "model" and record == getattr(untouched, section):
+                continue
+            lines += ["", f"[{section}]"]
             for item in dataclasses.fields(record):
                 value = getattr(record, item.name)
                 if value is not None:
-                    lines.append(f"{item.name} = {_write_value(value)}")
+                    lines.append(f"{item.name} = {write_value(value)}")
         return "\n".join(lines) + "\n"
 
     @classmethod
@@ -372,99 +454,3 @@ class Config:
 
 
 SECTIONS = {item.name: item.type for item in dataclasses.fields(Config)}
-
-
-def read_text(path: str | Path) -> str:
-    """A text file, or one clear error about why not."""
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise SavedError(f"there is no file {str(path)!r}. Check the path.") from None
-    except UnicodeDecodeError as error:
-        raise SavedError(f"{str(path)!r} is not UTF-8 text: {error.reason}.") from None
-    except OSError as error:
-        raise SavedError(f"{str(path)!r} cannot be read: {error.strerror}.") from None
-
-
-def describe(section: type[Section]) -> dict[str, str]:
-    """The line of help under each field of a section.
-
-    >>> describe(ModelConfig)["width"]
-    'Numbers per position in the stream.'
-    """
-    tree = ast.parse(textwrap.dedent(inspect.getsource(section))).body[0]
-    assert isinstance(tree, ast.ClassDef)
-    found = {}
-    for before, after in zip(tree.body, tree.body[1:], strict=False):
-        if isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name):
-            text = after.value if isinstance(after, ast.Expr) else None
-            if isinstance(text, ast.Constant) and isinstance(text.value, str):
-                found[before.target.id] = " ".join(text.value.split())
-    return found
-
-
-_UNFIT = object()
-
-
-def fits(value: Any, hint: Any) -> bool:
-    """Whether a field or option of this type can hold the value.
-
-    >>> fits(3, float), fits(3.5, int), fits(True, int)
-    (True, False, False)
-    """
-    return fit(value, hint) is not _UNFIT
-
-
-def fit(value: Any, hint: Any) -> Any:
-    """The value as a field of this type holds it, or _UNFIT."""
-    if isinstance(hint, types.UnionType):
-        if value is None or value == "none":
-            return None
-        return fit(value, next(part for part in hint.__args__ if part is not types.NoneType))
-    if hint is Options:
-        plain = isinstance(value, Mapping) and all(
-            isinstance(key, str) and isinstance(item, Plain) for key, item in value.items()
-        )
-        return Options(value) if plain else _UNFIT
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if hint is int and isinstance(value, bool):
-        return _UNFIT
-    return value if isinstance(value, hint) else _UNFIT
-
-
-def say_type(hint: Any) -> str:
-    names = {
-        int: "a whole number",
-        float: "a number",
-        str: "a word",
-        bool: "true or false",
-        Options: "a table of plain values",
-    }
-    if isinstance(hint, types.UnionType):
-        part = next(part for part in hint.__args__ if part is not types.NoneType)
-        return f"{names[part]}, or left out"
-    return names[hint]
-
-
-def _read_value(text: str) -> Any:
-    """The value after `=` on the command line: TOML where it is TOML, else a word."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
-
-
-def _write_value(value: Any) -> str:
-    """A plain value as TOML."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        escaped = re.sub(r'[\x00-\x1f\x7f"\\]', lambda found: f"\\u{ord(found.group()):04x}", value)
-        return f'"{escaped}"'
-    if isinstance(value, Mapping):
-        inner = ", ".join(
-            f"{_write_value(key)} = {_write_value(item)}" for key, item in value.items()
-        )
-        return f"{{ {inner} }}" if inner else "{}"
-    return repr(value)

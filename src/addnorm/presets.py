@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from addnorm.config import Config, ModelConfig, read_text
+from addnorm.config import Config, ModelConfig
+from addnorm.disk import read_text
 from addnorm.errors import ConfigError, SavedError, nearest
 
 

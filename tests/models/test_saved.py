@@ -385,7 +385,7 @@ def half_written(tensors: Any, path: Path, metadata: Any = None) -> None:
     (
         ("addnorm.models.saved.save_file", no_space),
         ("addnorm.models.saved.save_file", half_written),
-        ("addnorm.models.saved.os.fsync", no_space),
+        ("addnorm.disk.os.fsync", no_space),
         ("pathlib.Path.replace", no_space),
     ),
 )
@@ -429,7 +429,7 @@ def test_an_interrupted_save_leaves_no_temporary_file(
     old = small()
     old.save(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr("addnorm.models.saved.os.fsync", interrupt)
+        patch.setattr("addnorm.disk.os.fsync", interrupt)
         with pytest.raises(KeyboardInterrupt):
             small(depth=1).save(tmp_path)
     assert files(tmp_path) == FILES

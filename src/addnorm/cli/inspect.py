@@ -4,8 +4,9 @@ import argparse
 import inspect
 import json
 
-from addnorm.config import Config, Section, describe
+from addnorm.config import Config
 from addnorm.presets import PRESETS, SIZES, find, summary
+from addnorm.section import Section, describe
 
 
 def cost(args: argparse.Namespace) -> None:

@@ -5,8 +5,6 @@ occur inside sentences, so that splitting on them would put aligned files out of
 """
 
 import gzip
-import os
-import secrets
 import zlib
 from difflib import get_close_matches
 from pathlib import Path
@@ -65,21 +63,6 @@ def need_file(path: Path) -> Path:
         hint = f"Did you mean {close[0]!r}?" if close else "Check the path."
         raise SavedError(f"there is no file {str(path)!r}. {hint}")
     return path
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that appears whole or not at all, even if the power fails."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        raise SavedError(f"{str(path)!r} cannot be written: {error.strerror}.") from None
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> bytes:

@@ -8,7 +8,8 @@ import json
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
-from addnorm.data.files import need_file, write_whole
+from addnorm.data.files import need_file
+from addnorm.disk import write_whole
 from addnorm.errors import SavedError
 
 FORMAT, VERSION = "addnorm tokenizer", 1

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from addnorm.config import Config, ModelConfig, Options, fits, say_type
+from addnorm.config import Config, ModelConfig
 from addnorm.errors import ConfigError, choose, nearest
 from addnorm.layers.addnorm import ADDNORMS, AddNorm, Ends, Place
 from addnorm.layers.attention import (
@@ -28,6 +28,7 @@ from addnorm.layers.scores import AdditiveScore, DotScore, Score
 from addnorm.layers.stack import Block, Stack
 from addnorm.layers.tokens import Patches, Summary, Tokens, Vectors
 from addnorm.models.transformer import Decoder, Encoder, EncoderDecoder, Side
+from addnorm.section import Options, fits, say_type
 
 Model = Encoder | Decoder | EncoderDecoder
 

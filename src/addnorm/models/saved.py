@@ -6,8 +6,6 @@ differ, loading says so. Nothing that is read is ever executed.
 """
 
 import hashlib
-import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,7 +14,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from addnorm.config import Config, ModelConfig, read_text
+from addnorm.config import Config, ModelConfig
+from addnorm.disk import read_text, whole, write_whole
 from addnorm.errors import AddnormError, SavedError
 from addnorm.models.build import Model, build
 
@@ -71,16 +70,11 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str,
     """A safetensors file with a digest of its contents, written whole."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     header = {"format": "addnorm", "version": FORMAT, **facts, "digest": digest(plain)}
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        save_file(plain, temporary, metadata=header)
-        _land(temporary, path)
-    except (OSError, SafetensorError) as error:
-        # A full disk reaches us as an error of safetensors, not of Python.
-        reason = getattr(error, "strerror", None) or error
-        raise SavedError(f"{str(path)!r} cannot be written: {reason}.") from None
-    finally:
-        temporary.unlink(missing_ok=True)
+        with whole(path) as temporary:
+            save_file(plain, temporary, metadata=header)
+    except SafetensorError as error:  # which a full disk is, too
+        raise SavedError(f"{str(path)!r} cannot be written: {error}.") from None
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -116,25 +110,6 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
         total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         total.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """A small file that appears whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        temporary.write_bytes(content)
-        _land(temporary, path)
-    except OSError as error:
-        raise SavedError(f"{str(path)!r} cannot be written: {error.strerror}.") from None
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _land(temporary: Path, path: Path) -> None:
-    """Give a finished file its name, once the disk has its contents."""
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def _need_same(model: nn.Module, tensors: Mapping[str, Tensor], directory: Path) -> None:

@@ -22,8 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from addnorm.disk import write_whole
 from addnorm.errors import SavedError
-from addnorm.models.saved import read_tensors, write_tensors, write_whole
+from addnorm.models.saved import read_tensors, write_tensors
 
 VERSION = 1
 FOLDER = "checkpoints"
