@@ -1,0 +1,296 @@
+"""Decoding the same sentences with the same encoder-decoder: greedy and beam 5.
+
+6 + 6 blocks, width 512, ffn 2,048, 8 heads, vocabulary 37,000; random weights, made once and given
+to all three libraries; 32 sources of 32 tokens, and exactly 32 tokens out of each, because nothing
+may end. Output tokens a second. Before the race all three are asked for the same output: in float32
+every token must be the same.
+
+Run alone: `python -m bench.decode --rounds 4`, or `--size tiny` to see that it works.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bench.harness import Contender, dump, machine, peak_gflops, race, show
+
+
+@dataclass(frozen=True)
+class Size:
+    width: int
+    depth: int
+    heads: int
+    ffn: int
+    vocab: int
+    sentences: int
+    length: int
+
+
+SIZES = {
+    "real": Size(512, 6, 8, 2048, 37_000, 32, 32),
+    "tiny": Size(64, 2, 4, 128, 600, 6, 5),
+}
+BEAMS = (1, 5)
+END = 0
+Rows = list[list[int]]
+Step = Callable[[], Rows]
+
+
+def contenders(folder: str, beam: int, size: str) -> list[Contender]:
+    def row(name: str, maker: str, keep: bool = False, **settings: Any) -> Contender:
+        common = {"folder": folder, "beam": beam, "size": size}
+        return Contender(name, f"bench.decode:{maker}", common | settings, keep)
+
+    return [
+        row("addnorm", "addnorm", True),
+        row("addnorm, 2 workers", "addnorm", True, workers=2),
+        row("addnorm int8", "addnorm", True, int8=True),
+        row("addnorm int8, 2 workers", "addnorm", True, int8=True, workers=2),
+        row("Hugging Face Marian", "hugging_face"),
+        row("Hugging Face Marian, kept memory", "hugging_face", True),
+        row("CTranslate2 float32, 1 × 2 threads", "ctranslate2", workers=1),
+        row("CTranslate2 float32, 2 × 1 thread", "ctranslate2", workers=2),
+        row("CTranslate2 int8, 1 × 2 threads", "ctranslate2", workers=1, kind="int8"),
+        row("CTranslate2 int8, 2 × 1 thread", "ctranslate2", workers=2, kind="int8"),
+    ]
+
+
+def run(
+    rounds: int, peak: float, size: str = "real", beams: tuple[int, ...] = BEAMS
+) -> list[dict[str, Any]]:
+    """One race for each number of beams, shown beside our best in either precision."""
+    tables = []
+    sizes = SIZES[size]
+    with tempfile.TemporaryDirectory() as folder:
+        # Elsewhere, because the three libraries should not share a process that is timed.
+        for task in ("--make", "--compare"):
+            command = [sys.executable, "-m", "bench.decode", task, folder, "--size", size]
+            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+            print(done.stdout, end="")
+        for beam in beams:
+            results = race(contenders(folder, beam, size), rounds, steps=1, warm=1)
+            flops, work = flops_per_step(sizes, beam), sizes.sentences * sizes.length
+            kind = "Greedy decoding" if beam == 1 else f"Beam search, {beam} beams"
+            for ours in (slice(0, 2), slice(2, 4)):
+                best = min((r for r in results[ours] if r.seconds), key=lambda r: r.median)
+                beside = [replace(r, contender=replace(r.contender, ours=r is best)) for r in results]
+                title = f"{kind}: output tokens a second, beside {best.contender.name}"
+                tables.append(show(title, beside, work, flops, peak))
+    return tables
+
+
+def flops_per_step(size: Size, beam: int) -> float:
+    """Matrix products of decoding all sentences once."""
+    w, tokens = size.width, size.sentences * size.length
+    encoder = size.depth * (4 * w * w + 2 * w * size.ffn + 2 * size.length * w) * tokens
+    memory = size.depth * 2 * w * w * tokens
+    scores = 2 * w * (size.length / 2 + size.length)
+    decoder = size.depth * (6 * w * w + 2 * w * size.ffn + scores) + w * size.vocab
+    return 2 * (encoder + memory + decoder * tokens * beam)
+
+
+def sources(size: Size) -> Rows:
+    import torch
+
+    draw = torch.Generator().manual_seed(0)
+    shape = (size.sentences, size.length)
+    rows: Rows = torch.randint(3, size.vocab - 1, shape, generator=draw).tolist()
+    return rows
+
+
+def need_lengths(found: Rows, size: Size) -> Rows:
+    """Nobody may win by writing less."""
+    lengths = [len(row) for row in found]
+    if lengths != [size.length] * size.sentences:
+        raise RuntimeError(f"all outputs must have {size.length} tokens: got {set(lengths)}")
+    return found
+
+
+# ── Three libraries ───────────────────────────────────────────────────────────────────────────────
+
+
+def addnorm(
+    folder: str,
+    beam: int,
+    size: str,
+    workers: int = 1,
+    int8: bool = False,
+    keep_greedy: bool = True,
+) -> Step:
+    from addnorm import load
+    from addnorm.generate import quantise, translate
+
+    sizes = SIZES[size]
+    model = load(Path(folder) / "addnorm").eval()
+    model = quantise(model) if int8 else model
+    rows = sources(sizes)
+
+    def step() -> Rows:
+        found = translate(
+            model,
+            rows,
+            begin=sizes.vocab - 1,
+            end=None,
+            pad=END,  # never chosen, as the others do not before the last token
+            beam=beam,
+            keep_greedy=keep_greedy,
+            longest=(0.0, sizes.length),
+            batch_tokens=10**6,
+            workers=workers,
+        )
+        return need_lengths([list(best.tokens) for best, *_ in found], sizes)
+
+    return step
+
+
+def hugging_face(folder: str, beam: int, size: str) -> Step:
+    import torch
+    from transformers import MarianMTModel
+
+    sizes = SIZES[size]
+    model = MarianMTModel.from_pretrained(Path(folder) / "marian").eval()
+    ids = torch.tensor(sources(sizes))
+    lengths = {"min_new_tokens": sizes.length, "max_new_tokens": sizes.length}
+
+    def step() -> Rows:
+        with torch.inference_mode():
+            found = model.generate(ids, num_beams=beam, do_sample=False, **lengths)
+        return need_lengths(found[:, 1:].tolist(), sizes)
+
+    return step
+
+
+def ctranslate2(folder: str, beam: int, size: str, workers: int, kind: str = "float32") -> Step:
+    import ctranslate2 as library
+
+    sizes = SIZES[size]
+    translator = library.Translator(
+        str(Path(folder) / "ctranslate2"),
+        compute_type=kind,
+        inter_threads=workers,
+        intra_threads=2 // workers,
+    )
+    rows = [[str(token) for token in row] for row in sources(sizes)]
+
+    def step() -> Rows:
+        found = translator.translate_batch(
+            rows,
+            beam_size=beam,
+            min_decoding_length=sizes.length,
+            max_decoding_length=sizes.length,
+            max_batch_size=sizes.sentences // workers,
+        )
+        return need_lengths([[int(t) for t in each.hypotheses[0]] for each in found], sizes)
+
+    return step
+
+
+# ── One model for all ─────────────────────────────────────────────────────────────────────────────
+
+
+def make(folder: Path, size: Size) -> None:
+    """One Marian with random weights in the three libraries' own formats."""
+    import torch
+    import transformers
+    from ctranslate2.converters.transformers import MarianMTLoader
+
+    from addnorm import build, presets
+    from tests.parity.mapping import marian as renamed
+
+    config = transformers.MarianConfig(
+        vocab_size=size.vocab,
+        d_model=size.width,
+        encoder_layers=size.depth,
+        decoder_layers=size.depth,
+        encoder_attention_heads=size.heads,
+        decoder_attention_heads=size.heads,
+        encoder_ffn_dim=size.ffn,
+        decoder_ffn_dim=size.ffn,
+        max_position_embeddings=2 * size.length + 2,
+        activation_function="relu",
+        scale_embedding=True,
+        eos_token_id=END,
+        pad_token_id=size.vocab - 1,
+        decoder_start_token_id=size.vocab - 1,
+        forced_eos_token_id=None,
+    )
+    torch.manual_seed(1)
+    theirs = transformers.MarianMTModel(config).eval()
+    with torch.no_grad():
+        for name, weight in theirs.named_parameters():
+            if weight.ndim == 2 and "embed_positions" not in name:
+                # Of the size that training begins with; theirs leave outputs nearly all alike.
+                weight.normal_(std=weight.shape[1] ** -0.5)
+        theirs.model.shared.weight[config.pad_token_id] = 0.0
+    theirs.save_pretrained(folder / "marian")
+
+    shape = dict(vocab=size.vocab, width=size.width, depth=size.depth, heads=size.heads)
+    ours = build(presets.marian(**shape, ffn_width=size.ffn, ffn="relu", unembed_bias=True))
+    ours.load_state_dict(renamed(theirs.state_dict()))
+    ours.save(folder / "addnorm")
+
+    class Vocabulary:
+        eos_token, unk_token = str(END), "1"
+
+        def get_vocab(self) -> dict[str, int]:
+            last = size.vocab - 1
+            return {str(token): token for token in range(last)} | {"<pad>": last}
+
+    with torch.no_grad():
+        spec = MarianMTLoader()(theirs, Vocabulary())
+    spec.validate()
+    spec.optimize()
+    (folder / "ctranslate2").mkdir()
+    spec.save(str(folder / "ctranslate2"))
+
+
+def compare(folder: str, size: str) -> None:
+    """Raise RuntimeError unless all give the same tokens in float32; say how near int8 comes."""
+    for beam in BEAMS:
+        common = (folder, beam, size)
+        ours = addnorm(*common, keep_greedy=False)()  # as in the others' beam search
+        outputs = {
+            "Hugging Face": hugging_face(*common)(),
+            "CTranslate2": ctranslate2(*common, workers=1)(),
+            "addnorm int8": addnorm(*common, int8=True, keep_greedy=False)(),
+            "CTranslate2 int8": ctranslate2(*common, workers=1, kind="int8")(),
+        }
+        alike = {
+            name: sum(a == b for a, b in zip(ours, rows, strict=True))
+            for name, rows in outputs.items()
+        }
+        shares = ", ".join(f"{name} {count}" for name, count in alike.items())
+        print(f"beam {beam}: of {len(ours)} outputs these are addnorm's, token by token: {shares}")
+        for name in ("Hugging Face", "CTranslate2"):
+            if alike[name] != len(ours):
+                raise RuntimeError(f"{name} must give addnorm's tokens: beam {beam}, {shares}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.decode", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=4, help="rounds in which all take a turn")
+    parser.add_argument("--size", choices=SIZES, default="real")
+    parser.add_argument("--beam", type=int, choices=BEAMS, action="append", help="only this race")
+    parser.add_argument("--out", help="write the tables to this JSON file too")
+    parser.add_argument("--make", metavar="FOLDER", help=argparse.SUPPRESS)
+    parser.add_argument("--compare", metavar="FOLDER", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.make:
+        make(Path(args.make), SIZES[args.size])
+    elif args.compare:
+        compare(args.compare, args.size)
+    else:
+        print(", ".join(f"{key} {value}" for key, value in machine().items()))
+        peak = peak_gflops()
+        tables = run(args.rounds, peak, args.size, tuple(args.beam or BEAMS))
+        if args.out:
+            dump(args.out, tables, peak)
+
+
+if __name__ == "__main__":
+    main()

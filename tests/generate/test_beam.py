@@ -1,0 +1,316 @@
+"""Beam search: equal to brute force where it can be, safe in stopping, not below greedy."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from addnorm.errors import ConfigError, InputError
+from addnorm.generate import Hypothesis, translate
+from addnorm.generate.beam import BeamRules, search, seat
+from addnorm.generate.loop import Rules, follow
+from addnorm.generate.samplers import make_sampler
+from tests.conftest import PAD, make
+from tests.generate import naive
+from tests.generate.naive import BEGIN, END, Answer, Oracle
+
+penalised = pytest.mark.parametrize(
+    ("penalty", "alpha"),
+    (
+        ("length", 1.0),
+        ("length", 0.6),
+        ("length", 0.0),
+        ("gnmt", 0.6),
+        ("gnmt", 1.8),
+        ("none", 1.0),
+    ),
+)
+START = torch.tensor([[BEGIN]])
+
+
+def same(found: list[Hypothesis], answers: list[Answer]) -> None:
+    """The same sequences in the same order, with the same scores."""
+    assert [h.tokens for h in found] == [a.tokens for a in answers]
+    for hypothesis, answer in zip(found, answers, strict=True):
+        assert hypothesis.score == pytest.approx(answer.score, abs=1e-10)
+        assert hypothesis.log_probabilities == pytest.approx(answer.steps, abs=1e-10)
+        assert hypothesis.log_probability == pytest.approx(sum(answer.steps), abs=1e-10)
+
+
+def look(oracle: Oracle, limit: int, **rules: Any) -> list[Hypothesis]:
+    (found,) = search(oracle, START, [limit], BeamRules(end=END, **rules))
+    return found
+
+
+# ── Equal to brute force ──────────────────────────────────────────────────────────────────────────
+
+
+@penalised
+@pytest.mark.parametrize("closed", (True, False))
+@pytest.mark.parametrize("early", (True, False))
+def test_a_wide_beam_finds_what_there_is(
+    penalty: str, alpha: float, closed: bool, early: bool
+) -> None:
+    # 5 tokens, 4 of them not the end: 4 · 4 · 4 beginnings of 3 tokens fit in a beam of 64.
+    kinds = {"penalty": penalty, "alpha": alpha, "closed": closed}
+    for seed in range(6):
+        oracle = Oracle(seed, vocab=5)
+        answers = naive.every(oracle.log_probs, 5, 4, **kinds)
+        found = look(oracle, 4, beam=256, nbest=20, early=early, keep_greedy=False, **kinds)
+        same(found, answers[:20])
+
+
+@penalised
+def test_a_model_s_best_are_those_of_brute_force(penalty: str, alpha: float) -> None:
+    torch.manual_seed(int(alpha * 10))
+    model = make("encoder-decoder", vocab=7)
+    sources = [[3, 4, 5], [6], [3, 3]]
+    kinds = {"penalty": penalty, "alpha": alpha}
+    results = translate(
+        model, sources, begin=BEGIN, end=END, beam=64, nbest=15, longest=lambda n: n + 1, **kinds
+    )
+    for source, found in zip(sources, results, strict=True):
+        of = naive.of_translation(model, source)
+        answers = naive.every(of, 7, len(source) + 1, banned=(PAD, BEGIN), **kinds)
+        same(found, answers[: min(15, len(answers))])
+
+
+def test_banned_tokens_are_never_taken_but_keep_their_probability() -> None:
+    oracle = Oracle(3, vocab=6, peak=4)
+    found = look(oracle, 4, beam=64, nbest=10, banned=(4, 0))
+    same(found, naive.every(oracle.log_probs, 6, 4, banned=(4, 0))[:10])
+    assert all(4 not in h.tokens and 0 not in h.tokens for h in found)
+
+
+def test_without_an_end_token_all_reach_the_limit() -> None:
+    oracle = Oracle(3, vocab=4)
+    (found,) = search(oracle, START, [3], BeamRules(end=None, beam=64, nbest=9))
+    same(found, naive.every(oracle.log_probs, 4, 3, end=None)[:9])
+    assert not any(h.finished for h in found)
+
+
+def test_there_may_be_fewer_than_asked_for() -> None:
+    found = look(Oracle(0, vocab=3), 2, beam=9, nbest=9)
+    assert [len(h.tokens) for h in sorted(found, key=lambda h: len(h.tokens))] == [0, 1, 1]
+
+
+# ── A narrow beam is the textbook's ───────────────────────────────────────────────────────────────
+
+
+def by_the_book(oracle: Oracle, limit: int, beam: int, nbest: int, alpha: float) -> list[Answer]:
+    """Beam search in plain lists, without an early stop."""
+    live: list[tuple[tuple[int, ...], tuple[float, ...]]] = [((), ())]
+    ended: list[Answer] = []
+    for length in range(1, limit + 1):
+        longer = []
+        for tokens, steps in live:
+            found = oracle.log_probs(tokens).tolist()
+            parts = (*steps, found[END])
+            ended.append(Answer(tokens, parts, sum(parts) / length**alpha))
+            others = [token for token in range(oracle.vocab) if token != END]
+            longer += [((*tokens, token), (*steps, found[token])) for token in others]
+        live = sorted(longer, key=lambda each: -sum(each[1]))[:beam]
+    return sorted(ended, key=lambda answer: -answer.score)[:nbest]
+
+
+@pytest.mark.parametrize("beam", (2, 3, 5))
+@pytest.mark.parametrize("alpha", (0.0, 1.0))
+def test_a_narrow_beam_is_the_textbook_s(beam: int, alpha: float) -> None:
+    for seed in range(15):
+        oracle = Oracle(seed, vocab=9)
+        found = look(oracle, 7, beam=beam, nbest=2, alpha=alpha, keep_greedy=False)
+        same(found, by_the_book(oracle, 7, beam, 2, alpha))
+
+
+# ── Stopping early changes nothing ────────────────────────────────────────────────────────────────
+
+
+@penalised
+def test_stopping_early_changes_nothing(penalty: str, alpha: float) -> None:
+    saved = 0
+    for seed in range(25):
+        results, steps = [], []
+        for early in (True, False):
+            oracle = Oracle(seed, vocab=8, sharp=2.5, peak=END)
+            kinds = {"penalty": penalty, "alpha": alpha, "early": early}
+            results.append(look(oracle, 12, beam=3, nbest=1 + seed % 3, **kinds))
+            steps.append(len(oracle.asked))
+        assert results[0] == results[1]
+        assert steps[0] <= steps[1] == 12
+        saved += steps[1] - steps[0]
+    assert saved > 25
+
+
+def test_it_does_not_stop_at_the_first_ending() -> None:
+    """An ending may come first and yet be beaten: to stop once `beam` have ended is not safe."""
+    better = 0
+    for seed in range(40):
+        found = look(Oracle(seed, vocab=6, sharp=2.0), 10, beam=2, alpha=1.0)
+        short = look(Oracle(seed, vocab=6, sharp=2.0), 4, beam=2, alpha=1.0)
+        better += found[0].finished and short[0].finished and found[0].score > short[0].score
+    assert better > 5
+
+
+# ── Beam and greedy ───────────────────────────────────────────────────────────────────────────────
+
+MODELS, INPUTS = 40, 5
+
+
+def test_beam_and_greedy_on_200_models_and_inputs() -> None:
+    """Beam 5 scored at least as high as greedy on 198 of 200; on all if it keeps the greedy path.
+
+    The logits are made four times as sharp as fresh ones, without which it is all 200 anyway.
+    """
+    counts = {False: 0, True: 0}
+    for number in range(MODELS):
+        torch.manual_seed(number)
+        model = make("encoder-decoder", vocab=23, depth=1)
+        with torch.no_grad():
+            model.tokens.weight.mul_(4.0)
+        sources = torch.randint(3, 23, (INPUTS, 5)).tolist()
+        settings: dict[str, Any] = {"begin": BEGIN, "end": END, "longest": (1.0, 7)}
+        greedy = [h[0].score for h in translate(model, sources, beam=1, **settings)]
+        for keep in counts:
+            found = translate(model, sources, beam=5, keep_greedy=keep, **settings)
+            pairs = zip(found, greedy, strict=True)
+            counts[keep] += sum(h[0].score >= score - 1e-12 for h, score in pairs)
+    assert counts[False] >= 195
+    assert counts[True] == MODELS * INPUTS
+
+
+def test_the_greedy_path_is_kept_in_a_language_made_to_lose_it() -> None:
+    lost = 0
+    for seed in range(150):
+        limit = [8]
+        rules = BeamRules(end=END, beam=2, keep_greedy=True)
+        greedy = follow(
+            Oracle(seed, 12),
+            START,
+            limit,
+            Rules(end=END),
+            make_sampler("greedy"),
+            torch.zeros(1, 8),
+        )[0]
+        kept = search(Oracle(seed, 12), START, limit, rules)[0][0]
+        plain = search(Oracle(seed, 12), START, limit, replace(rules, keep_greedy=False))[0][0]
+        assert kept.score >= greedy.score
+        lost += plain.score < greedy.score
+    assert lost > 3  # so it was needed
+
+
+# ── Batches, ties, endings ────────────────────────────────────────────────────────────────────────
+
+
+class Several:
+    """Sentences of one batch, each with an oracle of its own, whose rows come and go."""
+
+    def __init__(self, oracles: list[Oracle]) -> None:
+        self.oracles = oracles
+        self.ids = torch.zeros(0, 0, dtype=torch.long)
+        self.rows: list[int] = []
+
+    def step(self, newest: Tensor) -> Tensor:
+        self.ids = torch.cat((self.ids, newest), dim=1) if self.ids.numel() else newest
+        self.rows.append(len(newest))
+        width = len(newest) // len(self.oracles)
+        rows = enumerate(self.ids.tolist())
+        return torch.stack([self.oracles[i // width].logits(row[1:]) for i, row in rows])
+
+    def reorder(self, index: Tensor, groups: Tensor | None) -> None:
+        self.ids = self.ids.index_select(0, index)
+        if groups is not None:
+            self.oracles = [self.oracles[i] for i in groups.tolist()]
+
+
+@pytest.mark.parametrize("keep_greedy", (True, False))
+def test_sentences_of_a_batch_do_not_know_of_each_other(keep_greedy: bool) -> None:
+    rules = BeamRules(end=END, beam=3, nbest=2, keep_greedy=keep_greedy)
+    limits = [3 + seed % 7 for seed in range(24)]
+    several = Several([Oracle(seed, 9, 2.0) for seed in range(24)])
+    together = search(several, START.expand(24, 1), limits, rules)
+    for seed, found in enumerate(together):
+        assert found == search(Oracle(seed, 9, 2.0), START, [limits[seed]], rules)[0]
+    assert several.rows[:2] == [24, 72] and several.rows[-1] < 24  # finished ones were removed
+
+
+def test_equal_scores_come_in_a_fixed_order() -> None:
+    class Level(Oracle):
+        def logits(self, tokens: Any) -> Tensor:
+            return torch.zeros(self.vocab, dtype=torch.float64)
+
+    found = look(Level(0, vocab=700), 3, beam=4, nbest=4, penalty="none")
+    assert [h.tokens for h in found] == [(), (0,), (1,), (3,)]  # shorter first, then by id
+
+
+@pytest.mark.parametrize("beam", (1, 2, 5))
+def test_an_end_at_once_is_an_empty_output(beam: int) -> None:
+    class Silent(Oracle):
+        def logits(self, tokens: Any) -> Tensor:
+            return torch.zeros(self.vocab, dtype=torch.float64).index_fill(
+                0, torch.tensor([END]), 50.0
+            )
+
+    oracle = Silent(0, vocab=6)
+    found = look(oracle, 30, beam=beam)
+    assert found[0].tokens == () and found[0].finished
+    assert len(found[0].log_probabilities) == 1 and len(oracle.asked) <= 2
+
+
+@pytest.mark.parametrize("beam", (2, 5))
+def test_what_reaches_the_limit_is_ended_there(beam: int) -> None:
+    class Endless(Oracle):
+        def logits(self, tokens: Any) -> Tensor:
+            return super().logits(tokens).index_fill(0, torch.tensor([END]), -50.0)
+
+    oracle = Endless(0, vocab=6)
+    (found,) = look(oracle, 6, beam=beam)
+    assert len(found.tokens) == 5 and not found.finished
+    assert found.log_probabilities[-1] == pytest.approx(
+        float(oracle.log_probs(found.tokens)[END]), abs=1e-12
+    )
+
+
+def test_a_beam_stands_where_its_parent_stood() -> None:
+    parents = torch.tensor([[0, 0, 0], [2, 1, 0], [1, 2, 1], [2, 2, 0]])
+    order = seat(parents)
+    assert order.sort(dim=1).values.tolist() == [[0, 1, 2]] * 4
+    index = parents.gather(1, order)
+    assert torch.equal(index.gather(1, index), index)  # what is copied stays in its place
+    assert index.tolist() == [[0, 0, 0], [0, 1, 2], [1, 1, 2], [0, 2, 2]]
+
+
+# ── What is refused ───────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("beam", "nbest"), ((0, 1), (3, 4), (3, 0), (-1, -1)))
+def test_beams_that_cannot_be(beam: int, nbest: int) -> None:
+    message = (
+        rf"^nbest must be 1 or more, and at most beam: got nbest={nbest}, beam={beam}\. "
+        rf"Try beam={max(nbest, 1)}\.$"
+    )
+    with pytest.raises(InputError, match=message):
+        BeamRules(end=END, beam=beam, nbest=nbest)
+
+
+@pytest.mark.parametrize("alpha", (-0.5, float("nan"), float("inf")))
+def test_a_penalty_must_not_shrink(alpha: float) -> None:
+    message = rf"^alpha must be 0 or more: got {alpha}\. Try 1\.0, or 0\.6 with gnmt\.$"
+    with pytest.raises(InputError, match=message):
+        BeamRules(end=END, alpha=alpha)
+
+
+def test_an_unknown_penalty() -> None:
+    with pytest.raises(ConfigError, match=r"^penalty has no choice 'gnmtt'\. Did you mean 'gnmt'"):
+        BeamRules(end=END, penalty="gnmtt")
+
+
+def test_logits_must_be_finite() -> None:
+    class Broken(Oracle):
+        def logits(self, tokens: Any) -> Tensor:
+            return super().logits(tokens) * float("nan")
+
+    message = "^a model must give finite logits to decode with: got a total of nan. Check its"
+    with pytest.raises(InputError, match=message):
+        look(Broken(0, vocab=6), 4)

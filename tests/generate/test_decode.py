@@ -1,0 +1,391 @@
+"""Translate and continue: what the slow way gives, in any batch, with any padding, in order."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from addnorm import ModelConfig, build
+from addnorm.errors import InputError
+from addnorm.generate import Hypothesis, generate, score, translate
+from addnorm.generate.batches import cut
+from addnorm.layers.attention import MemoryAttention
+from tests.conftest import PAD, POSITIONS, VARIANTS, VOCAB, draw, make
+from tests.generate import naive
+from tests.generate.naive import BEGIN, END, Oracle
+
+ENDS: dict[str, Any] = {"begin": BEGIN, "end": END}
+BANNED = (PAD, BEGIN)
+
+
+def some(*lengths: int) -> list[list[int]]:
+    """Sequences of random tokens, none of them special."""
+    return [torch.randint(3, VOCAB, (length,)).tolist() for length in lengths]
+
+
+def near(found: Hypothesis, other: Hypothesis) -> None:
+    """The same tokens, and numbers equal up to the rounding of float64."""
+    assert found.tokens == other.tokens and found.finished == other.finished
+    assert found.score == pytest.approx(other.score, abs=1e-10)
+    assert found.log_probabilities == pytest.approx(other.log_probabilities, abs=1e-10)
+
+
+def sharpen(model: Any, gain: float = 3.0) -> Any:
+    """Make a model's distributions less level, so that ends come and beams part."""
+    with torch.no_grad():
+        model.tokens.weight.mul_(gain)
+    return model
+
+
+# ── Greedy is the naive loop ──────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_greedy_translation_is_the_naive_loop(positions: str) -> None:
+    model = sharpen(make("encoder-decoder", positions=positions))
+    sources = some(5, 2, 7, 1, 4)
+    found = translate(model, sources, beam=1, longest=(2.0, 1), alpha=0.7, **ENDS)
+    for source, (hypothesis,) in zip(sources, found, strict=True):
+        of = naive.of_translation(model, source)
+        limit = 2 * len(source) + 1
+        answer, finished = naive.greedy(of, limit, banned=BANNED, alpha=0.7)
+        assert hypothesis.tokens == answer.tokens and hypothesis.finished == finished
+        assert hypothesis.log_probabilities == pytest.approx(answer.steps, abs=1e-10)
+        assert hypothesis.score == pytest.approx(answer.score, abs=1e-10)
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_greedy_continuation_is_the_naive_loop_for_prompts_of_any_length(positions: str) -> None:
+    model = sharpen(make("decoder", positions=positions))
+    prompts = some(6, 1, 4, 2)
+    found = generate(model, prompts, new=7, end=END, sampler="greedy")
+    for prompt, (hypothesis,) in zip(prompts, found, strict=True):
+        of = naive.of_continuation(model, prompt)
+        answer, finished = naive.greedy(of, 7, banned=(PAD,), closed=False)
+        assert hypothesis.tokens == answer.tokens and hypothesis.finished == finished
+        assert hypothesis.log_probabilities == pytest.approx(answer.steps, abs=1e-10)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_greedy_is_the_naive_loop_in_any_variant(variant: str) -> None:
+    model = make("encoder-decoder", **VARIANTS[variant])
+    (source,) = some(4)
+    ((found,),) = translate(model, [source], beam=1, longest=(1.0, 3), **ENDS)
+    answer, _ = naive.greedy(naive.of_translation(model, source), 7, banned=BANNED)
+    assert found.tokens == answer.tokens
+    assert found.log_probabilities == pytest.approx(answer.steps, abs=1e-10)
+
+
+def test_the_begin_token_may_be_padding_or_the_end() -> None:
+    model = make("encoder-decoder", pad=None)
+    padded = make("encoder-decoder")
+    padded.load_state_dict(model.state_dict())
+    (source,) = some(5)
+    for begin in (PAD, END):
+        of = naive.of_translation(model, source, begin)
+        answer, _ = naive.greedy(of, 8, banned=(PAD,))
+        for beam in (1, 4):
+            found = translate(padded, [source], begin=begin, end=END, beam=beam, longest=(0, 8))
+            ((best,),) = found
+            assert PAD not in best.tokens
+            assert best.score >= answer.score - 1e-12
+            assert beam > 1 or best.tokens == answer.tokens
+
+
+# ── A batch decodes to what each decodes to alone ─────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("beam", (1, 4))
+@pytest.mark.parametrize("positions", ("sinusoidal", "learned", "rotary", "buckets"))
+def test_a_translation_does_not_depend_on_its_batch(beam: int, positions: str) -> None:
+    model = sharpen(make("encoder-decoder", positions=positions))
+    sources = some(3, 9, 1, 6, 6, 2, 8, 4, 5, 7)
+    settings: dict[str, Any] = {"beam": beam, "nbest": min(2, beam), "longest": (1.0, 4), **ENDS}
+    alone = [next(translate(model, [source], **settings)) for source in sources]
+    for size in (4096, 20 * beam):
+        together = translate(model, sources, batch_tokens=size, **settings)
+        for found, expected in zip(together, alone, strict=True):
+            for one, other in zip(found, expected, strict=True):
+                near(one, other)
+
+
+@pytest.mark.parametrize("beam", (1, 3))
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_a_continuation_does_not_depend_on_its_batch(beam: int, positions: str) -> None:
+    model = sharpen(make("decoder", positions=positions))
+    prompts = some(3, 9, 1, 6, 2)
+    settings: dict[str, Any] = {"new": 6, "end": END, "sampler": "greedy", "beam": beam}
+    alone = [next(generate(model, [prompt], **settings)) for prompt in prompts]
+    for found, expected in zip(generate(model, prompts, **settings), alone, strict=True):
+        near(found[0], expected[0])
+
+
+def test_beams_of_a_decoder_are_those_of_brute_force() -> None:
+    model = make("decoder", vocab=6)
+    prompts = [[3, 4, 5], [5]]
+    settings: dict[str, Any] = {"new": 3, "end": END, "sampler": "greedy", "beam": 64, "nbest": 12}
+    for prompt, found in zip(prompts, generate(model, prompts, **settings), strict=True):
+        of = naive.of_continuation(model, prompt)
+        answers = naive.every(of, 6, 3, banned=(PAD,), closed=False)[:12]
+        assert [h.tokens for h in found] == [a.tokens for a in answers]
+        assert [h.score for h in found] == pytest.approx([a.score for a in answers], abs=1e-10)
+        assert [h.finished for h in found] == [len(a.steps) > len(a.tokens) for a in answers]
+
+
+# ── Sampling ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_seed_gives_the_same_tokens_alone_and_in_a_batch() -> None:
+    model = make("decoder")
+    prompts = some(3, 7, 1, 3, 5)
+    settings: dict[str, Any] = {"new": 9, "end": END, "temperature": 1.3, "top_p": 0.95}
+    together = [found[0] for found in generate(model, prompts, seed=40, **settings)]
+    again = [found[0] for found in generate(model, prompts, seed=40, batch_tokens=30, **settings)]
+    for i, prompt in enumerate(prompts):
+        ((alone,),) = generate(model, [prompt], seed=40 + i, **settings)
+        near(alone, together[i])
+        near(alone, again[i])
+    other = [found[0].tokens for found in generate(model, prompts, seed=41, **settings)]
+    assert other != [hypothesis.tokens for hypothesis in together]
+
+
+def test_samples_follow_the_model() -> None:
+    model = make("decoder", vocab=6)
+    prompt, count = [3, 5, 4], 6000
+    found = generate(model, [prompt] * count, new=1, pad=0, window=count, batch_tokens=10**6)
+    counts = torch.bincount(torch.tensor([h[0].tokens[0] for h in found]), minlength=6)
+    shares = naive.of_continuation(model, prompt)([]).exp()
+    shares[PAD] = 0
+    expected = shares / shares.sum() * count
+    statistic = ((counts - expected) ** 2 / expected)[1:].sum()
+    assert counts[PAD] == 0 and statistic < 18.47  # of 4 degrees, once in 1,000
+
+
+def test_log_probabilities_are_the_model_s_own_whatever_is_drawn_from() -> None:
+    model = make("decoder")
+    prompts = some(3, 5)
+    settings: dict[str, Any] = {"new": 6, "temperature": 0.5, "top_k": 4}
+    for prompt, (found,) in zip(prompts, generate(model, prompts, **settings), strict=True):
+        (expected,) = score(model, [prompt], [found.tokens])
+        assert found.log_probabilities == pytest.approx(expected, abs=1e-10)
+
+
+# ── Order, streams, batches, workers ──────────────────────────────────────────────────────────────
+
+
+def test_batches_are_cut_by_size() -> None:
+    sizes = [5, 1, 9, 5, 2, 30]
+    batches = cut(sizes, tokens=12)
+    assert sorted(place for batch in batches for place in batch) == list(range(6))
+    assert batches == [[5], [2], [0, 3], [4, 1]]
+    assert cut([4, 4, 4, 4], tokens=100, workers=2) == [[0, 1], [2, 3]]
+    assert cut([], tokens=5) == []
+
+
+def test_results_flow_before_the_last_source_is_read() -> None:
+    model = make("encoder-decoder")
+    read: list[int] = []
+
+    def lines() -> Iterator[list[int]]:
+        for number, source in enumerate(some(*range(1, 10))):
+            read.append(number)
+            yield source
+
+    results = translate(model, lines(), beam=2, window=3, longest=(0, 3), **ENDS)
+    assert read == []
+    next(results)
+    assert read == [0, 1, 2]
+    assert len(list(results)) == 8 and len(read) == 9
+
+
+def test_two_workers_give_what_one_gives() -> None:
+    model = sharpen(make("encoder-decoder"))
+    sources = some(*range(1, 13))
+    threads = torch.get_num_threads()
+    settings: dict[str, Any] = {"beam": 3, "longest": (1.0, 3), **ENDS}
+    one = list(translate(model, sources, **settings))
+    for size in (4096, 30):
+        two = translate(model, sources, workers=2, batch_tokens=size, **settings)
+        for found, expected in zip(two, one, strict=True):
+            near(found[0], expected[0])
+    assert torch.get_num_threads() == threads
+
+
+def test_a_worker_s_error_is_the_caller_s() -> None:
+    model = make("encoder-decoder")
+    threads = torch.get_num_threads()
+    results = translate(model, [*some(3, 4, 5), [VOCAB]], workers=2, **ENDS)
+    with pytest.raises(InputError, match=rf"^token ids must be 0 to {VOCAB - 1}: got {VOCAB}\."):
+        list(results)
+    assert torch.get_num_threads() == threads
+
+
+def test_nothing_in_nothing_out() -> None:
+    assert list(translate(make("encoder-decoder"), [], **ENDS)) == []
+    assert list(generate(make("decoder"), [])) == []
+
+
+def test_the_memory_is_read_once_for_all_beams() -> None:
+    model = make("encoder-decoder")
+    shapes = []
+    for part in model.modules():
+        if isinstance(part, MemoryAttention):
+            part.memory.register_forward_hook(lambda _, given, out: shapes.append(given[0].shape))
+    list(translate(model, some(4, 4), beam=5, **ENDS))
+    assert shapes == [(2, 4, 16)] * 2
+
+
+# ── Limits ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("beam", (1, 3))
+def test_the_longest_output_depends_on_the_source(beam: int) -> None:
+    model = make("encoder-decoder")
+    with torch.no_grad():
+        model.tokens.weight[END] = 0.0
+    sources = some(4, 2)
+    for longest in ((2.0, 1), lambda length: 2 * length + 1):
+        found = translate(model, sources, beam=beam, longest=longest, penalty="none", **ENDS)
+        for source, (best, *_) in zip(sources, found, strict=True):
+            assert len(best.log_probabilities) <= 2 * len(source) + 1
+    forever = translate(model, sources, begin=BEGIN, end=None, beam=beam, longest=(2.0, 1))
+    assert [len(best.tokens) for best, *_ in forever] == [9, 5]
+
+
+def test_learned_positions_limit_the_output() -> None:
+    model = make("encoder-decoder", positions="learned", length=6)
+    ((found,),) = translate(model, some(6), begin=BEGIN, end=None, beam=2)
+    assert len(found.tokens) == 6
+
+
+@pytest.mark.parametrize("beam", (1, 2))
+def test_a_sliding_context_forgets_its_older_half(beam: int) -> None:
+    context = 8
+    model = make("decoder", positions="learned", length=context)
+    prompts = some(3, 8, 5, 12, 3)
+    settings: dict[str, Any] = {"new": 20, "sampler": "greedy", "slide": True}
+    found = list(generate(model, prompts, beam=beam, **settings))
+    for prompt, (hypothesis, *_) in zip(prompts, found, strict=True):
+        if beam == 1:
+            expected = slide_by_hand(model, prompt[-context:], 20, context)
+            assert hypothesis.tokens == expected
+        assert len(hypothesis.tokens) == 20
+        ((alone, *_),) = generate(model, [prompt], beam=beam, **settings)
+        near(alone, hypothesis)
+
+
+@torch.inference_mode()
+def slide_by_hand(model: Any, seen: list[int], new: int, context: int) -> tuple[int, ...]:
+    taken: list[int] = []
+    for _ in range(new):
+        logits = model(torch.tensor([seen]))[0, -1]
+        logits[PAD] = float("-inf")
+        taken.append(int(logits.argmax()))
+        seen = [*seen, taken[-1]]
+        if len(seen) > context:
+            seen = seen[-(context // 2) :]
+    return tuple(taken)
+
+
+def test_sliding_changes_nothing_while_there_is_room() -> None:
+    model = make("decoder", positions="learned")
+    prompts = some(3, 6)
+    plain, sliding = (list(generate(model, prompts, new=9, slide=slide)) for slide in (False, True))
+    for one, other in zip(plain, sliding, strict=True):
+        near(one[0], other[0])
+
+
+def test_other_positions_have_no_limit() -> None:
+    model = make("decoder", positions="rotary", length=8)
+    ((found,),) = generate(model, some(10), new=20)
+    assert len(found.tokens) == 20
+
+
+# ── What is refused ───────────────────────────────────────────────────────────────────────────────
+
+
+def refuse(message: str, run: Any) -> None:
+    with pytest.raises(InputError, match=message):
+        run()
+
+
+def test_an_empty_source_and_an_empty_prompt() -> None:
+    message = r"^a source must have 1 token or more: number 1 \(from 0\) is empty\. Leave it out"
+    refuse(message, lambda: list(translate(make("encoder-decoder"), [[3], []], **ENDS)))
+    message = r"^a prompt must have 1 token or more: number 0 \(from 0\) is empty\. Begin with"
+    refuse(message, lambda: list(generate(make("decoder"), [[]])))
+
+
+def test_more_than_the_learned_positions() -> None:
+    model = make("encoder-decoder", positions="learned", length=6)
+    message = (
+        r"^a source can have 6 tokens, as many as the model has learned positions: "
+        r"number 1 \(from 0\) has 7\. Shorten or split it\.$"
+    )
+    refuse(message, lambda: list(translate(model, some(6, 7), **ENDS)))
+    model = make("decoder", positions="learned", length=6)
+    assert len(next(generate(model, some(4), new=3))[0].tokens) == 3
+    message = (
+        r"^a prompt and what follows must fit 6 learned positions: number 0 \(from 0\) has 4 "
+        r"tokens, and new=4\. Try new=3, the last 3 tokens of it, or slide=True to let old tokens "
+        r"go\.$"
+    )
+    refuse(message, lambda: list(generate(model, some(4), new=4)))
+    message = r"has 9 tokens, and new=2\. Try the last 5 tokens of it, or slide=True"
+    refuse(message, lambda: list(generate(model, some(9), new=2)))
+    message = r"has 9 tokens, and new=9\. Try slide=True to let old tokens go\.$"
+    refuse(message, lambda: list(generate(model, some(9), new=9)))
+
+
+def test_models_that_cannot() -> None:
+    encoder, both, decoder = (make(mode) for mode in ("encoder", "encoder-decoder", "decoder"))
+    message = r"^translate needs a model of mode=encoder-decoder: got Decoder\.$"
+    refuse(message, lambda: translate(decoder, [], **ENDS))
+    message = r"^generate needs a model of mode=decoder: got EncoderDecoder\.$"
+    refuse(message, lambda: generate(both, []))
+    refuse("^generate needs a model of mode=decoder: got Encoder", lambda: generate(encoder, []))
+    message = r"^generate needs a model in evaluation mode: dropout would change the result\. Call"
+    refuse(message, lambda: generate(decoder.train(), []))
+    config = ModelConfig(mode="decoder", vocab=9, width=8, heads=2, depth=1, head="none")
+    message = r"^generate needs a model that answers tokens: got head=none\.$"
+    refuse(message, lambda: generate(build(config).eval(), []))
+    config = config.replace(mode="encoder-decoder", head="token", input="vectors")
+    message = r"^translate takes token ids, but this model takes vectors\.$"
+    refuse(message, lambda: translate(build(config).eval(), [], **ENDS))
+
+
+@pytest.mark.parametrize("name", ("begin", "end", "pad"))
+@pytest.mark.parametrize("token", (-1, VOCAB))
+def test_special_tokens_must_be_in_the_vocabulary(name: str, token: int) -> None:
+    message = rf"^{name} must be a token id, 0 to {VOCAB - 1}: got {token}\.$"
+    given = {**ENDS, name: token}
+    refuse(message, lambda: translate(make("encoder-decoder"), [], **given))
+
+
+def test_numbers_that_cannot_be() -> None:
+    model, decoder = make("encoder-decoder"), make("decoder")
+    for name in ("batch_tokens", "window", "workers"):
+        message = rf"^{name} must be 1 or more: got 0\.$"
+        refuse(message, lambda name=name: translate(model, [], **ENDS, **{name: 0}))
+    refuse(r"^new must be 1 or more: got 0\.$", lambda: generate(decoder, [], new=0))
+    message = r"^beam search goes with sampler='greedy': got beam=2, sampler='sample'\.$"
+    refuse(message, lambda: generate(decoder, [], beam=2))
+    message = r"^longest must allow 1 token or more: got 0 for a source of 3\. Try \(1\.0, 50\)"
+    refuse(message, lambda: list(translate(model, some(3), longest=(0.2, 0), **ENDS)))
+
+
+def test_a_model_gone_to_nan_says_so() -> None:
+    model = make("encoder-decoder")
+    with torch.no_grad():
+        model.tokens.weight[5, 0] = float("nan")
+    for beam in (1, 2):
+        message = "^a model must give finite logits to decode with: got a total of nan"
+        refuse(message, lambda beam=beam: list(translate(model, some(3), beam=beam, **ENDS)))
+
+
+def test_the_oracle_is_no_model() -> None:
+    """The made-up language of the beam tests answers the same to the same tokens."""
+    assert torch.equal(Oracle(1, 5).logits([3, 4]), Oracle(1, 5).logits([3, 4]))
+    assert not torch.equal(Oracle(1, 5).logits([3, 4]), Oracle(1, 5).logits([4, 3]))
+    assert draw(2, 3).shape == (2, 3)

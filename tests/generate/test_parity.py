@@ -1,0 +1,95 @@
+"""Against the decoding of Hugging Face transformers, weights copied over, in float64."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from addnorm.generate import generate, translate
+
+pytest.importorskip("transformers", minversion="5.0")
+
+from tests.parity.test_huggingface import CASES, VOCAB, copied, prepare
+
+pytestmark = pytest.mark.parity
+
+PAD, END, NEW = 0, 2, 9
+
+
+def both(name: str) -> tuple[Any, Any]:
+    theirs = prepare(CASES[name].theirs, torch.float64)
+    return theirs, copied(CASES[name], theirs)
+
+
+def prompts(count: int, length: int) -> list[list[int]]:
+    drawn = torch.Generator().manual_seed(3)
+    return torch.randint(4, VOCAB, (count, length), generator=drawn).tolist()
+
+
+@pytest.mark.parametrize("name", ("gpt2", "llama"))
+@pytest.mark.parametrize("beam", (1, 4))
+@torch.no_grad()
+def test_continuations_of_one_length(name: str, beam: int) -> None:
+    """Where nothing ends, beam search is the same thing to everybody."""
+    theirs, ours = both(name)
+    ids = torch.tensor(prompts(3, 5))
+    expected = theirs.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        num_beams=beam,
+        num_return_sequences=beam,
+        do_sample=False,
+        min_new_tokens=NEW,
+        max_new_tokens=NEW,
+        pad_token_id=PAD,
+    )
+    settings: dict[str, Any] = {"sampler": "greedy", "beam": beam, "nbest": beam}
+    found = list(generate(ours, ids.tolist(), new=NEW, pad=END, keep_greedy=False, **settings))
+    tokens = [h.tokens for each in found for h in each]
+    assert tokens == [tuple(row) for row in expected[:, 5:].tolist()]
+
+
+@torch.no_grad()
+def test_left_padded_prompts() -> None:
+    theirs, ours = both("gpt2")
+    rows = [row[: 2 + i] for i, row in enumerate(prompts(4, 6))]
+    longest = max(map(len, rows))
+    ids = torch.tensor([[PAD] * (longest - len(row)) + row for row in rows])
+    real = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
+    expected = theirs.generate(
+        ids,
+        attention_mask=real,
+        do_sample=False,
+        min_new_tokens=NEW,
+        max_new_tokens=NEW,
+        pad_token_id=PAD,
+    )
+    found = generate(ours, rows, new=NEW, pad=END, sampler="greedy")
+    assert [h.tokens for (h,) in found] == [tuple(row) for row in expected[:, longest:].tolist()]
+
+
+@pytest.mark.parametrize("name", ("marian", "bart"))
+@pytest.mark.parametrize("beam", (1, 4))
+@torch.no_grad()
+def test_translations_of_one_length(name: str, beam: int) -> None:
+    theirs, ours = both(name)
+    rows = [row[: 3 + i] for i, row in enumerate(prompts(4, 6))]
+    longest = max(map(len, rows))
+    ids = torch.tensor([row + [PAD] * (longest - len(row)) for row in rows])
+    lengths = {"min_new_tokens": NEW, "max_new_tokens": NEW}
+    expected = theirs.generate(
+        ids,
+        attention_mask=(ids != PAD).long(),
+        num_beams=beam,
+        num_return_sequences=beam,
+        do_sample=False,
+        eos_token_id=END,
+        pad_token_id=PAD,
+        decoder_start_token_id=PAD,
+        suppress_tokens=[PAD],  # we never choose it; they do
+        **lengths,
+    )
+    kinds: dict[str, Any] = {"beam": beam, "nbest": beam, "keep_greedy": False}
+    found = translate(ours, rows, begin=PAD, end=None, pad=END, longest=(0, NEW), **kinds)
+    tokens = [h.tokens for each in found for h in each]
+    assert tokens == [tuple(row) for row in expected[:, 1:].tolist()]

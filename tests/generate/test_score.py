@@ -1,0 +1,110 @@
+"""Scores of given outputs: what decoding says of its own, and what the slow way says of any."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from addnorm.errors import InputError
+from addnorm.generate import score, translate
+from tests.conftest import PAD, VOCAB, make
+from tests.generate import naive
+from tests.generate.naive import BEGIN, END
+from tests.generate.test_decode import sharpen, some
+
+
+@pytest.mark.parametrize("beam", (1, 4))
+@pytest.mark.parametrize("penalty", ("length", "gnmt"))
+def test_log_probabilities_are_those_of_the_target_given_as_a_whole(
+    beam: int, penalty: str
+) -> None:
+    model = sharpen(make("encoder-decoder"))
+    sources = some(5, 2, 8)
+    settings: dict[str, Any] = {"beam": beam, "nbest": min(2, beam), "longest": (1.0, 4)}
+    found = list(
+        translate(model, sources, begin=BEGIN, end=END, penalty=penalty, alpha=0.8, **settings)
+    )
+    pairs = [(s, h) for s, hs in zip(sources, found, strict=True) for h in hs]
+    scored = score(model, [s for s, _ in pairs], [h.tokens for _, h in pairs], begin=BEGIN, end=END)
+    for (_, hypothesis), expected in zip(pairs, scored, strict=True):
+        assert hypothesis.log_probabilities == pytest.approx(expected, abs=1e-10)
+        total, length = sum(expected), len(expected)
+        assert hypothesis.log_probability == pytest.approx(total, abs=1e-10)
+        divisor = naive.divisor(length, penalty, 0.8)
+        assert hypothesis.score == pytest.approx(total / divisor, abs=1e-10)
+
+
+@pytest.mark.parametrize("end", (END, None))
+@pytest.mark.parametrize("size", (4096, 12))
+def test_a_translation_is_scored_token_by_token(end: int | None, size: int) -> None:
+    model = make("encoder-decoder")
+    sources, targets = some(3, 6, 1), some(4, 1, 7)
+    settings: dict[str, Any] = {"begin": BEGIN, "end": end, "batch_tokens": size}
+    for source, target, found in zip(
+        sources, targets, score(model, sources, targets, **settings), strict=True
+    ):
+        of = naive.of_translation(model, source)
+        whole = [*target, *([] if end is None else [end])]
+        expected = [float(of(whole[:i])[token]) for i, token in enumerate(whole)]
+        assert found == pytest.approx(expected, abs=1e-10)
+
+
+def test_a_continuation_is_scored_after_its_prompt() -> None:
+    model = make("decoder")
+    prompts, targets = some(3, 1, 5), [*some(4, 2), []]
+    for prompt, target, found in zip(
+        prompts, targets, score(model, prompts, targets, end=END), strict=True
+    ):
+        of = naive.of_continuation(model, prompt)
+        whole = [*target, END]
+        expected = [float(of(whole[:i])[token]) for i, token in enumerate(whole)]
+        assert found == pytest.approx(expected, abs=1e-10)
+
+
+def test_padding_in_a_target_is_a_token_like_any_other() -> None:
+    model = make("encoder-decoder")
+    ((found),) = score(model, [[3, 4]], [[5, PAD, 6]], begin=BEGIN)
+    plain = make("encoder-decoder", pad=None)
+    plain.load_state_dict(model.state_dict())
+    of = naive.of_translation(plain, [3, 4])
+    expected = [float(of([5, PAD, 6][:i])[token]) for i, token in enumerate([5, PAD, 6])]
+    assert found == pytest.approx(expected, abs=1e-10)
+
+
+def test_logits_are_made_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make("encoder-decoder")
+    sources, targets = some(3, 4), some(9, 8)
+    whole = list(score(model, sources, targets, begin=BEGIN))
+    monkeypatch.setattr("addnorm.generate.scoring.CHUNK", 4)
+    shapes: list[torch.Size] = []
+    model.head.register_forward_hook(lambda _, given, out: shapes.append(out.shape))
+    for one, other in zip(whole, score(model, sources, targets, begin=BEGIN), strict=True):
+        assert one == pytest.approx(other, abs=1e-12)
+    assert max(shape[1] for shape in shapes) == 4 and shapes[0][2] == VOCAB
+
+
+def test_what_cannot_be_scored() -> None:
+    both, decoder = make("encoder-decoder"), make("decoder")
+    message = (
+        r"^an encoder-decoder needs a begin token and a decoder takes none: got begin={} "
+        r"for mode={}\.$"
+    )
+    with pytest.raises(InputError, match=message.format("None", "encoder-decoder")):
+        score(both, [], [])
+    with pytest.raises(InputError, match=message.format("1", "decoder")):
+        score(decoder, [], [], begin=1)
+    message = (
+        r"^a pair must have a source, and a target or an end token: number 1 \(from 0\) has "
+        r"{} and {} tokens\.$"
+    )
+    with pytest.raises(InputError, match=message.format(0, 2)):
+        list(score(decoder, [[3], []], [[4], [5, 6]]))
+    with pytest.raises(InputError, match=message.format(1, 0)):
+        list(score(decoder, [[3], [4]], [[4], []]))
+    message = r"^there must be as many targets as sources: got only 1 {}\.$"
+    with pytest.raises(InputError, match=message.format("targets")):
+        list(score(decoder, [[3], [4]], [[4]]))
+    with pytest.raises(InputError, match=message.format("sources")):
+        list(score(decoder, [[3]], [[4], [4]]))
+    with pytest.raises(InputError, match=r"^score needs a model in evaluation mode"):
+        score(decoder.train(), [], [])
