@@ -31,7 +31,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "train": {"models", "data", "layers", "config", "disk", "errors"},
     "generate": {"models", "data", "layers", "config", "disk", "errors"},
     "runs": {
-        *("train", "generate", "models", "data", "config", "presets", "machine", "report"),
+        *(
+            "train",
+            "generate",
+            "models",
+            "layers",
+            "data",
+            "config",
+            "presets",
+            "machine",
+            "report",
+        ),
         *("section", "disk", "errors"),
     },
     "clinic": {"models", "layers", "config", "presets", "report", "disk", "errors"},

@@ -36,11 +36,7 @@ def warn_if_slow(device: str, dtype: str) -> bool:
 
     Measured on such CPUs, bfloat16 autocast trains some 27 times slower than float32.
     """
-    if device != "cpu" or dtype not in ("bfloat16", "float16"):
-        return False
-    import torch
-
-    if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported():
+    if not is_slow(device, dtype):
         return False
     warnings.warn(
         f"{dtype} on this CPU is many times slower than float32: it has no instructions for it. "
@@ -49,3 +45,12 @@ def warn_if_slow(device: str, dtype: str) -> bool:
         stacklevel=3,
     )
     return True
+
+
+def is_slow(device: str, dtype: str) -> bool:
+    """Whether this is a CPU without instructions for a narrow type of number."""
+    if device != "cpu" or dtype not in ("bfloat16", "float16"):
+        return False
+    import torch
+
+    return not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())

@@ -28,6 +28,10 @@ class Command:
 
 def _target_flags(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("config", metavar="CONFIG|PRESET", help=what)
+    _set_flag(parser)
+
+
+def _set_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set",
         dest="settings",
@@ -62,7 +66,43 @@ def _demo_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
 
 
+def _train_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "task",
+        nargs="?",
+        metavar="TASK|FILE.toml",
+        help="translate, language, masked or classify; or a file with a whole configuration",
+    )
+    parser.add_argument("file", nargs="?", help="what to learn from: a text, or a table")
+    parser.add_argument("--source", help="lines to translate from, or the file to learn from")
+    parser.add_argument("--target", help="lines to translate to")
+    parser.add_argument("--valid-source", help="file to validate with (else a part is held out)")
+    parser.add_argument("--valid-target", help="translations of the lines to validate with")
+    parser.add_argument("--text", metavar="COLUMN", help="column of the text, by name or number")
+    parser.add_argument("--label", metavar="COLUMN", help="column of the label, by name or number")
+    parser.add_argument("--out", metavar="RUN", help="directory for the run")
+    parser.add_argument("--from", dest="start", metavar="RUN", help="begin with this run's weights")
+    parser.add_argument("--resume", metavar="RUN", help="go on with a run that was stopped")
+    parser.add_argument("--size", help="tiny, small, base or big (else chosen from the data)")
+    parser.add_argument("--minutes", type=float, help="time to train (else chosen from the data)")
+    _set_flag(parser)
+    parser.add_argument("--dry-run", action="store_true", help="show what would be done, and stop")
+    parser.add_argument("--board", action="store_true", help="write figures for TensorBoard, too")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
 COMMANDS: dict[str, Command] = {
+    "train": Command(
+        "train a model: translate, language, masked or classify",
+        "addnorm.cli.train:train",
+        _train_flags,
+        (
+            "addnorm train translate --source train.en --target train.de --out runs/ende",
+            "addnorm train language book.txt --out runs/book --minutes 5",
+            "addnorm train classify reviews.csv --text review --label stars --out runs/stars",
+            "addnorm train --resume runs/ende",
+        ),
+    ),
     "cost": Command(
         "parameters, operations and memory of a model, part by part",
         "addnorm.cli.inspect:cost",

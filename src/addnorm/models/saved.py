@@ -23,8 +23,13 @@ FORMAT = "1"
 WEIGHTS, CONFIG = "model.safetensors", "config.toml"
 
 
-def save(model: nn.Module, directory: str | Path) -> None:
-    """Write a model's weights and configuration; what was there stays until the new is whole."""
+def save(
+    model: nn.Module, directory: str | Path, state: Mapping[str, Tensor] | None = None
+) -> None:
+    """Write a model's weights and configuration; what was there stays until the new is whole.
+
+    `state` stands for the model's own weights, where these are held in parts by several workers.
+    """
     config = getattr(model, "config", None)
     if not isinstance(config, ModelConfig):
         raise SavedError(f"only a model made by addnorm.build can be saved: got {type(model)}.")
@@ -34,7 +39,7 @@ def save(model: nn.Module, directory: str | Path) -> None:
     except OSError as error:
         raise SavedError(f"{str(directory)!r} cannot be made: {error.strerror}.") from None
     text = Config(model=config).dump()
-    write_tensors(directory / WEIGHTS, model.state_dict(), {"config": text})
+    write_tensors(directory / WEIGHTS, state or model.state_dict(), {"config": text})
     write_whole(directory / CONFIG, text.encode())
 
 

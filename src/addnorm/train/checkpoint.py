@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 from addnorm.disk import write_whole
 from addnorm.errors import SavedError
 from addnorm.models.saved import read_tensors, write_tensors
+from addnorm.train import parallel
 
 VERSION = 1
 FOLDER = "checkpoints"
@@ -49,32 +50,45 @@ def write(
     more: Mapping[str, Tensor],
     keep: int,
 ) -> Path:
-    """Write the checkpoint of a step whole, then remove all but the newest `keep`."""
-    folder = run / FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
-    for left in folder.glob(".step-*"):  # by a process that was killed while it wrote
-        shutil.rmtree(left, ignore_errors=True)
-    temporary = folder / f".step-{step:08d}.{secrets.token_hex(4)}"
-    temporary.mkdir()
+    """Write the checkpoint of a step whole, then remove all but the newest `keep`.
+
+    Of several workers, all gather and the first writes.
+    """
     moments, groups = flatten(optimizer)
     state = {f"optimizer.{name}": tensor for name, tensor in moments.items()}
     state |= {f"more.{name}": tensor for name, tensor in more.items()}
-    state["random"] = torch.get_rng_state()
-    facts = {"version": VERSION, "step": step, "groups": groups, **plain}
+    state = parallel.gathered(state)
+    state |= {f"random.{name}": tensor for name, tensor in parallel.random_states().items()}
+    weights = parallel.gathered(model.state_dict())
+    path = run / FOLDER / f"step-{step:08d}"
+    if parallel.rank() == 0:
+        facts = {"version": VERSION, "step": step, "groups": groups, **plain}
+        _write(path, weights, state, facts)
+        for old in steps(run)[:-keep]:
+            shutil.rmtree(old, ignore_errors=True)
+    parallel.wait()
+    return path
+
+
+def _write(
+    path: Path, weights: Mapping[str, Tensor], state: Mapping[str, Tensor], facts: dict[str, Any]
+) -> None:
+    folder = path.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.glob(".step-*"):  # by a process that was killed while it wrote
+        shutil.rmtree(left, ignore_errors=True)
+    temporary = folder / f".{path.name}.{secrets.token_hex(4)}"
+    temporary.mkdir()
     try:
-        write_tensors(temporary / "weights.safetensors", model.state_dict(), {})
+        write_tensors(temporary / "weights.safetensors", weights, {})
         write_tensors(temporary / "state.safetensors", state, {})
         write_whole(temporary / "state.json", json.dumps(facts, indent=1).encode())
-        path = folder / f"step-{step:08d}"
         if path.exists():
             shutil.rmtree(path)
         temporary.replace(path)
         _flush(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    for old in steps(run)[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
-    return path
 
 
 def steps(run: Path) -> list[Path]:
@@ -111,7 +125,8 @@ def read(path: Path) -> Checkpoint:
 def restore_(found: Checkpoint, model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
     """Put model, optimizer and random state back as they were; returns the other tensors."""
     try:
-        model.load_state_dict(found.weights)
+        own = model.state_dict()
+        model.load_state_dict(parallel.cut_all_like(found.weights, own.items()))
     except RuntimeError as error:
         reason = str(error).splitlines()[-1].strip()
         raise SavedError(f"{str(found.path)!r} is of another model: {reason}") from None
@@ -124,12 +139,22 @@ def restore_(found: Checkpoint, model: nn.Module, optimizer: Optimizer) -> dict[
         },
         found.plain["groups"],
     )
-    torch.set_rng_state(found.state["random"])
+    _restore_random(found)
     return {
         name.removeprefix("more."): tensor
         for name, tensor in found.state.items()
         if name.startswith("more.")
     }
+
+
+def _restore_random(found: Checkpoint) -> None:
+    """This worker's random state; one that was not there before begins anew, by its number."""
+    own = found.state.get(f"random.{parallel.rank()}")
+    workers = sum(name.startswith("random.") for name in found.state)
+    if own is None or workers != parallel.world():
+        torch.manual_seed(found.plain["step"] * 1000 + parallel.rank())
+    else:
+        torch.set_rng_state(own)
 
 
 def flatten(optimizer: Optimizer) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
@@ -165,6 +190,10 @@ def unflatten_(
         }
         for group, own in zip(groups, now["param_groups"], strict=True)
     ]
+    order = [p for group in optimizer.param_groups for p in group["params"]]
+    for place, own_moments in state.items():
+        for key, tensor in own_moments.items():
+            own_moments[key] = parallel.cut_like(tensor, order[place])
     optimizer.load_state_dict({"state": state, "param_groups": merged})
 
 

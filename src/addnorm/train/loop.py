@@ -14,7 +14,9 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -25,7 +27,7 @@ from torch.optim import Optimizer
 
 from addnorm.errors import AddnormError
 from addnorm.models.saved import write_tensors
-from addnorm.train import checkpoint
+from addnorm.train import checkpoint, parallel
 from addnorm.train.optimizer import set_rate
 from addnorm.train.schedule import Schedule
 
@@ -41,7 +43,9 @@ class Task(Protocol):
 
     metric: str
     """The figure of `evaluate` that decides which weights are best."""
-    higher_is_better: bool
+
+    @property
+    def higher_is_better(self) -> bool: ...
 
     def plan(self, epoch: int) -> Sequence[Any]:
         """The parts of an epoch in order, the same every time for the same epoch."""
@@ -77,6 +81,10 @@ class Settings:
     ema: float = 0.0
     """Decay of the exponential average of the weights; 0 for none."""
     most_bad_steps: int = 20
+    seconds: float = 0.0
+    """Time after which it stops, evaluated and saved, whatever is left to do; 0 for never."""
+    precision: torch.dtype = torch.float32
+    """What matrix products are computed in: float32, or bfloat16 where that is fast."""
 
 
 @dataclass
@@ -88,6 +96,9 @@ class Progress:
     index: int = 0
     tokens: int = 0
     seconds: float = 0.0
+    """Spent in steps."""
+    evaluating: float = 0.0
+    """Seconds spent in evaluations."""
     best: float | None = None
     best_step: int = 0
     since_best: int = 0
@@ -140,9 +151,13 @@ class Loop:
         run: Path | None = None,
         observers: Sequence[Observer] = (),
         on_best: Callable[[nn.Module], None] | None = None,
+        forward: nn.Module | None = None,
     ) -> None:
+        """`forward` is the model as `parallel.spread` gives it, if there are several workers."""
         self.model, self.task, self.optimizer, self.settings = model, task, optimizer, settings
         self.run_directory, self.observers, self.on_best = run, list(observers), on_best
+        self.forward = forward or parallel.Inside(model)
+        self.device = next(model.parameters()).device
         self.progress = Progress()
         self.averages: dict[str, Tensor] = {}
         self.stop_asked = False
@@ -150,20 +165,34 @@ class Loop:
     def run(self) -> Progress:
         """Train to the end, or until asked to stop; returns where it got to."""
         self.tell("begin")
-        with self._stop_on_signals():
+        with self._stop_on_signals(), parallel.watch():
             for parts in self._parts():
                 self._step(parts)
-                if self._due(self.settings.evaluate_every):
+                self._stop_in_time()
+                last = self._is_last()
+                if self._due(self.settings.evaluate_every) or last:
                     self.evaluate()
-                if self._due(self.settings.save_every) or self.stop_asked:
+                if self._due(self.settings.save_every) or self.stop_asked or last:
                     self.save()
                 if self.stop_asked or self.progress.finished:
                     break
-        if not self.stop_asked:
-            self.progress.finished = True
-            self.save()
         self.tell("end")
         return self.progress
+
+    def _is_last(self) -> bool:
+        at = self.progress
+        at.finished = at.finished or (at.step >= self.settings.steps and not self.stop_asked)
+        return at.finished
+
+    def _stop_in_time(self) -> None:
+        limit = self.settings.seconds
+        if (
+            limit
+            and self.progress.seconds + self.progress.evaluating > limit
+            and not self.progress.finished
+        ):
+            self.say(f"the time is up after {self.progress.step} steps.")
+            self.progress.finished = True
 
     def _due(self, every: int) -> bool:
         return every > 0 and self.progress.step % every == 0
@@ -184,16 +213,19 @@ class Loop:
         began = time.perf_counter()
         at, number = self.progress, self.progress.step + 1
         self.model.train()
-        batches = [self.task.batch(part) for part in parts]
-        total = sum(self.task.tokens(batch) for batch in batches)
-        loss = 0.0
-        for batch in batches:
-            part = self.task.loss(self.model, batch, total)
-            torch.autograd.backward(part)
+        batches = [self._place(self.task.batch(part)) for part in parts]
+        (count,) = parallel.add_up(sum(self.task.tokens(batch) for batch in batches))
+        total, loss = int(count), 0.0
+        for place, batch in enumerate(batches, start=1):
+            with parallel.hold_back(self.forward, last=place == len(batches)), self._autocast():
+                part = self.forward(partial(self.task.loss, batch=batch, total=total))
+            torch.autograd.backward(part if parallel.world() == 1 else part * parallel.world())
             loss += float(part.detach())
+        loss, asked = parallel.add_up(loss, float(self.stop_asked))
+        self.stop_asked = asked > 0
         self.tell("gradients", number)
         limit = self.settings.clip or math.inf
-        norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), limit))
+        norm = float(parallel.whole(nn.utils.clip_grad_norm_(self.model.parameters(), limit)))
         rate = set_rate(self.optimizer, self.settings.schedule(number))
         good = math.isfinite(loss) and math.isfinite(norm)
         if good:
@@ -207,18 +239,34 @@ class Loop:
         if not good:
             self._bad_step(number, loss, norm, batches)
 
+    def _place(self, batch: Batch) -> Batch:
+        return {name: tensor.to(self.device) for name, tensor in batch.items()}
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        if self.settings.precision == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.device.type, self.settings.precision)
+
     def _bad_step(self, number: int, loss: float, norm: float, batches: list[Batch]) -> None:
         """Keep what a step that was not applied was given, and stop after too many."""
         what = "loss" if not math.isfinite(loss) else "gradient"
-        bad = [name for name, p in self.model.named_parameters() if not bool(p.isfinite().all())]
+        own = ((name, parallel.whole(p)) for name, p in self.model.named_parameters())
+        bad = [name for name, tensor in own if not bool(tensor.isfinite().all())]
         where = f"; weights of {bad[0]} are not finite" if bad else ""
         text = f"step {number}: the {what} is {loss if what == 'loss' else norm}{where}"
         if self.run_directory is not None:
             folder = self.run_directory / "cases" / f"step-{number:08d}"
             folder.mkdir(parents=True, exist_ok=True)
             for i, batch in enumerate(batches):
-                write_tensors(folder / f"batch-{i}.safetensors", batch, {"step": str(number)})
-            write_tensors(folder / "weights.safetensors", self.model.state_dict(), {})
+                name = (
+                    f"batch-{i}.safetensors"
+                    if parallel.world() == 1
+                    else f"batch-{parallel.rank()}-{i}.safetensors"
+                )
+                write_tensors(folder / name, batch, {"step": str(number)})
+            state = parallel.gathered(self.model.state_dict())
+            if parallel.rank() == 0:
+                write_tensors(folder / "weights.safetensors", state, {})
             text += f"; the step was not applied, its batch is in {folder}"
         self.say(text)
         if self.progress.bad_in_a_row >= self.settings.most_bad_steps:
@@ -241,13 +289,14 @@ class Loop:
 
     def evaluate(self) -> dict[str, float]:
         """Figures on held-out data, with averaged weights if the settings ask for them."""
-        at = self.progress
+        at, began = self.progress, time.perf_counter()
         self._remember()
         own = self._swap_in_averages()
         self.model.eval()
         try:
             with torch.no_grad():
-                figures = self.task.evaluate(self.model)
+                figures = parallel.quietly(self.forward)(self.task.evaluate)
+            at.evaluating += time.perf_counter() - began
             at.history.append({"step": at.step, **figures})
             value = figures[self.task.metric]
             better = math.isfinite(value) and (
@@ -295,13 +344,13 @@ class Loop:
             kept: dict[str, list[Tensor]] = {}
             for name, tensor in self.averages.items():
                 if name.startswith("last."):
-                    kept.setdefault(name.split(".", 2)[2], []).append(tensor)
+                    kept.setdefault(_of(name), []).append(tensor)
             return {
                 name: torch.stack(found).mean(dim=0) if found[0].is_floating_point() else found[-1]
                 for name, found in kept.items()
             }
         if self.settings.ema and self.averages:
-            return {name.removeprefix("ema."): tensor for name, tensor in self.averages.items()}
+            return {_of(name): tensor for name, tensor in self.averages.items()}
         return None
 
     def save(self) -> None:
@@ -327,7 +376,11 @@ class Loop:
             self.say(note)
         if found is None:
             return False
-        self.averages = checkpoint.restore_(found, self.model, self.optimizer)
+        own = self.model.state_dict()
+        self.averages = {
+            name: parallel.cut_like(tensor, own.get(_of(name), tensor))
+            for name, tensor in checkpoint.restore_(found, self.model, self.optimizer).items()
+        }
         self.progress = Progress(**found.plain["progress"])
         return True
 
@@ -340,6 +393,11 @@ class Loop:
 
     def _stop_on_signals(self) -> "_Signals":
         return _Signals(self)
+
+
+def _of(average: str) -> str:
+    """The name of the weights that an average is of."""
+    return average.removeprefix("ema.") if average[:4] == "ema." else average.split(".", 2)[2]
 
 
 class _Signals:

@@ -1,0 +1,1 @@
+"""Runs: from files to a trained, evaluated, saved model, and from there to answers."""
