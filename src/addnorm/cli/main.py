@@ -91,6 +91,59 @@ def _train_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
+def _run_flags(parser: argparse.ArgumentParser, *, int8: bool = True) -> None:
+    parser.add_argument("run", metavar="RUN", help="directory of a run")
+    if int8:
+        parser.add_argument("--int8", action="store_true", help="8-bit weights: faster on a CPU")
+
+
+def _beam_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--beam", type=int, default=5, help="hypotheses a sentence (default 5)")
+
+
+def _evaluate_flags(parser: argparse.ArgumentParser) -> None:
+    _run_flags(parser)
+    parser.add_argument("file", nargs="?", help="text or table (else the run's held-out part)")
+    parser.add_argument("--source", help="lines to translate")
+    parser.add_argument("--target", help="their translations")
+    _beam_flag(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _translate_flags(parser: argparse.ArgumentParser) -> None:
+    _run_flags(parser)
+    parser.add_argument("file", nargs="?", default="-", help="lines to translate (default: stdin)")
+    _beam_flag(parser)
+    parser.add_argument("--nbest", type=int, default=1, help="answers a sentence (default 1)")
+    parser.add_argument("--penalty", default="length", help="length, gnmt or none")
+    parser.add_argument("--alpha", type=float, default=1.0, help="exponent of the penalty")
+    parser.add_argument("--workers", type=int, default=1, help="batches decoded at a time")
+    parser.add_argument("--scores", action="store_true", help="print scores, too")
+    parser.add_argument("--json", action="store_true", help="print JSON, a line each")
+
+
+def _generate_flags(parser: argparse.ArgumentParser) -> None:
+    _run_flags(parser)
+    parser.add_argument("--prompt", required=True, help="the text to go on with")
+    parser.add_argument("--tokens", type=int, default=300, help="tokens to add (default 300)")
+    parser.add_argument("--temperature", type=float, default=0.8, help="0 is greedy (default 0.8)")
+    parser.add_argument("--top-k", type=int, help="only the k likeliest tokens")
+    parser.add_argument("--top-p", type=float, help="only the likeliest tokens of this much weight")
+    parser.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _classify_flags(parser: argparse.ArgumentParser) -> None:
+    _run_flags(parser, int8=False)
+    parser.add_argument("file", nargs="?", default="-", help="a text a line (default: stdin)")
+    parser.add_argument("--json", action="store_true", help="print all probabilities as JSON")
+
+
+def _runs_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", nargs="?", default="runs", help="where to look (default runs)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
 COMMANDS: dict[str, Command] = {
     "train": Command(
         "train a model: translate, language, masked or classify",
@@ -102,6 +155,48 @@ COMMANDS: dict[str, Command] = {
             "addnorm train classify reviews.csv --text review --label stars --out runs/stars",
             "addnorm train --resume runs/ende",
         ),
+    ),
+    "evaluate": Command(
+        "loss, BLEU, chrF, accuracy, bits per byte of a run on files it has not seen",
+        "addnorm.cli.use:evaluate",
+        _evaluate_flags,
+        (
+            "addnorm evaluate runs/ende --source test.en --target test.de",
+            "addnorm evaluate runs/stars test.csv --json",
+        ),
+    ),
+    "translate": Command(
+        "translate lines with a trained run",
+        "addnorm.cli.use:translate",
+        _translate_flags,
+        (
+            "echo 'a man rides a bicycle' | addnorm translate runs/ende",
+            "addnorm translate runs/ende test.en --beam 5 --nbest 10 --scores --json",
+        ),
+    ),
+    "generate": Command(
+        "go on with a text, with a trained run",
+        "addnorm.cli.use:generate",
+        _generate_flags,
+        (
+            "addnorm generate runs/book --prompt 'Once upon a time'",
+            "addnorm generate runs/book --prompt 'The' --temperature 0.7 --top-p 0.9 --seed 3",
+        ),
+    ),
+    "classify": Command(
+        "label texts with a trained run",
+        "addnorm.cli.use:classify",
+        _classify_flags,
+        (
+            "echo 'what a joy' | addnorm classify runs/stars",
+            "addnorm classify runs/stars texts.txt --json",
+        ),
+    ),
+    "runs": Command(
+        "list runs and their best scores",
+        "addnorm.cli.use:runs",
+        _runs_flags,
+        ("addnorm runs", "addnorm runs /tmp --json"),
     ),
     "cost": Command(
         "parameters, operations and memory of a model, part by part",

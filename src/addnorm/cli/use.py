@@ -1,0 +1,126 @@
+"""Verbs that ask a trained run: evaluate, translate, generate, classify, runs."""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from addnorm.errors import ConfigError, InputError
+
+
+def evaluate(args: argparse.Namespace) -> None:
+    """Print figures on files that a run has not seen."""
+    from addnorm.runs.use import Trained
+
+    if args.file is not None and args.source is not None:
+        raise ConfigError(f"one file to evaluate on, not two: {args.file!r} and {args.source!r}.")
+    trained = Trained(args.run, int8=args.int8)
+    figures = trained.evaluate(args.source or args.file, args.target, beam=args.beam)
+    if args.json:
+        print(json.dumps(figures, indent=1))
+        return
+    for name, value in figures.items():
+        words = name.replace("_", " ")
+        percent = name in ("accuracy", "f1", "exact")
+        said = f"{value:.1%}" if percent else f"{value:.4g}" if isinstance(value, float) else value
+        print(f"{words:<22} {said}")
+
+
+def translate(args: argparse.Namespace) -> None:
+    """Print the translation of each line."""
+    from addnorm.runs.use import Trained
+
+    trained = Trained(args.run, int8=args.int8)
+    nbest = args.nbest
+    lines = _lines(args.file)
+    for number, answers in enumerate(
+        trained.translate(
+            lines,
+            beam=max(args.beam, nbest),
+            nbest=nbest,
+            penalty=args.penalty,
+            alpha=args.alpha,
+            workers=args.workers,
+            window=1 if args.file == "-" and sys.stdin.isatty() else 1024,
+        ),
+        start=1,
+    ):
+        if args.json:
+            found = [
+                {"text": a.text, "score": a.score, "pieces": a.pieces if args.scores else None}
+                for a in answers
+            ]
+            rows = [{k: v for k, v in row.items() if v is not None} for row in found]
+            print(json.dumps({"line": number, "answers": rows}, ensure_ascii=False), flush=True)
+            continue
+        for answer in answers:
+            before = f"{number}\t" if nbest > 1 else ""
+            score = f"{answer.score:.4f}\t" if args.scores else ""
+            print(f"{before}{score}{answer.text}", flush=True)
+
+
+def generate(args: argparse.Namespace) -> None:
+    """Print what a language model goes on with."""
+    from addnorm.runs.use import Trained
+
+    trained = Trained(args.run, int8=args.int8)
+    answer = trained.generate(
+        args.prompt,
+        new=args.tokens,
+        sampler="greedy" if args.temperature == 0 else "sample",
+        temperature=args.temperature or 1.0,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        seed=args.seed,
+    )
+    if args.json:
+        print(json.dumps({"prompt": args.prompt, "text": answer.text, "pieces": answer.pieces}))
+        return
+    print(args.prompt + answer.text)
+
+
+def classify(args: argparse.Namespace) -> None:
+    """Print the likeliest label of each line, with its probability."""
+    from addnorm.runs.use import Trained
+
+    for row in Trained(args.run).classify(_lines(args.file)):
+        if args.json:
+            print(json.dumps(row, ensure_ascii=False), flush=True)
+            continue
+        label = max(row, key=row.__getitem__)
+        print(f"{label}\t{row[label]:.4f}", flush=True)
+
+
+def runs(args: argparse.Namespace) -> None:
+    """List runs and their best scores."""
+    from addnorm.runs.directory import runs_in
+    from addnorm.runs.progress import say_figures, say_time
+
+    if not Path(args.folder).is_dir():
+        raise InputError(f"there is no folder {args.folder!r}. Train something first.")
+    found = [(run, run.summary()) for run in runs_in(args.folder)]
+    if args.json:
+        rows = [{"run": str(run.path), "task": run.facts.task, **how} for run, how in found]
+        print(json.dumps(rows, indent=1, ensure_ascii=False))
+        return
+    if not found:
+        print(f"no runs in {args.folder}", file=sys.stderr)
+        return
+    width = max(len(str(run.path)) for run, _ in found) + 2
+    for run, how in found:
+        state = "finished" if how.get("finished") else "stopped" if how else "running or killed"
+        time = say_time(how["seconds"]) if how else ""
+        best = say_figures(how.get("best", {}))
+        print(f"{run.path!s:<{width}}{run.facts.task:<11}{state:<18}{time:>8}  {best}")
+
+
+def _lines(path: str) -> Iterator[str]:
+    """The lines of a file, or of the standard input as they come."""
+    if path == "-":
+        for line in sys.stdin:
+            yield line.rstrip("\r\n")
+        return
+    from addnorm.data.files import read_lines
+
+    yield from read_lines(path)
