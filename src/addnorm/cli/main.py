@@ -63,7 +63,11 @@ def _list_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _demo_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--to", default="de", metavar="CODE", help="language (default de)")
+    parser.add_argument("--minutes", type=float, default=2.5, help="time to train (default 2.5)")
     parser.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
+    parser.add_argument("--out", metavar="FOLDER", help="where to write (default runs/demo-CODE)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _train_flags(parser: argparse.ArgumentParser) -> None:
@@ -217,10 +221,10 @@ COMMANDS: dict[str, Command] = {
         ("addnorm list", "addnorm list presets"),
     ),
     "demo": Command(
-        "build the classical Transformer, look at it, and train a small one in seconds",
+        "train a translator of dates, amounts and names in minutes, and show how it works",
         "addnorm.cli.demo:demo",
         _demo_flags,
-        ("addnorm demo", "addnorm demo --seed 1"),
+        ("addnorm demo", "addnorm demo --to fr --minutes 3"),
     ),
 }
 

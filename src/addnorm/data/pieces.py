@@ -153,6 +153,7 @@ def _train_sentencepiece(lines: list[str], kind: str, size: int) -> bytes:
             hard_vocab_limit=False,  # a small text gives as many pieces as it has
             character_coverage=1.0,
             byte_fallback=True,
+            split_digits=True,  # 1,234 is spelled as it is read: no piece for every number
             normalization_rule_name="identity",
             remove_extra_whitespaces=False,
             add_dummy_prefix=False,  # see Pieces

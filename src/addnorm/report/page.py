@@ -1,0 +1,166 @@
+"""One HTML file that needs nothing else: no network, fonts or scripts; light, dark, paper."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from addnorm.disk import write_whole
+from addnorm.errors import InputError, nearest
+from addnorm.report.axes import say
+from addnorm.report.style import STYLE
+from addnorm.report.svg import Svg, escape
+
+Cell = str | int | float | None
+TONES = {"note": "Note", "good": "Good", "warning": "Warning", "bad": "Problem"}
+"""The tone of a remark, and the word that says it without colour."""
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+"""What a browser may do for a page: show it, and fetch or run nothing."""
+
+
+class Page:
+    """A page in the making: parts are added in order, then it is written.
+
+    All text is escaped; the only markup it takes is a picture made by this package.
+
+    >>> page = Page("Training", "6 + 6 blocks, post-norm")
+    >>> page.section("Loss")
+    >>> page.table(["step", "loss"], [[1000, 4.213], [2000, 3.504]])
+    >>> page.write("training.html").name
+    'training.html'
+    """
+
+    def __init__(self, title: str, subtitle: str = "") -> None:
+        self.title, self.subtitle = title, subtitle
+        self._sections: list[str] = []
+        self._parts: list[str] = []
+
+    def section(self, title: str) -> None:
+        """A heading; with three or more, the page has a list of them at its top."""
+        self._sections.append(title)
+        self._parts.append(f'<h2 id="s{len(self._sections)}">{escape(title)}</h2>')
+
+    def text(self, text: str) -> None:
+        """Paragraphs, parted by empty lines."""
+        for paragraph in text.split("\n\n"):
+            if paragraph.strip():
+                self._parts.append(f'<p dir="auto">{escape(" ".join(paragraph.split()))}</p>')
+
+    def remark(self, text: str, tone: str = "note", more: Sequence[str] = ()) -> None:
+        """A finding that stands out: one sentence, and if need be lines of evidence and advice."""
+        if tone not in TONES:
+            known = ", ".join(TONES)
+            hint = nearest(tone, TONES)
+            raise InputError(f"a remark's tone must be one of {known}: got {tone!r}. {hint}")
+        rest = "".join(f"<li>{escape(line)}</li>" for line in more)
+        self._parts.append(
+            f'<aside class="remark {tone}"><p><strong>{TONES[tone]}</strong> {escape(text)}</p>'
+            + (f"<ul>{rest}</ul>" if rest else "")
+            + "</aside>"
+        )
+
+    def facts(self, facts: Sequence[tuple[str, Cell]]) -> None:
+        """A few figures, large, each with its name."""
+        each = "".join(
+            f"<div><dt>{escape(name)}</dt><dd>{_cell(value)}</dd></div>" for name, value in facts
+        )
+        self._parts.append(f'<dl class="facts">{each}</dl>')
+
+    def table(
+        self, header: Sequence[str], rows: Sequence[Sequence[Cell]], caption: str = ""
+    ) -> None:
+        """A table; columns of numbers are set to the right, None is a dash."""
+        for row in rows:
+            if len(row) != len(header):
+                raise InputError(
+                    f"a row must have a cell for each column: {len(header)} columns, "
+                    f"{len(row)} cells in {list(row)!r}. Try None for an empty cell."
+                )
+        kinds = [
+            ' class="number"' if rows and all(_is_number(row[n]) for row in rows) else ' dir="auto"'
+            for n in range(len(header))
+        ]
+        tops = "".join(
+            f'<th scope="col"{kind}>{escape(name)}</th>'
+            for name, kind in zip(header, kinds, strict=True)
+        )
+        lines = "".join(
+            "<tr>"
+            + "".join(
+                f"<td{kind}>{_cell(cell)}</td>" for cell, kind in zip(row, kinds, strict=True)
+            )
+            + "</tr>\n"
+            for row in rows
+        )
+        above = f"<caption>{escape(caption)}</caption>" if caption else ""
+        self._parts.append(
+            f'<div class="wide"><table>{above}<thead><tr>{tops}</tr></thead>'
+            f"<tbody>{lines}</tbody></table></div>"
+        )
+
+    def figure(self, picture: Svg, caption: str = "") -> None:
+        """A picture over the width of the page."""
+        self._parts.append(_figure(picture, caption))
+
+    def gallery(self, pictures: Sequence[tuple[Svg, str]]) -> None:
+        """Several small pictures with captions, as many in a row as there is room for."""
+        each = "".join(_figure(picture, caption) for picture, caption in pictures)
+        self._parts.append(f'<div class="gallery">{each}</div>')
+
+    def code(self, text: str) -> None:
+        """Commands or output, as they are."""
+        kept = "\n".join(escape(line) for line in text.expandtabs(4).splitlines())
+        self._parts.append(f"<pre><code>{kept}</code></pre>")
+
+    def html(self) -> str:
+        """The whole page."""
+        links = "".join(
+            f'<li><a href="#s{number}">{escape(title)}</a></li>'
+            for number, title in enumerate(self._sections, 1)
+        )
+        contents = (
+            f'<nav aria-label="Contents"><ol>{links}</ol></nav>' if len(self._sections) > 2 else ""
+        )
+        below = f'<p class="subtitle">{escape(self.subtitle)}</p>' if self.subtitle else ""
+        parts = "\n".join(self._parts)
+        return (
+            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+            f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">\n'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+            '<meta name="color-scheme" content="light dark">\n'
+            f"<title>{escape(self.title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
+            f"<header><h1>{escape(self.title)}</h1>{below}</header>\n{contents}\n{parts}\n"
+            "</main>\n</body>\n</html>\n"
+        )
+
+    def write(self, path: str | Path) -> Path:
+        """Write the page as one file, which appears whole or not at all."""
+        write_whole(Path(path), self.html().encode())
+        return Path(path)
+
+
+def _figure(picture: Svg, caption: str) -> str:
+    if not isinstance(picture, Svg):
+        raise InputError(
+            "a figure must be a picture made by addnorm.report: "
+            f"got {type(picture).__name__}. Try lines(...)."
+        )
+    below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
+    return f'<figure><div class="wide">{picture}</div>{below}</figure>'
+
+
+def _is_number(cell: Cell) -> bool:
+    return cell is None or (isinstance(cell, int | float) and not isinstance(cell, bool))
+
+
+def _cell(cell: Cell) -> str:
+    """A cell as text: 12 345 with thin spaces, floats in four digits, yes and no."""
+    if cell is None:
+        return "–"
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    if isinstance(cell, int):
+        return f"{cell:,}".replace(",", "\u202f").replace("-", "−")
+    if isinstance(cell, float):
+        whole = math.isfinite(cell) and 1e4 <= abs(cell) < 1e9
+        return _cell(round(cell)) if whole else say(cell, 4)
+    return escape(cell)
