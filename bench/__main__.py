@@ -2,17 +2,19 @@
 
 import argparse
 
-from bench import gpt, translate
+from bench import gpt, ragged, translate
 from bench.harness import dump, machine, peak_gflops, race, show
+
+NAMES = ["gpt", "translate", "ragged", "loss", "long"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("name", nargs="*", choices=["gpt", "translate", "loss", "long", []])
+    parser.add_argument("name", nargs="*", choices=[*NAMES, []])
     parser.add_argument("--rounds", type=int, default=6, help="rounds in which all take a turn")
     parser.add_argument("--out", help="write the tables to this JSON file too")
     args = parser.parse_args()
-    names = args.name or ["gpt", "translate", "loss", "long"]
+    names = args.name or NAMES
     peak = peak_gflops()
     facts = ", ".join(f"{key} {value}" for key, value in machine().items())
     print(f"{facts}; best matrix product {peak:.0f} GFLOP/s")
@@ -32,6 +34,11 @@ def main() -> None:
             title = f"Encoder-decoder training, dropout {dropout}: real tokens a second"
             work, flops = translate.tokens_per_step(), translate.flops_per_step()
             tables.append(show(title, results, work, flops, peak))
+    if "ragged" in names:
+        results = race(ragged.contenders(), args.rounds, steps=1, warm=1)
+        work = ragged.tokens_per_step()
+        title = "Ragged pairs, batching and training, dropout 0.3: real tokens a second"
+        tables.append(show(title, results, work, work * ragged.FLOPS, peak))
     if "loss" in names:
         from bench import loss
 

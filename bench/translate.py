@@ -133,7 +133,7 @@ def torch_layers(dropout: float) -> Step:
     )
 
 
-def hugging_face(dropout: float, kind: str) -> Step:
+def hugging_face_model(dropout: float, kind: str) -> Any:
     import transformers
 
     config = getattr(transformers, f"{kind}Config")(
@@ -155,7 +155,11 @@ def hugging_face(dropout: float, kind: str) -> Step:
         use_cache=False,
     )
     name = {"Marian": "MarianMTModel", "Bart": "BartForConditionalGeneration"}[kind]
-    model = getattr(transformers, name)(config)
+    return getattr(transformers, name)(config)
+
+
+def hugging_face(dropout: float, kind: str) -> Step:
+    model = hugging_face_model(dropout, kind)
 
     def loss(source: Tensor, target: Tensor) -> Tensor:
         logits = model(
@@ -168,10 +172,10 @@ def hugging_face(dropout: float, kind: str) -> Step:
     return over_batches(model, loss)
 
 
-def x_transformers(dropout: float) -> Step:
+def x_transformers_model(dropout: float) -> Any:
     from x_transformers import XTransformer
 
-    model = XTransformer(
+    return XTransformer(
         dim=WIDTH,
         tie_token_emb=True,
         pad_value=PAD,
@@ -193,6 +197,10 @@ def x_transformers(dropout: float) -> Step:
         dec_attn_flash=True,
         dec_ff_dropout=dropout,
     )
+
+
+def x_transformers(dropout: float) -> Step:
+    model = x_transformers_model(dropout)
 
     def loss(source: Tensor, target: Tensor) -> Tensor:
         return model(source, F.pad(target, (1, 0), value=1), mask=source != PAD)

@@ -13,7 +13,7 @@ from itertools import islice
 from random import Random
 from typing import NamedTuple
 
-from addnorm.data.cldr import KINDS, Cldr, Kind, Say
+from addnorm.data.cldr import KINDS, UNITS, Cldr, Kind, Say
 from addnorm.data.report import need_positive
 from addnorm.data.split import split_by_source
 from addnorm.errors import InputError
@@ -30,8 +30,8 @@ PATIENCE = 8
 """How often to draw, for each phrase that is wanted, before a kind counts as exhausted."""
 MARKS = dict.fromkeys(map(ord, "\u200e\u200f\u061c\u00ad"))
 """Signs that show nothing: direction of writing, soft hyphen."""
-PLACEHOLDER = re.compile(r"^[+-]\d|\bM\d\d\b|[{}¤]")
-"""What CLDR says in languages it knows no words of."""
+PLACEHOLDER = re.compile(r"^[+-]\d|\bM\d\d\b|[{}¤]|" + "|".join(UNITS.split()))
+"""What stands for a word that CLDR does not have: "+3 d", "M05", "2.4 duration-month"."""
 EUPHONY = {"es": re.compile(r" y (?=[ií]|hi(?!e))| o (?=h?[oó])", re.IGNORECASE)}
 """Where "and" and "or" change before a sound, and CLDR's patterns do not: e Italia, u octubre."""
 EUPHONY_KINDS = ("list", "choice")
