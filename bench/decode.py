@@ -49,8 +49,8 @@ def contenders(folder: str, beam: int, size: str) -> list[Contender]:
     return [
         row("addnorm", "addnorm", True),
         row("addnorm, 2 workers", "addnorm", True, workers=2),
-        row("addnorm int8", "addnorm", True, int8=True),
-        row("addnorm int8, 2 workers", "addnorm", True, int8=True, workers=2),
+        row("addnorm int8", "addnorm", True, form="quantise"),
+        row("addnorm int8, 2 workers", "addnorm", True, form="quantise", workers=2),
         row("Hugging Face Marian", "hugging_face"),
         row("Hugging Face Marian, kept memory", "hugging_face", True),
         row("CTranslate2 float32, 1 × 2 threads", "ctranslate2", workers=1),
@@ -78,9 +78,9 @@ def run(
             kind = "Greedy decoding" if beam == 1 else f"Beam search, {beam} beams"
             for ours in (slice(0, 2), slice(2, 4)):
                 best = min((r for r in results[ours] if r.seconds), key=lambda r: r.median)
-                beside = [replace(r, contender=replace(r.contender, ours=r is best)) for r in results]
+                rows = [replace(r, contender=replace(r.contender, ours=r is best)) for r in results]
                 title = f"{kind}: output tokens a second, beside {best.contender.name}"
-                tables.append(show(title, beside, work, flops, peak))
+                tables.append(show(title, rows, work, flops, peak))
     return tables
 
 
@@ -119,19 +119,17 @@ def addnorm(
     beam: int,
     size: str,
     workers: int = 1,
-    int8: bool = False,
+    form: str = "pack",
     keep_greedy: bool = True,
 ) -> Step:
-    from addnorm import load
-    from addnorm.generate import quantise, translate
+    from addnorm import generate, load
 
     sizes = SIZES[size]
-    model = load(Path(folder) / "addnorm").eval()
-    model = quantise(model) if int8 else model
+    model = getattr(generate, form)(load(Path(folder) / "addnorm").eval())
     rows = sources(sizes)
 
     def step() -> Rows:
-        found = translate(
+        found = generate.translate(
             model,
             rows,
             begin=sizes.vocab - 1,
@@ -151,8 +149,10 @@ def addnorm(
 def hugging_face(folder: str, beam: int, size: str) -> Step:
     import torch
     from transformers import MarianMTModel
+    from transformers.utils import logging
 
     sizes = SIZES[size]
+    logging.disable_progress_bar()
     model = MarianMTModel.from_pretrained(Path(folder) / "marian").eval()
     ids = torch.tensor(sources(sizes))
     lengths = {"min_new_tokens": sizes.length, "max_new_tokens": sizes.length}
@@ -198,9 +198,9 @@ def make(folder: Path, size: Size) -> None:
     import torch
     import transformers
     from ctranslate2.converters.transformers import MarianMTLoader
+    from tests.parity.mapping import marian as renamed
 
     from addnorm import build, presets
-    from tests.parity.mapping import marian as renamed
 
     config = transformers.MarianConfig(
         vocab_size=size.vocab,
@@ -257,7 +257,7 @@ def compare(folder: str, size: str) -> None:
         outputs = {
             "Hugging Face": hugging_face(*common)(),
             "CTranslate2": ctranslate2(*common, workers=1)(),
-            "addnorm int8": addnorm(*common, int8=True, keep_greedy=False)(),
+            "addnorm int8": addnorm(*common, form="quantise", keep_greedy=False)(),
             "CTranslate2 int8": ctranslate2(*common, workers=1, kind="int8")(),
         }
         alike = {

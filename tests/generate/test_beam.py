@@ -58,8 +58,11 @@ def test_a_wide_beam_finds_what_there_is(
     for seed in range(6):
         oracle = Oracle(seed, vocab=5)
         answers = naive.every(oracle.log_probs, 5, 4, **kinds)
-        found = look(oracle, 4, beam=256, nbest=20, early=early, keep_greedy=False, **kinds)
-        same(found, answers[:20])
+        found = look(oracle, 4, beam=256, nbest=60, early=early, keep_greedy=False, **kinds)
+        same(found, answers[:60])
+        if not closed:
+            ended = [len(answer.steps) > len(answer.tokens) for answer in answers[:60]]
+            assert [hypothesis.finished for hypothesis in found] == ended
 
 
 @penalised
@@ -99,9 +102,12 @@ def test_there_may_be_fewer_than_asked_for() -> None:
 # ── A narrow beam is the textbook's ───────────────────────────────────────────────────────────────
 
 
-def by_the_book(oracle: Oracle, limit: int, beam: int, nbest: int, alpha: float) -> list[Answer]:
-    """Beam search in plain lists, without an early stop."""
+def by_the_book(
+    oracle: Oracle, limit: int, beam: int, nbest: int, alpha: float, keep: bool
+) -> list[Answer]:
+    """Beam search in plain lists, without an early stop; the greedy path gets the last place."""
     live: list[tuple[tuple[int, ...], tuple[float, ...]]] = [((), ())]
+    greedy: tuple[int, ...] | None = () if keep else None
     ended: list[Answer] = []
     for length in range(1, limit + 1):
         longer = []
@@ -112,16 +118,22 @@ def by_the_book(oracle: Oracle, limit: int, beam: int, nbest: int, alpha: float)
             others = [token for token in range(oracle.vocab) if token != END]
             longer += [((*tokens, token), (*steps, found[token])) for token in others]
         live = sorted(longer, key=lambda each: -sum(each[1]))[:beam]
+        if greedy is not None:
+            likeliest = int(oracle.log_probs(greedy).argmax())
+            greedy = None if likeliest == END else (*greedy, likeliest)
+        if greedy is not None and greedy not in [tokens for tokens, _ in live]:
+            live[-1] = next(each for each in longer if each[0] == greedy)
     return sorted(ended, key=lambda answer: -answer.score)[:nbest]
 
 
 @pytest.mark.parametrize("beam", (2, 3, 5))
 @pytest.mark.parametrize("alpha", (0.0, 1.0))
-def test_a_narrow_beam_is_the_textbook_s(beam: int, alpha: float) -> None:
-    for seed in range(15):
-        oracle = Oracle(seed, vocab=9)
-        found = look(oracle, 7, beam=beam, nbest=2, alpha=alpha, keep_greedy=False)
-        same(found, by_the_book(oracle, 7, beam, 2, alpha))
+@pytest.mark.parametrize("keep", (True, False), ids=("greedy kept", "plain"))
+def test_a_narrow_beam_is_the_textbook_s(beam: int, alpha: float, keep: bool) -> None:
+    for seed in range(20):  # every other time the greedy path ends soon
+        oracle = Oracle(seed, vocab=9, sharp=1.0, peak=None if seed % 2 else END)
+        found = look(oracle, 7, beam=beam, nbest=beam, alpha=alpha, keep_greedy=keep)
+        same(found, by_the_book(oracle, 7, beam, beam, alpha, keep))
 
 
 # ── Stopping early changes nothing ────────────────────────────────────────────────────────────────
@@ -210,6 +222,7 @@ class Several:
         self.oracles = oracles
         self.ids = torch.zeros(0, 0, dtype=torch.long)
         self.rows: list[int] = []
+        self.indices: list[Tensor] = []
 
     def step(self, newest: Tensor) -> Tensor:
         self.ids = torch.cat((self.ids, newest), dim=1) if self.ids.numel() else newest
@@ -220,7 +233,9 @@ class Several:
 
     def reorder(self, index: Tensor, groups: Tensor | None) -> None:
         self.ids = self.ids.index_select(0, index)
-        if groups is not None:
+        if groups is None:
+            self.indices.append(index)
+        else:
             self.oracles = [self.oracles[i] for i in groups.tolist()]
 
 
@@ -233,6 +248,9 @@ def test_sentences_of_a_batch_do_not_know_of_each_other(keep_greedy: bool) -> No
     for seed, found in enumerate(together):
         assert found == search(Oracle(seed, 9, 2.0), START, [limits[seed]], rules)[0]
     assert several.rows[:2] == [24, 72] and several.rows[-1] < 24  # finished ones were removed
+    # Once there are as many rows as beams, what is copied stays itself: it can be done in place.
+    assert all(torch.equal(index[index], index) for index in several.indices[1:])
+    assert len(several.indices) > 1
 
 
 def test_equal_scores_come_in_a_fixed_order() -> None:
@@ -242,6 +260,21 @@ def test_equal_scores_come_in_a_fixed_order() -> None:
 
     found = look(Level(0, vocab=700), 3, beam=4, nbest=4, penalty="none")
     assert [h.tokens for h in found] == [(), (0,), (1,), (3,)]  # shorter first, then by id
+
+
+@pytest.mark.parametrize(("low", "finished"), ((0, False), (END, True)))
+def test_an_end_as_likely_as_others_is_preferred_by_its_place(low: int, finished: bool) -> None:
+    """At the limit a sequence is finished if it would have ended by itself, here as in greedy."""
+
+    class Level(Oracle):
+        def logits(self, tokens: Any) -> Tensor:
+            return (torch.arange(self.vocab) >= low).double()
+
+    rules = BeamRules(end=END, beam=3, nbest=1)
+    ((found,),) = search(Level(0, vocab=6), START, [1], rules)
+    draws = torch.zeros(1, 1)
+    (greedy,) = follow(Level(0, vocab=6), START, [1], rules, make_sampler("greedy"), draws)
+    assert found == greedy and found.finished == finished
 
 
 @pytest.mark.parametrize("beam", (1, 2, 5))

@@ -9,7 +9,8 @@ import torch
 from addnorm import ModelConfig, build
 from addnorm.errors import InputError
 from addnorm.generate import Hypothesis, generate, score, translate
-from addnorm.generate.batches import cut
+from addnorm.generate.batches import crew, cut
+from addnorm.generate.samplers import uniforms
 from addnorm.layers.attention import MemoryAttention
 from tests.conftest import PAD, POSITIONS, VARIANTS, VOCAB, draw, make
 from tests.generate import naive
@@ -90,7 +91,9 @@ def test_the_begin_token_may_be_padding_or_the_end() -> None:
             ((best,),) = found
             assert PAD not in best.tokens
             assert best.score >= answer.score - 1e-12
-            assert beam > 1 or best.tokens == answer.tokens
+            if beam == 1:
+                assert best.tokens == answer.tokens
+                assert best.log_probabilities == pytest.approx(answer.steps, abs=1e-10)
 
 
 # ── A batch decodes to what each decodes to alone ─────────────────────────────────────────────────
@@ -150,6 +153,46 @@ def test_a_seed_gives_the_same_tokens_alone_and_in_a_batch() -> None:
     assert other != [hypothesis.tokens for hypothesis in together]
 
 
+def draw_by_hand(of: naive.LogProbs, seed: int, limit: int, end: int, banned: Any) -> list[int]:
+    """Every token by inverting the distribution function at the next number of the seed."""
+    taken: list[int] = []
+    for number in uniforms([seed], limit)[0].tolist():
+        shares = of(taken).exp()
+        shares[list(banned)] = 0.0
+        reached = (shares / shares.sum()).cumsum(dim=0)
+        taken.append(int((reached <= number).sum()))
+        if taken[-1] == end:
+            break
+    return taken
+
+
+def test_what_is_drawn_is_what_is_drawn_by_hand() -> None:
+    decoder, prompts = make("decoder"), some(3, 5, 1)
+    found = generate(decoder, prompts, new=9, end=END, seed=7)
+    for number, (prompt, (hypothesis,)) in enumerate(zip(prompts, found, strict=True)):
+        taken = draw_by_hand(naive.of_continuation(decoder, prompt), 7 + number, 9, END, [PAD])
+        assert [*hypothesis.tokens, *([END] if hypothesis.finished else [])] == taken
+    both, lengths = make("encoder-decoder"), []
+    found = translate(both, prompts, beam=1, sampler="sample", seed=7, longest=(0, 12), **ENDS)
+    for number, (source, (hypothesis,)) in enumerate(zip(prompts, found, strict=True)):
+        taken = draw_by_hand(naive.of_translation(both, source), 7 + number, 12, END, BANNED)
+        assert hypothesis.finished == (taken[-1] == END)
+        assert list(hypothesis.tokens) == taken[:-1]  # at its limit too the last is the end token
+        lengths.append(len(taken))
+    assert max(lengths) > 2
+
+
+def test_a_translation_is_drawn_alike_alone_and_in_a_batch() -> None:
+    model = make("encoder-decoder")
+    sources = some(3, 7, 1, 3, 5)
+    settings: dict[str, Any] = {"beam": 1, "sampler": "sample", "top_k": 8, "longest": (1.0, 6)}
+    for size in (4096, 8):
+        together = translate(model, sources, seed=40, batch_tokens=size, **settings, **ENDS)
+        for i, (found,) in enumerate(together):
+            ((alone,),) = translate(model, [sources[i]], seed=40 + i, **settings, **ENDS)
+            near(alone, found)
+
+
 def test_samples_follow_the_model() -> None:
     model = make("decoder", vocab=6)
     prompt, count = [3, 5, 4], 6000
@@ -181,6 +224,32 @@ def test_batches_are_cut_by_size() -> None:
     assert batches == [[5], [2], [0, 3], [4, 1]]
     assert cut([4, 4, 4, 4], tokens=100, workers=2) == [[0, 1], [2, 3]]
     assert cut([], tokens=5) == []
+
+
+def test_a_batch_counts_the_tokens_of_all_beams() -> None:
+    both, decoder = make("encoder-decoder"), make("decoder")
+    rows: list[int] = []
+    both.encoder.register_forward_hook(lambda _, given, out: rows.append(len(out)))
+    list(translate(both, some(3, 3, 3, 3), beam=2, batch_tokens=12, longest=(0, 2), **ENDS))
+    assert rows == [2, 2]
+    decoder.decoder.register_forward_hook(lambda _, given, out: rows.append(given[0].shape[0]))
+    settings: dict[str, Any] = {"sampler": "greedy", "beam": 2, "new": 3}
+    list(generate(decoder, some(3, 3, 3, 3), batch_tokens=24, **settings))
+    assert rows[2:] == [2, 4, 4] * 2
+
+
+def test_workers_share_the_threads() -> None:
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(4)
+        for workers, share in ((2, 2), (3, 1), (9, 1)):
+            with crew(workers) as pool:
+                assert pool is not None and pool.submit(torch.get_num_threads).result() == share
+            assert torch.get_num_threads() == 4
+        with crew(1) as pool:
+            assert pool is None
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_results_flow_before_the_last_source_is_read() -> None:
@@ -262,30 +331,36 @@ def test_learned_positions_limit_the_output() -> None:
 @pytest.mark.parametrize("beam", (1, 2))
 def test_a_sliding_context_forgets_its_older_half(beam: int) -> None:
     context = 8
-    model = make("decoder", positions="learned", length=context)
+    model = sharpen(make("decoder", positions="learned", length=context))
     prompts = some(3, 8, 5, 12, 3)
     settings: dict[str, Any] = {"new": 20, "sampler": "greedy", "slide": True}
     found = list(generate(model, prompts, beam=beam, **settings))
     for prompt, (hypothesis, *_) in zip(prompts, found, strict=True):
         if beam == 1:
-            expected = slide_by_hand(model, prompt[-context:], 20, context)
-            assert hypothesis.tokens == expected
+            tokens, steps = slide_by_hand(model, prompt[-context:], 20, context)
+            assert list(hypothesis.tokens) == tokens
+            assert hypothesis.log_probabilities == pytest.approx(steps, abs=1e-10)
         assert len(hypothesis.tokens) == 20
         ((alone, *_),) = generate(model, [prompt], beam=beam, **settings)
         near(alone, hypothesis)
 
 
 @torch.inference_mode()
-def slide_by_hand(model: Any, seen: list[int], new: int, context: int) -> tuple[int, ...]:
+def slide_by_hand(
+    model: Any, seen: list[int], new: int, context: int
+) -> tuple[list[int], list[float]]:
     taken: list[int] = []
+    steps: list[float] = []
     for _ in range(new):
-        logits = model(torch.tensor([seen]))[0, -1]
-        logits[PAD] = float("-inf")
-        taken.append(int(logits.argmax()))
+        found = model(torch.tensor([seen]))[0, -1].log_softmax(dim=-1)
+        allowed = found.clone()
+        allowed[PAD] = float("-inf")
+        taken.append(int(allowed.argmax()))
+        steps.append(float(found[taken[-1]]))
         seen = [*seen, taken[-1]]
         if len(seen) > context:
             seen = seen[-(context // 2) :]
-    return tuple(taken)
+    return taken, steps
 
 
 def test_sliding_changes_nothing_while_there_is_room() -> None:
@@ -369,8 +444,9 @@ def test_numbers_that_cannot_be() -> None:
         message = rf"^{name} must be 1 or more: got 0\.$"
         refuse(message, lambda name=name: translate(model, [], **ENDS, **{name: 0}))
     refuse(r"^new must be 1 or more: got 0\.$", lambda: generate(decoder, [], new=0))
-    message = r"^beam search goes with sampler='greedy': got beam=2, sampler='sample'\.$"
-    refuse(message, lambda: generate(decoder, [], beam=2))
+    message = r"^beam search goes with sampler='greedy': got beam={}, sampler='sample'\. Try beam=1"
+    refuse(message.format(2), lambda: generate(decoder, [], beam=2))
+    refuse(message.format(5), lambda: translate(model, [], sampler="sample", **ENDS))
     message = r"^longest must allow 1 token or more: got 0 for a source of 3\. Try \(1\.0, 50\)"
     refuse(message, lambda: list(translate(model, some(3), longest=(0.2, 0), **ENDS)))
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from addnorm import __version__
+from addnorm.cli import clinic, tables
 from addnorm.errors import AddnormError
 
 MISUSE, FAILURE, INTERRUPTED = 2, 1, 130
@@ -75,11 +76,11 @@ def _train_flags(parser: argparse.ArgumentParser) -> None:
         "task",
         nargs="?",
         metavar="TASK|FILE.toml",
-        help="translate, language, masked or classify; or a file with a whole configuration",
+        help="translate, language, masked, classify or table; or a file with a configuration",
     )
     parser.add_argument("file", nargs="?", help="what to learn from: a text, or a table")
     parser.add_argument("--source", help="lines to translate from, or the file to learn from")
-    parser.add_argument("--target", help="lines to translate to")
+    parser.add_argument("--target", help="lines to translate to, or the column to predict")
     parser.add_argument("--valid-source", help="file to validate with (else a part is held out)")
     parser.add_argument("--valid-target", help="translations of the lines to validate with")
     parser.add_argument("--text", metavar="COLUMN", help="column of the text, by name or number")
@@ -93,6 +94,7 @@ def _train_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="show what would be done, and stop")
     parser.add_argument("--board", action="store_true", help="write figures for TensorBoard, too")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    tables.add_train_flags(parser.add_argument_group("table"))
 
 
 def _run_flags(parser: argparse.ArgumentParser, *, int8: bool = True) -> None:
@@ -150,13 +152,14 @@ def _runs_flags(parser: argparse.ArgumentParser) -> None:
 
 COMMANDS: dict[str, Command] = {
     "train": Command(
-        "train a model: translate, language, masked or classify",
+        "train a model: translate, language, masked, classify or table",
         "addnorm.cli.train:train",
         _train_flags,
         (
             "addnorm train translate --source train.en --target train.de --out runs/ende",
             "addnorm train language book.txt --out runs/book --minutes 5",
             "addnorm train classify reviews.csv --text review --label stars --out runs/stars",
+            "addnorm train table adult.csv --target income --out runs/adult --compare",
             "addnorm train --resume runs/ende",
         ),
     ),
@@ -194,6 +197,45 @@ COMMANDS: dict[str, Command] = {
         (
             "echo 'what a joy' | addnorm classify runs/stars",
             "addnorm classify runs/stars texts.txt --json",
+        ),
+    ),
+    "schema": Command(
+        "what each column of a table is taken for, to be edited and given back",
+        "addnorm.cli.tables:schema",
+        tables.add_schema_flags,
+        ("addnorm schema adult.csv --target income", "addnorm schema adult.csv -o schema.toml"),
+    ),
+    "predict": Command(
+        "predict the rows of a file, of any size, with a trained table run",
+        "addnorm.cli.tables:predict",
+        tables.add_predict_flags,
+        (
+            "addnorm predict runs/adult new.csv -o scored.parquet --proba",
+            "addnorm predict runs/adult new.csv -o scored.csv",
+        ),
+    ),
+    "explain": Command(
+        "which columns matter, for all rows or for one",
+        "addnorm.cli.tables:explain",
+        tables.add_explain_flags,
+        (
+            "addnorm explain runs/adult new.csv --row 17",
+            "addnorm explain runs/adult adult.csv --out explained.html",
+        ),
+    ),
+    "clinic": Command(
+        "examine a Transformer: will it train, what is wrong with it, what to try",
+        "addnorm.cli.clinic:clinic",
+        clinic.clinic_flags,
+        ("addnorm clinic base", "addnorm clinic runs/ende --report clinic.html"),
+    ),
+    "race": Command(
+        "train variants of a configuration side by side, and say who won",
+        "addnorm.cli.clinic:race",
+        clinic.race_flags,
+        (
+            "addnorm race run.toml --vary model.addnorm=post,pre,admin --minutes 20",
+            "addnorm race run.toml --vary train.warmup=0,400 --vary model.depth=6,18 --seeds 3",
         ),
     ),
     "runs": Command(
@@ -262,7 +304,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if args.debug:
             traceback.print_exc()
         print(f"addnorm: {error}", file=sys.stderr)
-        return MISUSE
+        # A run that diverged or lost a worker is no misuse.
+        return FAILURE if isinstance(error, ArithmeticError | RuntimeError) else MISUSE
     except KeyboardInterrupt:
         print("addnorm: stopped.", file=sys.stderr)
         return INTERRUPTED

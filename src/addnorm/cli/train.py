@@ -15,11 +15,22 @@ if TYPE_CHECKING:
     from addnorm.runs.recipe import Wish
     from addnorm.runs.train import Plan
 
+BEGINNING = (
+    *("task", "file", "source", "target", "valid_source", "valid_target", "text", "label"),
+    *("out", "start", "size", "minutes", "settings", "dry_run"),
+)
+"""What is decided when a run begins, and not when it goes on."""
+
 
 def train(args: argparse.Namespace) -> None:
     """Train a model from files of text."""
     from addnorm.machine import keep_memory
 
+    if args.task == "table":
+        from addnorm.cli.tables import train_table
+
+        train_table(args)
+        return
     _check(args)
     keep_memory()
     say = _talker()
@@ -68,7 +79,7 @@ def make_wish(args: argparse.Namespace) -> "Wish":
 def _check(args: argparse.Namespace) -> None:
     """One clear error about flags that are missing or do not go together."""
     if args.resume is not None:
-        if args.task is not None or args.out is not None or args.settings:
+        if any(getattr(args, name) for name in BEGINNING):
             raise ConfigError(
                 "--resume goes on with a run as it was begun: give nothing beside it. To change "
                 "something, start a new run with --from."
@@ -147,6 +158,7 @@ def _finish(outcome: Any, args: argparse.Namespace) -> None:
         print(f"model: {run.path / 'best'}   picture: {run.path / 'summary.html'}")
     if not figures["finished"]:
         print(f"go on with: addnorm train --resume {run.path}", file=sys.stderr)
+        raise KeyboardInterrupt
 
 
 def _number(value: object) -> bool:

@@ -37,7 +37,7 @@ def translate(args: argparse.Namespace) -> None:
     for number, answers in enumerate(
         trained.translate(
             lines,
-            beam=max(args.beam, nbest),
+            beam=max(args.beam, nbest) if args.beam > 0 else args.beam,
             nbest=nbest,
             penalty=args.penalty,
             alpha=args.alpha,
@@ -118,8 +118,14 @@ def runs(args: argparse.Namespace) -> None:
 def _lines(path: str) -> Iterator[str]:
     """The lines of a file, or of the standard input as they come."""
     if path == "-":
-        for line in sys.stdin:
-            yield line.rstrip("\r\n")
+        for number, line in enumerate(sys.stdin.buffer, start=1):
+            try:
+                yield line.decode().rstrip("\r\n")
+            except UnicodeDecodeError:
+                raise InputError(
+                    f"the standard input must be UTF-8 text: line {number} is not. If it is "
+                    "Latin-1, convert it: iconv -f LATIN1 -t UTF-8."
+                ) from None
         return
     from addnorm.data.files import read_lines
 

@@ -3,6 +3,7 @@
 from addnorm.generate.decode import generate, translate
 from addnorm.generate.hypothesis import PENALTIES, Hypothesis
 from addnorm.generate.int8 import quantise
+from addnorm.generate.packed import pack
 from addnorm.generate.samplers import SAMPLERS
 from addnorm.generate.scoring import score
 
@@ -11,6 +12,7 @@ __all__ = [
     "SAMPLERS",
     "Hypothesis",
     "generate",
+    "pack",
     "quantise",
     "score",
     "translate",

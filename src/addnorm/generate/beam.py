@@ -102,7 +102,7 @@ class Beams:
         self.record(parents, tokens, gains)
         if not forced and bool(last.any()):
             none = torch.full_like(self.totals, float("nan"))
-            self.collect(self.totals, none, none > 0, last & ~self.over)
+            self.collect(self.totals, none, none > 0, last)
         self.over = self.over | last
         if self.rules.early:
             self.over = self.over | self.settled()

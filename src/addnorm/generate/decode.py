@@ -1,22 +1,28 @@
 """Translate, continue, score: from lists of token ids to hypotheses, in the order given."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from addnorm.errors import InputError
 from addnorm.generate.batches import in_order
 from addnorm.generate.beam import BeamRules, search
+from addnorm.generate.checks import (
+    Longest,
+    banned_tokens,
+    checked_prompts,
+    checked_sources,
+    limit,
+    need,
+    picker,
+)
 from addnorm.generate.hypothesis import Hypothesis
 from addnorm.generate.loop import follow
-from addnorm.generate.samplers import Sampler, make_sampler, uniforms
-from addnorm.generate.steps import ContinuationSteps, Ids, TranslationSteps, positions_of
-from addnorm.layers.heads import TokenHead
+from addnorm.generate.samplers import Sampler, uniforms
+from addnorm.generate.steps import ContinuationSteps, Ids, Steps, TranslationSteps, positions_of
 from addnorm.models.transformer import Decoder, EncoderDecoder
-
-Longest = Callable[[int], int] | tuple[float, int]
-"""The most tokens of an output by the length of its source: a function, or factor and constant."""
 
 
 def translate(
@@ -33,6 +39,11 @@ def translate(
     longest: Longest = (1.0, 50),
     keep_greedy: bool = True,
     early: bool = True,
+    sampler: str = "greedy",
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
     batch_tokens: int = 4096,
     window: int = 1024,
     workers: int = 1,
@@ -48,6 +59,8 @@ def translate(
     pad: never chosen, as `begin` is not; that of the configuration if left out.
     keep_greedy: the best score is never below that of greedy decoding.
     early: stop a sentence when nothing can change any more.
+    sampler: with `sample` and one beam, outputs are drawn at random; `temperature`, `top_k`,
+        `top_p` and `seed` are those of `generate`.
     batch_tokens: source tokens, times beams, that are decoded together.
     window: sources that are read ahead and sorted by length.
     workers: batches that are decoded at a time, each by its share of torch's threads.
@@ -58,10 +71,10 @@ def translate(
     >>> len(first), first[0].score >= first[1].score
     (2, True)
     """
-    _need(model, EncoderDecoder, "translate")
+    need(model, EncoderDecoder, "translate")
     rules = BeamRules(
         end=end,
-        banned=_banned(model, begin, end, pad),
+        banned=banned_tokens(model, begin, end, pad),
         penalty=penalty,
         alpha=alpha,
         beam=beam,
@@ -69,10 +82,11 @@ def translate(
         keep_greedy=keep_greedy,
         early=early,
     )
-    run = partial(_translate_batch, model, begin, rules, longest)
+    pick = picker(sampler, temperature, top_k, top_p, beam)
+    run = partial(_translate_batch, model, begin, rules, longest, pick, seed)
     return in_order(
-        _checked_sources(sources, positions_of(model.encoder)),
-        lambda source: len(source) * beam,
+        enumerate(checked_sources(sources, positions_of(model.encoder))),
+        lambda item: len(item[1]) * beam,
         run,
         tokens=batch_tokens,
         window=window,
@@ -120,17 +134,13 @@ def generate(
     >>> len(one.tokens), len(other.log_probabilities), one.finished
     (4, 4, False)
     """
-    _need(model, Decoder, "generate")
+    need(model, Decoder, "generate")
     if new < 1:
         raise InputError(f"new must be 1 or more: got {new}.")
-    picker = make_sampler(sampler, temperature, top_k, top_p)
-    if beam > 1 and sampler != "greedy":
-        raise InputError(
-            f"beam search goes with sampler='greedy': got beam={beam}, sampler={sampler!r}."
-        )
+    pick = picker(sampler, temperature, top_k, top_p, beam)
     rules = BeamRules(
         end=end,
-        banned=_banned(model, None, end, pad),
+        banned=banned_tokens(model, None, end, pad),
         closed=False,
         penalty=penalty,
         alpha=alpha,
@@ -140,8 +150,8 @@ def generate(
         early=early,
     )
     room = positions_of(model.decoder)
-    checked = _checked_prompts(prompts, new, None if slide else room)
-    run = partial(_continue_batch, model, rules, new, picker, seed, room if slide else None)
+    checked = checked_prompts(prompts, new, None if slide else room)
+    run = partial(_continue_batch, model, rules, new, pick, seed, room if slide else None)
     return in_order(
         enumerate(checked),
         lambda item: (len(item[1]) + new) * beam,
@@ -158,17 +168,16 @@ def _translate_batch(
     begin: int,
     rules: BeamRules,
     longest: Longest,
-    sources: list[Ids],
+    sampler: Sampler,
+    seed: int,
+    items: list[tuple[int, Ids]],
 ) -> list[list[Hypothesis]]:
     room = positions_of(model.decoder)
-    limits = [_limit(longest, len(source), room) for source in sources]
-    steps = TranslationSteps(model, sources, max(limits))
-    newest = torch.full((len(sources), 1), begin, device=model.embedding().device)
-    if rules.beam > 1:
-        return search(steps, newest, limits, rules)
-    draws = torch.zeros(len(sources), max(limits), device=newest.device)
-    taken = follow(steps, newest, limits, rules, make_sampler("greedy"), draws)
-    return [[hypothesis] for hypothesis in taken]
+    limits = [limit(longest, len(source), room) for _, source in items]
+    steps = TranslationSteps(model, [source for _, source in items], max(limits))
+    newest = torch.full((len(items), 1), begin, device=model.embedding().device)
+    seeds = [seed + number for number, _ in items]
+    return _search_or_follow(steps, newest, limits, rules, sampler, seeds)
 
 
 @torch.inference_mode()
@@ -205,88 +214,21 @@ def _continue(
     prompts = [prompt for _, prompt in items]
     # The last token taken is not read again.
     steps = ContinuationSteps(model, prompts, max(map(len, prompts)) + new - 1, context)
-    limits = [new] * len(items)
+    seeds = [seed + number for number, _ in items]
+    return _search_or_follow(steps, steps.ids, [new] * len(items), rules, sampler, seeds)
+
+
+def _search_or_follow(
+    steps: Steps,
+    newest: Tensor,
+    limits: list[int],
+    rules: BeamRules,
+    sampler: Sampler,
+    seeds: list[int],
+) -> list[list[Hypothesis]]:
+    """Beam search, or with one beam what the sampler takes; a sequence draws from its own seed."""
     if rules.beam > 1:
-        return search(steps, steps.ids, limits, rules)
-    draws = uniforms([seed + number for number, _ in items], new).to(steps.ids.device)
-    taken = follow(steps, steps.ids, limits, rules, sampler, draws)
+        return search(steps, newest, limits, rules)
+    draws = uniforms(seeds, max(limits)).to(newest.device)
+    taken = follow(steps, newest, limits, rules, sampler, draws)
     return [[hypothesis] for hypothesis in taken]
-
-
-def _need(model: Decoder | EncoderDecoder, kind: type, verb: str) -> None:
-    """Raise InputError if a model cannot do what is asked of it."""
-    modes = {"translate": "encoder-decoder", "generate": "decoder"}
-    if not isinstance(model, kind):
-        raise InputError(f"{verb} needs a model of mode={modes[verb]}: got {type(model).__name__}.")
-    need_tokens(model, verb)
-
-
-def need_tokens(model: Decoder | EncoderDecoder, verb: str) -> None:
-    """Raise InputError unless a model answers tokens, and is not being trained."""
-    if not isinstance(model.head, TokenHead):
-        raise InputError(f"{verb} needs a model that answers tokens: got head={model.config.head}.")
-    if model.config.input != "tokens":
-        raise InputError(f"{verb} takes token ids, but this model takes {model.config.input}.")
-    if model.training:
-        raise InputError(
-            f"{verb} needs a model in evaluation mode: dropout would change the result. "
-            "Call model.eval() first."
-        )
-
-
-def _banned(
-    model: Decoder | EncoderDecoder, begin: int | None, end: int | None, pad: int | None
-) -> tuple[int, ...]:
-    """Tokens that no output may hold: begin and padding, unless they are the end token too."""
-    pad = model.config.pad if pad is None else pad
-    vocab = model.embedding().shape[0]
-    for name, token in (("begin", begin), ("end", end), ("pad", pad)):
-        if token is not None and not 0 <= token < vocab:
-            raise InputError(f"{name} must be a token id, 0 to {vocab - 1}: got {token}.")
-    return tuple(sorted({token for token in (begin, pad) if token not in (None, end)}))
-
-
-def _limit(longest: Longest, length: int, room: int | None) -> int:
-    """The most tokens of an output for a source of some length, and of those there is room for."""
-    most = longest(length) if callable(longest) else int(longest[0] * length + longest[1])
-    if most < 1:
-        raise InputError(
-            f"longest must allow 1 token or more: got {most} for a source of {length}. "
-            "Try (1.0, 50): the source's length and 50 more."
-        )
-    return most if room is None else min(most, room)
-
-
-def _checked_sources(sources: Iterable[Ids], room: int | None) -> Iterator[Ids]:
-    for number, source in enumerate(sources):
-        if not len(source):
-            raise InputError(
-                f"a source must have 1 token or more: number {number} (from 0) is empty. "
-                "Leave it out, and put an empty output in its place."
-            )
-        if room is not None and len(source) > room:
-            raise InputError(
-                f"a source can have {room} tokens, as many as the model has learned positions: "
-                f"number {number} (from 0) has {len(source)}. Shorten or split it."
-            )
-        yield source
-
-
-def _checked_prompts(prompts: Iterable[Ids], new: int, room: int | None) -> Iterator[Ids]:
-    for number, prompt in enumerate(prompts):
-        if not len(prompt):
-            raise InputError(
-                f"a prompt must have 1 token or more: number {number} (from 0) is empty. "
-                "Begin with the token that texts began with in training."
-            )
-        if room is not None and len(prompt) + new - 1 > room:
-            advice = "slide=True to let old tokens go"
-            if new <= room:
-                advice = f"the last {room - new + 1} tokens of it, or {advice}"
-            if len(prompt) <= room:
-                advice = f"new={room - len(prompt) + 1}, {advice}"
-            raise InputError(
-                f"a prompt and what follows must fit {room} learned positions: number {number} "
-                f"(from 0) has {len(prompt)} tokens, and new={new}. Try {advice}."
-            )
-        yield prompt

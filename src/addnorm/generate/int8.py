@@ -10,18 +10,18 @@ fare a little differently in another batch.
 The arithmetic is torch's own (`quantized::linear_dynamic`), by one of its engines.
 """
 
-import copy
 import warnings
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from addnorm.errors import InputError, SavedError
-from addnorm.layers.heads import TokenHead
+from addnorm.errors import InputError
+from addnorm.generate.frozen import Frozen, freeze
 from addnorm.models.build import Model
 
-ENGINES = ("fbgemm", "x86", "qnnpack")
-"""torch's engines for int8, in the order in which they are looked for."""
+ENGINES = {"wide": ("x86", "fbgemm", "qnnpack"), "narrow": ("fbgemm", "x86", "qnnpack")}
+"""torch's engines for int8, in the order in which they are looked for: one is the faster at
+matrices with more outputs than inputs, such as that of the vocabulary, another at the others."""
 
 
 def quantise(model: Model) -> Model:
@@ -36,77 +36,46 @@ def quantise(model: Model) -> Model:
     >>> bool((quantise(model)(ids) - model(ids)).abs().max() < 0.05)
     True
     """
-    engine = find_engine()
-    devices = {parameter.device.type for parameter in model.parameters()}
-    if devices != {"cpu"}:
-        raise InputError(f"int8 is for models on a CPU: got {', '.join(sorted(devices))}.")
-    linears = [part for part in model.modules() if type(part) is nn.Linear]
-    # Matrices that are about to be replaced need not be copied first.
-    shared = {id(part): part for linear in linears for part in linear.parameters()}
-    clone = copy.deepcopy(model, shared)
-    for parent in list(clone.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear:
-                setattr(parent, name, Int8Linear(child.weight, child.bias, engine))
-    if isinstance(clone.head, TokenHead):
-        clone.head = Int8Head(clone.head, clone.embedding(), engine)
-    return clone.float().eval().requires_grad_(False)
+    return freeze(model, Int8Linear).float()
 
 
-def find_engine() -> str:
-    """The engine that this build of torch has for int8."""
-    known = torch.backends.quantized.supported_engines
-    for engine in ENGINES:
-        if engine in known and hasattr(torch, "quantize_per_channel"):
+def find_engine(outputs: int, inputs: int) -> str:
+    """The engine of this build of torch for matrices of some shape."""
+    known = known_engines()
+    wanted = ENGINES["wide" if outputs > inputs else "narrow"]
+    for engine in wanted:
+        if engine in known:
             return engine
     raise InputError(
-        f"int8 needs a torch with one of the engines {', '.join(ENGINES)}: this one has "
+        f"int8 needs a torch with one of the engines {', '.join(wanted)}: this one has "
         f"{', '.join(known) or 'none'}. Decode in float32."
     )
 
 
-class Int8Linear(nn.Module):
-    """What nn.Linear computes, in int8; for use, not for training or saving."""
+def known_engines() -> list[str]:
+    """The engines that this build of torch has."""
+    can = hasattr(torch, "quantize_per_channel") and hasattr(torch.ops.quantized, "linear_dynamic")
+    return list(torch.backends.quantized.supported_engines) if can else []
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, engine: str) -> None:
-        super().__init__()
-        self.outputs, self.inputs = weight.shape
+
+class Int8Linear(Frozen):
+    """What nn.Linear computes, in int8."""
+
+    named, verb = "an int8 model", "quantise"
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__(weight)
+        engine = find_engine(self.outputs, self.inputs)
         # Without these instructions a sum of two products may overflow 16 bits: then x gets 7 bits.
         self.short = engine != "qnnpack" and not torch.cpu._is_vnni_supported()
         own = None if bias is None else bias.detach().float().clone()
-        self.packed = pack(weight.detach().float(), own, engine)
+        self.packed = pack_int8(weight.detach().float(), own, engine)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.ops.quantized.linear_dynamic(x, self.packed, self.short)
 
-    def extra_repr(self) -> str:
-        return f"{self.inputs}, {self.outputs}"
 
-    def _save_to_state_dict(self, *rest: object) -> None:
-        raise SavedError(
-            "an int8 model cannot be saved. Save the model that it was made from, and quantise "
-            "after loading."
-        )
-
-
-class Int8Head(TokenHead):
-    """The next-token head with its output matrix in int8, a copy of the embedding where tied."""
-
-    def __init__(self, head: TokenHead, embedding: Tensor, engine: str) -> None:
-        nn.Module.__init__(self)
-        self.weight, self.bias, self.scale = None, None, head.scale
-        self.output = Int8Linear(head.matrix(embedding), head.bias, engine)
-        head.weight = None
-        self.inner = head
-
-    def prepare(self, x: Tensor) -> Tensor:
-        return self.inner.prepare(x)
-
-    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
-        return self.output(self.prepare(x))
-
-
-def pack(weight: Tensor, bias: Tensor | None, engine: str) -> object:
+def pack_int8(weight: Tensor, bias: Tensor | None, engine: str) -> object:
     """A matrix in whole numbers, laid out as the engine wants it."""
     scales = (weight.abs().amax(dim=1).double() / 127).clamp(min=1e-30)
     zeros = torch.zeros(len(scales), dtype=torch.long)

@@ -38,7 +38,7 @@ class Rules:
 def log_total(logits: Tensor) -> Tensor:
     """log Σ exp of the logits of each row: (rows, 1). A log-probability is a logit less this."""
     # A few rows at a time, which stay in the processor's cache from one pass to the next.
-    parts = [rows.logsumexp(dim=1, keepdim=True) for rows in torch.split(logits, 16)]
+    parts = [rows.logsumexp(dim=1, keepdim=True) for rows in torch.split(logits, 4)]
     total = torch.cat(parts)
     if not bool(total.isfinite().all()):
         row = int((~total.isfinite()).nonzero()[0, 0])

@@ -8,7 +8,7 @@ import torch
 
 from addnorm.errors import InputError
 from addnorm.generate.batches import in_order
-from addnorm.generate.decode import need_tokens
+from addnorm.generate.checks import need_tokens
 from addnorm.generate.loop import log_total
 from addnorm.generate.steps import Ids, pad_ids
 from addnorm.layers.context import Mask

@@ -11,9 +11,10 @@ Shapes: x (batch, length, width); inside (batch, heads, length, head_width).
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from addnorm.errors import InputError
-from addnorm.layers.context import Context, Table
+from addnorm.layers.context import Context, Mask, Table
 from addnorm.layers.norms import Norm
 from addnorm.layers.positions import RelativePart
 from addnorm.layers.scores import DotScore, Score, mix, weigh
@@ -108,6 +109,22 @@ class SelfAttention(Attention):
             k, v = context.cache.write(self.layer, k, v)
         mixed = self.attend(q, k, v, context.table(q.shape[2], k.shape[2]), context)
         return self.output(self.inner(mixed))
+
+    def ask(self, x: Tensor, context: Context, count: int) -> Tensor:
+        """The answers to the first `count` positions alone, (batch, count, width); no cache."""
+        weight, bias = self.inward.weight, self.inward.bias
+        asks, rest = self.sizes[0], sum(self.sizes[1:])
+        biases = (None, None) if bias is None else torch.split(bias, [asks, rest])
+        q = self.split(F.linear(x[:, :count], weight[:asks], biases[0]))
+        k, v = torch.split(F.linear(x, weight[asks:], biases[1]), self.sizes[1:], dim=-1)
+        q, k, v = self.query_norm(q), self.key_norm(self.split(k)), self.split(v)
+        if context.positions is not None:
+            slots = torch.arange(x.shape[1], device=x.device)
+            q, k = context.positions.turn(q, slots[:count]), context.positions.turn(k, slots)
+            q = context.positions.shift(q, self.local)
+        mask, length = context.mask or Mask(), x.shape[1]
+        table = Table(mask, length, length, positions=context.positions, part=(0, count))
+        return self.output(self.inner(self.attend(q, k, v, table, context)))
 
 
 class MemoryAttention(Attention):

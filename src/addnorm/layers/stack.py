@@ -7,9 +7,10 @@ x ─ open ─┬─► [ addnorm(attention) ► addnorm(memory) ► addnorm(ffn
 from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from addnorm.layers.addnorm import AddNorm, Ends, Stream
-from addnorm.layers.attention import Attention
+from addnorm.layers.attention import Attention, SelfAttention
 from addnorm.layers.context import Context
 from addnorm.layers.feedforward import FeedForward
 
@@ -31,20 +32,36 @@ class Block(nn.Module):
         self.addnorms = nn.ModuleDict(addnorms)
         self.dropout = dropout
 
-    def forward(self, stream: Stream, context: Context) -> Stream:
+    def forward(self, stream: Stream, context: Context, asking: int | None = None) -> Stream:
         for role, sublayer in self.sublayers.items():
 
             def branch(x: Tensor, sublayer: nn.Module = sublayer) -> Tensor:
-                return self.dropout(sublayer(x, context))
+                if asking is None or asking == x.shape[-2]:
+                    return self.dropout(sublayer(x, context))
+                assert isinstance(sublayer, SelfAttention)
+                asked = self.dropout(sublayer.ask(x, context, asking))
+                # What the other positions would have got is cut off below.
+                return F.pad(asked, (0, 0, 0, x.shape[-2] - asking))
 
             stream = self.addnorms[role](stream, branch)
+            stream = stream if asking is None else cut(stream, asking)
         return stream
+
+
+def cut(stream: Stream, count: int) -> Stream:
+    """The first so many positions of a stream, whatever an arrangement made of it."""
+    if isinstance(stream, tuple):
+        return tuple(cut(part, count) for part in stream)
+    if isinstance(stream, Tensor) and stream.ndim > 1:
+        return stream[..., :count, :]
+    return stream
 
 
 class Stack(nn.Module):
     """Blocks between the two ends of an arrangement, and one more norm where that is wanted.
 
-    Takes and gives (batch, length, width).
+    Takes and gives (batch, length, width), or with `asking` the first so many positions alone: then
+    in the last block no other asks, and none goes on to its feed-forward (Gorishniy et al. 2021).
     """
 
     def __init__(self, blocks: Sequence[Block], ends: Ends, norm: nn.Module) -> None:
@@ -62,8 +79,9 @@ class Stack(nn.Module):
                 assert isinstance(sublayer, Attention | FeedForward) and isinstance(box, AddNorm)
                 yield sublayer, box
 
-    def forward(self, x: Tensor, context: Context) -> Tensor:
+    def forward(self, x: Tensor, context: Context, asking: int | None = None) -> Tensor:
         stream = self.ends.open(x)
-        for block in self.blocks:
-            stream = block(stream, context)
-        return self.norm(self.ends.close(stream))
+        for number, block in enumerate(self.blocks, start=1):
+            stream = block(stream, context, asking if number == len(self.blocks) else None)
+        closed = self.ends.close(stream if asking is None else cut(stream, asking))
+        return self.norm(closed)

@@ -31,6 +31,8 @@ from addnorm.models.transformer import Decoder, Encoder, EncoderDecoder, Side
 from addnorm.section import Options, fits, say_type
 
 Model = Encoder | Decoder | EncoderDecoder
+Make = Callable[[ModelConfig, Place, tuple[str, ...], Positions], Attention | FeedForward]
+"""How the sublayer of a place is made, with the parts that the arrangement asks for inside it."""
 
 
 def build(config: Config | ModelConfig) -> Model:
@@ -130,16 +132,25 @@ def make_positions(c: ModelConfig, side: str) -> Positions:
     return kind(*sizes, **options)
 
 
-def make_stack(c: ModelConfig, side: str, positions: Positions) -> Stack:
-    """The blocks of one side, between the ends of the arrangement."""
+def make_stack(
+    c: ModelConfig,
+    side: str,
+    positions: Positions,
+    roles: Sequence[str] | None = None,
+    make: Make | None = None,
+) -> Stack:
+    """The blocks of one side, between the ends of the arrangement.
+
+    `roles` and `make` are for blocks with other sublayers than the usual ones (SAINT's).
+    """
     kind = choose("model.addnorm", c.addnorm, ADDNORMS)
     ends_kind: type[Ends] = kind.ends
     name = "model.addnorm_options"
     box_options, ends_options = pick_options(name, c.addnorm_options, [kind, ends_kind])
     norm = make_norm(c)
     blocks = [
-        make_block(c, places, partial(kind, norm=norm, **box_options), kind.inside, positions)
-        for places in places_of(c, side)
+        make_block(c, places, partial(kind, norm=norm, **box_options), kind.inside, positions, make)
+        for places in places_of(c, side, roles)
     ]
     ends = ends_kind(c.width, depth_of(c, side), norm, **ends_options)
     if c.final_norm and ends.closes_with_norm:
@@ -150,10 +161,10 @@ def make_stack(c: ModelConfig, side: str, positions: Positions) -> Stack:
     return Stack(blocks, ends, norm(c.width) if c.final_norm else nn.Identity())
 
 
-def places_of(c: ModelConfig, side: str) -> list[list[Place]]:
+def places_of(c: ModelConfig, side: str, roles: Sequence[str] | None = None) -> list[list[Place]]:
     """Where each Add & Norm box of one side stands, block by block."""
     has_memory = side == "decoder" and c.mode == "encoder-decoder"
-    roles = ("attention", "memory", "ffn") if has_memory else ("attention", "ffn")
+    roles = roles or (("attention", "memory", "ffn") if has_memory else ("attention", "ffn"))
     depth = depth_of(c, side)
     other = depth_of(c, "encoder" if side == "decoder" else "decoder")
     return [
@@ -180,9 +191,11 @@ def make_block(
     box: Callable[[Place], AddNorm],
     inside: tuple[str, ...],
     positions: Positions,
+    make: Make | None = None,
 ) -> Block:
+    make = make or make_sublayer
     return Block(
-        {place.role: make_sublayer(c, place, inside, positions) for place in places},
+        {place.role: make(c, place, inside, positions) for place in places},
         {place.role: box(place) for place in places},
         Dropout(c.dropout),
     )

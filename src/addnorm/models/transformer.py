@@ -34,7 +34,10 @@ Maps = dict[str, Tensor]
 
 
 class Side(nn.Module):
-    """Embedding sum and stack of one side: x ← dropout(N(x + positions)), then the blocks."""
+    """Embedding sum and stack of one side: x ← dropout(N(x + positions)), then the blocks.
+
+    With `asking`, only the first so many positions are answered; see Stack.
+    """
 
     def __init__(
         self, positions: Positions, norm: nn.Module, dropout: nn.Module, stack: Stack
@@ -42,7 +45,7 @@ class Side(nn.Module):
         super().__init__()
         self.positions, self.norm, self.dropout, self.stack = positions, norm, dropout, stack
 
-    def forward(self, x: Tensor, context: Context) -> Tensor:
+    def forward(self, x: Tensor, context: Context, asking: int | None = None) -> Tensor:
         context = replace(context, positions=self.positions, tables={})
         if not torch.compiler.is_compiling():
             _warn_of_half_precision(x)
@@ -51,7 +54,7 @@ class Side(nn.Module):
         mask.check(batch, length, offset + length)
         places = mask.places(batch, length, offset, x.device)
         x = self.positions.embed(x, places)
-        x = self.stack(self.dropout(self.norm(x)), context)
+        x = self.stack(self.dropout(self.norm(x)), context, asking)
         if context.cache is not None:
             context.cache.advance(x.shape[1])
         return x

@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.progress import TaskID as BarID
 
+from addnorm.disk import write_whole
 from addnorm.errors import require
 from addnorm.train.loop import Loop, Observer, Step
 
@@ -164,7 +165,7 @@ class Journal(Observer):
                         kept.append(line)
                 except (ValueError, KeyError):
                     continue
-        self.path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+        write_whole(self.path, "".join(line + "\n" for line in kept).encode())
         self.file = self.path.open("a", encoding="utf-8")
 
     def stepped(self, loop: Loop, step: Step) -> None:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from addnorm import presets
-from addnorm.config import SCHEMA, Config, ModelConfig
+from addnorm.config import SCHEMA, Config, DataConfig, ModelConfig
 from addnorm.disk import read_text
 from addnorm.errors import ConfigError
-from addnorm.runs.tasks.base import TextTask
+from addnorm.runs.tasks.base import TextTask, Tokenizers
 
 Fields = dict[str, Any]
 
@@ -33,7 +33,8 @@ MODELS: dict[str, dict[str, Fields]] = {
         "big": dict(width=1024, depth=6, heads=16, ffn_width=4096, dropout=0.3, addnorm="pre"),
     },
     "language": {
-        "tiny": _DECODER | dict(width=128, depth=4, heads=4, ffn_width=352, length=128),
+        "tiny": _DECODER
+        | dict(width=128, depth=4, heads=4, ffn_width=352, length=128, dropout=0.0),
         "small": _DECODER | dict(width=384, depth=6, heads=6, ffn_width=1024, length=256),
         "base": _DECODER | dict(width=768, depth=12, heads=12, ffn_width=2048, length=1024),
         "big": _DECODER | dict(width=1024, depth=24, heads=16, ffn_width=2752, length=1024),
@@ -55,7 +56,7 @@ MODELS: dict[str, dict[str, Fields]] = {
 
 TRAINS: dict[str, Fields] = {
     "translate": dict(smoothing=0.1, average=5, batch=4096),
-    "language": dict(weight_decay=0.1, beta2=0.99, eps=1e-8, batch=2048),
+    "language": dict(weight_decay=0.1, beta2=0.99, eps=1e-8, batch=1024),
     "masked": dict(weight_decay=0.01, eps=1e-8, batch=4096),
     "classify": dict(weight_decay=0.1, eps=1e-8, batch=1024, metric="accuracy"),
 }
@@ -131,6 +132,7 @@ def settle(wish: Wish, task: TextTask, start: ModelConfig | None = None) -> Conf
     base = base.replace(train=base.train.replace(**TRAINS[task.name]))
     base = base.replace(run=base.run.replace(size=size))
     config = wish.over(base)
+    config = config.replace(data=suit_reading(config.data, task, start, task.tokenizers))
     for name, value in task.fields().items():
         if getattr(config.model, name) != value:
             raise ConfigError(
@@ -140,10 +142,36 @@ def settle(wish: Wish, task: TextTask, start: ModelConfig | None = None) -> Conf
     return _work_out(config, task)
 
 
+def suit_reading(
+    data: DataConfig,
+    task: TextTask | type[TextTask],
+    start: ModelConfig | None = None,
+    tokenizers: Tokenizers | None = None,
+) -> DataConfig:
+    """How text is read, with what was left out: how long it may be, and the vocabulary once known.
+
+    A model to begin with may have learnt fewer positions than the task would read.
+    """
+    longest = task.longest
+    if start is not None and longest is not None and start.positions == "learned":
+        longest = min(longest, start.length - task.ends)
+    known = {}
+    if tokenizers is not None:
+        sizes = [tokenizer.size for tokenizer in tokenizers.values()]
+        kind = next(iter(tokenizers.values())).kind
+        known = {"tokenizer": data.tokenizer or kind, "vocab": data.vocab or max(sizes)}
+    return data.replace(longest=data.longest or longest, **known)
+
+
 def _work_out(config: Config, task: TextTask) -> Config:
     """Fill in what was left out, from what was read."""
     train = config.train
     task.prepare(config)
+    if config.model.positions == "learned" and task.reach() > config.model.length:
+        raise ConfigError(
+            f"model.length must hold the longest text, of {task.reach()} tokens: "
+            f"got {config.model.length}. Try data.longest={config.model.length - task.ends}."
+        )
     parts = len(task.epoch(0))
     epochs = min(EPOCHS[task.name], max(1.0, MOST_TOKENS / max(task.size, 1)))
     steps = train.steps or max(1, round(epochs * parts / train.accumulate))

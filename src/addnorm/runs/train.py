@@ -17,7 +17,7 @@ from addnorm.models.build import Model, build
 from addnorm.models.saved import load, save
 from addnorm.runs.budget import Pace, fit_to_time, rehearse
 from addnorm.runs.directory import BEST, FACTS, Facts, Run, free
-from addnorm.runs.recipe import Wish, settle
+from addnorm.runs.recipe import Wish, settle, suit_reading
 from addnorm.runs.summary import sum_up
 from addnorm.runs.tasks import TASKS
 from addnorm.runs.tasks.base import TextTask, Tokenizers
@@ -62,10 +62,11 @@ def plan(wish: Wish, *, measure: bool = False, say: Say = print) -> Plan:
     first, known = None, None
     if early.run.start is not None:
         first, known = _begin_with(early.run.start)
-    task = TASKS[early.run.task].read(early, known)
+    kind, begun = TASKS[early.run.task], None if first is None else first.config
+    task = kind.read(early.replace(data=suit_reading(early.data, kind, begun)), known)
     for note in task.notes:
         say(note)
-    config = settle(wish, task, None if first is None else first.config)
+    config = settle(wish, task, begun)
     find_precision(config, device)
     model = make_model(config, task, first, say).to(device)
     pace = None
@@ -127,15 +128,25 @@ def _train(
         forward=forward,
     )
     torch.manual_seed(config.run.seed * 1000 + parallel.rank())
-    if again and not loop.resume():
-        say("there is no checkpoint yet: starting from the beginning.")
-        torch.manual_seed(config.run.seed)
-        model.load_state_dict(make_model(config, task, _first(config), say).state_dict())
-        torch.manual_seed(config.run.seed * 1000 + parallel.rank())
-    progress = loop.run()
+    if again:
+        _go_back(loop, task, config, say)
+    progress = loop.progress if loop.progress.finished else loop.run()
     if parallel.rank() == 0:
         sum_up(run, progress, model.count())
     return Outcome(run, progress)
+
+
+def _go_back(loop: Loop, task: TextTask, config: Config, say: Say) -> None:
+    """Put a run back to its newest checkpoint, or to its beginning, and say which."""
+    if loop.resume():
+        at = loop.progress
+        say("it is finished already." if at.finished else f"going on after step {at.step:,}.")
+        return
+    say("there is no checkpoint yet: starting from the beginning.")
+    drawn = make_model(config, task, _first(config), say).state_dict()
+    own = loop.model.state_dict()
+    loop.model.load_state_dict(parallel.cut_all_like(drawn, own.items()))
+    torch.manual_seed(config.run.seed * 1000 + parallel.rank())
 
 
 def make_model(config: Config, task: TextTask, first: Model | None, say: Say) -> Model:
@@ -143,7 +154,7 @@ def make_model(config: Config, task: TextTask, first: Model | None, say: Say) ->
     torch.manual_seed(config.run.seed)
     model = build(config)
     if config.model.addnorm == "admin" and first is None:
-        batch = task.batch(task.plan(0)[0])
+        batch = task.batch((0, 0, task.epoch(0)[0]))  # whole: all workers measure the same
         measure_(model, lambda: task.loss(model, batch, 1))
     if first is not None:
         say(borrow_(model, first))

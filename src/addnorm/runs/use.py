@@ -1,5 +1,6 @@
 """A trained run at work: text in, text out, in order, as it comes."""
 
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 
+from addnorm.config import Config
 from addnorm.data.special import BEGIN, END
 from addnorm.data.tokenizer import Tokenizer
 from addnorm.errors import InputError
@@ -20,8 +22,8 @@ from addnorm.runs.directory import Run
 from addnorm.runs.metrics import Figures, bleu, chrf, classes
 from addnorm.runs.tasks import TASKS
 from addnorm.runs.tasks.base import sides_of
+from addnorm.runs.tasks.classify import LONGEST, probabilities
 from addnorm.runs.tasks.classify import encode as encode_texts
-from addnorm.runs.tasks.classify import probabilities
 from addnorm.runs.tasks.classify import read as read_labelled
 from addnorm.runs.tasks.language import Language
 from addnorm.runs.tasks.masked import Masked
@@ -126,7 +128,7 @@ class Trained:
         self.need("classify", "classify")
         model = self.model
         assert isinstance(model, Encoder)
-        longest = (self.run.config.data.longest or model.config.length) - 2
+        longest = (self.run.config.data.longest or LONGEST) - 2
         places = iter(enumerate(texts, 1))
         while part := list(islice(places, CHUNK)):
             checked = [_need_text(text, place) for place, text in part]
@@ -149,14 +151,21 @@ class Trained:
 
     def _held_out(self, kind: Any, source: str, target: str | None) -> Any:
         """A task whose held-out part is the files given; it learns from nothing else."""
-        data = self.run.config.data.replace(
+        data = self._reading().data.replace(
             source=source, target=target, valid_source=source, valid_target=target
         )
-        return kind.read(self.run.config.replace(data=data), self.tokenizers)
+        task = kind.read(self.run.config.replace(data=data), self.tokenizers)
+        task.most_held_out = sys.maxsize
+        return task
+
+    def _reading(self) -> Config:
+        """The run's configuration for another file, which is read to its end."""
+        config = self.run.config
+        return config.replace(data=config.data.replace(limit=None))
 
 
 def _evaluate_translate(run: Trained, source: str, target: str | None, beam: int) -> Figures:
-    pairs = read_pairs(run.run.config, source, target)
+    pairs = read_pairs(run._reading(), source, target)
     figures = run._loss(run._held_out(Translate, source, target))
     said = [best[0].text for best in run.translate(pairs.source, beam=beam)]
     lower, cased = bleu(said, pairs.target, lower=True), bleu(said, pairs.target)

@@ -164,35 +164,36 @@ class Loop:
 
     def run(self) -> Progress:
         """Train to the end, or until asked to stop; returns where it got to."""
-        self.tell("begin")
-        with self._stop_on_signals(), parallel.watch():
-            for parts in self._parts():
-                self._step(parts)
-                self._stop_in_time()
-                last = self._is_last()
-                if self._due(self.settings.evaluate_every) or last:
-                    self.evaluate()
-                if self._due(self.settings.save_every) or self.stop_asked or last:
-                    self.save()
-                if self.stop_asked or self.progress.finished:
-                    break
-        self.tell("end")
-        return self.progress
-
-    def _is_last(self) -> bool:
         at = self.progress
-        at.finished = at.finished or (at.step >= self.settings.steps and not self.stop_asked)
-        return at.finished
+        self.tell("begin")
+        try:
+            with self._stop_on_signals(), parallel.watch():
+                for parts in self._parts():
+                    self._step(parts)
+                    stop = self._is_to_stop()
+                    if self._due(self.settings.evaluate_every) or at.finished:
+                        self.evaluate()
+                    if self._due(self.settings.save_every) or stop or at.finished:
+                        self.save()
+                    if stop or at.finished:
+                        break
+        finally:
+            self.tell("end")
+        return at
 
-    def _stop_in_time(self) -> None:
-        limit = self.settings.seconds
-        if (
-            limit
-            and self.progress.seconds + self.progress.evaluating > limit
-            and not self.progress.finished
-        ):
-            self.say(f"the time is up after {self.progress.step} steps.")
-            self.progress.finished = True
+    def _is_to_stop(self) -> bool:
+        """Whether a worker was asked to stop; also, whether all is done or the time is up.
+
+        Clocks differ and signals come when they like: all workers must stop after the same step.
+        """
+        at, limit = self.progress, self.settings.seconds
+        done = at.step >= self.settings.steps
+        late = bool(limit) and not done and at.seconds + at.evaluating > limit
+        asked, over = parallel.add_up(float(self.stop_asked), float(late))
+        if over:
+            self.say(f"the time is up after {at.step} steps.")
+        at.finished = done or over > 0
+        return asked > 0
 
     def _due(self, every: int) -> bool:
         return every > 0 and self.progress.step % every == 0
@@ -221,8 +222,7 @@ class Loop:
                 part = self.forward(partial(self.task.loss, batch=batch, total=total))
             torch.autograd.backward(part if parallel.world() == 1 else part * parallel.world())
             loss += float(part.detach())
-        loss, asked = parallel.add_up(loss, float(self.stop_asked))
-        self.stop_asked = asked > 0
+        (loss,) = parallel.add_up(loss)
         self.tell("gradients", number)
         limit = self.settings.clip or math.inf
         norm = float(parallel.whole(nn.utils.clip_grad_norm_(self.model.parameters(), limit)))

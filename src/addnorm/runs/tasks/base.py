@@ -20,9 +20,6 @@ from addnorm.train.loop import Batch
 Tokenizers = dict[str, Tokenizer]
 """One for both sides under "text", or one each under "source" and "target"."""
 
-MOST_HELD_OUT = 200_000
-"""Held-out tokens that an evaluation during training reads at most."""
-
 
 class TextTask(ABC):
     """Text to learn from and text to validate with, as the training loop wants them.
@@ -36,6 +33,12 @@ class TextTask(ABC):
     head: ClassVar[str]
     metrics: ClassVar[tuple[str, ...]] = ("loss",)
     """What may decide which weights are best."""
+    longest: ClassVar[int | None] = None
+    """Tokens a text may have, unless told; None for as many as the model reads."""
+    ends: ClassVar[int] = 0
+    """Positions that a text takes besides its `longest` tokens."""
+    most_held_out: int = 200_000
+    """Held-out tokens that an evaluation reads at most."""
 
     tokenizers: Tokenizers
     notes: list[str]
@@ -72,6 +75,10 @@ class TextTask(ABC):
     @abstractmethod
     def epoch(self, number: int) -> Sequence[Sequence[Any]]:
         """The batches of an epoch, before they are dealt to the workers."""
+
+    @abstractmethod
+    def reach(self) -> int:
+        """Positions that the longest text takes."""
 
     @abstractmethod
     def held_out(self) -> Sequence[Sequence[Any]]:
@@ -120,7 +127,8 @@ class TextTask(ABC):
         if len(part):
             return self.collate(part, train=train)
         # A worker without examples takes part in the step, and has nothing to say.
-        batch = self.collate(self.epoch(0)[0][:1], train=train)
+        parts = self.epoch(0) if train else self.held_out()
+        batch = self.collate(parts[0][:1], train=train)
         batch["targets"] = torch.full_like(batch["targets"], IGNORE)
         return batch
 

@@ -28,6 +28,7 @@ class Classify(TextTask):
 
     name, mode, head = "classify", "encoder", "class"
     metrics = ("loss", "accuracy")
+    longest = LONGEST
 
     def __init__(
         self,
@@ -82,6 +83,9 @@ class Classify(TextTask):
 
     def epoch(self, number: int) -> Sequence[Sequence[int]]:
         return self.batches.epoch(number)
+
+    def reach(self) -> int:
+        return max(*text_lengths(self.train[0])[0], *text_lengths(self.valid[0])[0])
 
     def held_out(self) -> Sequence[Sequence[int]]:
         return self.held

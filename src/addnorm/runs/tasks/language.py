@@ -15,7 +15,6 @@ from addnorm.data.windows import Windows, collate_windows
 from addnorm.errors import InputError
 from addnorm.models.transformer import Decoder
 from addnorm.runs.tasks.base import (
-    MOST_HELD_OUT,
     TextTask,
     Tokenizers,
     make_tokenizer,
@@ -73,11 +72,14 @@ class Language(TextTask):
         self.length = min(config.data.longest or config.model.length, len(self.train) - 1)
         rows = max(1, config.train.batch // self.length)
         self.windows = Windows(len(self.train), self.length, rows, seed=config.run.seed)
-        held = min(len(self.valid), MOST_HELD_OUT)
+        held = min(len(self.valid), self.most_held_out)
         self.held = Windows(held, self.length, rows, order="straight").epoch(0)
 
     def epoch(self, number: int) -> Sequence[Sequence[Any]]:
         return self.windows.epoch(number)
+
+    def reach(self) -> int:
+        return self.length
 
     def held_out(self) -> Sequence[Sequence[Any]]:
         return self.held

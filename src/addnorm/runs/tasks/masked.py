@@ -9,15 +9,16 @@ from torch import Tensor, nn
 from addnorm.config import Config
 from addnorm.data.batches import Batches
 from addnorm.data.cells import find_column, is_table, read_cells
-from addnorm.data.collate import collate_masked, text_lengths
+from addnorm.data.collate import pad, text_lengths
 from addnorm.data.files import read_lines
+from addnorm.data.masking import mask_tokens
 from addnorm.data.report import Report
+from addnorm.data.special import BEGIN, END, IGNORE
 from addnorm.data.split import split_by_source
 from addnorm.data.text import Rules, limit_tokens, sift
 from addnorm.errors import InputError
 from addnorm.models.transformer import Encoder
 from addnorm.runs.tasks.base import (
-    MOST_HELD_OUT,
     TextTask,
     Tokenizers,
     make_tokenizer,
@@ -37,6 +38,7 @@ class Masked(TextTask):
     """Learn to guess hidden tokens from those around them (Devlin et al. 2019)."""
 
     name, mode, head = "masked", "encoder", "masked"
+    longest, ends = LONGEST, 2
 
     def __init__(
         self,
@@ -82,26 +84,35 @@ class Masked(TextTask):
         self.batches = Batches(lengths, config.train.batch, seed=config.run.seed)
         held, most = text_lengths(self.valid), 0
         for most, total in enumerate(_running(held[0]), start=1):  # noqa: B007 (the last counts)
-            if total > MOST_HELD_OUT:
+            if total > self.most_held_out:
                 break
         self.held = Batches([held[0][:most]], config.train.batch).epoch(0)
 
     def epoch(self, number: int) -> Sequence[Sequence[int]]:
         return self.batches.epoch(number)
 
+    def reach(self) -> int:
+        return max(*text_lengths(self.train)[0], *text_lengths(self.valid)[0])
+
     def held_out(self) -> Sequence[Sequence[int]]:
         return self.held
 
     def collate(self, part: Sequence[int], *, train: bool) -> Batch:
         rows = self.train if train else self.valid
-        seed = hash((self.config.run.seed, *self.place)) if train else HELD_OUT_SEED + part[0]
-        inputs, targets = collate_masked(
-            [rows[i] for i in part],
+        seed = (self.config.run.seed, self.place[0]) if train else (HELD_OUT_SEED, 0)
+        hidden = [self._hide(rows[i], hash((*seed, i))) for i in part]
+        inputs, targets = zip(*hidden, strict=True)
+        return {"inputs": pad(inputs), "targets": pad(targets, IGNORE)}
+
+    def _hide(self, row: list[int], seed: int) -> tuple[list[int], list[int]]:
+        """A text and its targets: what is hidden is its own affair, whatever stands beside it."""
+        inputs, targets = mask_tokens(
+            torch.tensor([BEGIN, *row, END]),
             vocab=self.tokenizers["text"].size,
             rate=self.config.data.mask,
             generator=torch.Generator().manual_seed(seed % 2**63),
         )
-        return {"inputs": inputs, "targets": targets}
+        return inputs.tolist(), targets.tolist()
 
     def total_loss(self, model: nn.Module, batch: Batch, total: int, smoothing: float) -> Tensor:
         assert isinstance(model, Encoder)

@@ -16,7 +16,6 @@ from addnorm.generate import translate
 from addnorm.models.transformer import EncoderDecoder
 from addnorm.runs.metrics import bleu
 from addnorm.runs.tasks.base import (
-    MOST_HELD_OUT,
     TextTask,
     Tokenizers,
     make_tokenizer,
@@ -47,6 +46,7 @@ class Translate(TextTask):
 
     name, mode, head = "translate", "encoder-decoder", "token"
     metrics = ("loss", "bleu")
+    longest, ends = LONGEST, 1
 
     def __init__(
         self, tokenizers: Tokenizers, train: Encoded, valid: Encoded, notes: list[str]
@@ -87,11 +87,15 @@ class Translate(TextTask):
         lengths = pair_lengths(train.sources, train.targets)
         self.batches = Batches(lengths, batch, seed=config.run.seed)
         lengths = pair_lengths(valid.sources, valid.targets)
-        most = _within(lengths, MOST_HELD_OUT)
+        most = _within(lengths, self.most_held_out)
         self.held = Batches([side[:most] for side in lengths], batch).epoch(0)
 
     def epoch(self, number: int) -> Sequence[Sequence[int]]:
         return self.batches.epoch(number)
+
+    def reach(self) -> int:
+        rows = (self.train, self.valid)
+        return max(max(map(max, pair_lengths(part.sources, part.targets))) for part in rows)
 
     def held_out(self) -> Sequence[Sequence[int]]:
         return self.held

@@ -1,0 +1,90 @@
+"""Where the limits of the clinic's findings come from: each measurement over well and sick models.
+
+    python -m bench.clinic_limits
+
+Well: every arrangement, in three modes, fresh, at depth 2 and 6. For each measurement that a rule
+has a limit for, the extreme over all of them is printed beside the limit, and then the value of the
+model made sick in that way. About three minutes on one core.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from addnorm import ModelConfig, build
+from addnorm.clinic import Evidence, examine
+from addnorm.clinic.draw import draw_batch
+from addnorm.clinic.findings import LIMITS
+from addnorm.layers.addnorm import ADDNORMS
+
+Measure = Callable[[Evidence], float]
+
+MEASURES: dict[str, Measure] = {
+    "attention spread": lambda e: max(max(h.spread) for h in e.heads),
+    "weight gain": lambda e: e.weight_gain or 0.0,
+    "norm gain": lambda e: max((g.size for g in e.gains), default=0.0),
+    "token share": lambda e: e.experiments.token_share or 1.0,
+    "dead units": lambda e: max(u.dead for u in e.units),
+    "outlier": lambda e: max(s.outlier for s in e.sites),
+    "padding": lambda e: e.experiments.padding or 0.0,
+    "answer spread": lambda e: e.spread,
+    "distinct": lambda e: e.sites[-1].distinct,
+}
+LOW = {"token share", "distinct"}
+"""Sick below the limit; the others above."""
+
+
+def well() -> list[Evidence]:
+    found = []
+    for addnorm in ADDNORMS:
+        for mode in ("encoder", "decoder", "encoder-decoder"):
+            for depth in (2, 6):
+                found.append(seen(addnorm=addnorm, mode=mode, depth=depth))
+    return found
+
+
+def seen(change: Callable[[nn.Module], object] | None = None, **changes: Any) -> Evidence:
+    torch.manual_seed(0)
+    chosen: dict[str, Any] = {"vocab": 500, "width": 64, "heads": 4, "depth": 2, "pad": 0}
+    chosen |= {"dropout": 0.0, "addnorm": "pre", "mode": "decoder"} | changes
+    model = build(ModelConfig(**chosen))
+    with torch.no_grad():
+        if change is not None:
+            change(model)
+    return examine(model, draw_batch(model)[0], sharp=False).evidence
+
+
+def linears(model: nn.Module) -> list[nn.Linear]:
+    return [part for part in model.modules() if isinstance(part, nn.Linear)]
+
+
+def sick() -> dict[str, Evidence]:
+    return {
+        "attention spread": seen(attention_scale=1.0),
+        "weight gain": seen(lambda m: [part.weight.mul_(3) for part in linears(m)]),
+        "norm gain": seen(
+            lambda m: next(p for p in m.modules() if isinstance(p, nn.LayerNorm)).weight.mul_(50)
+        ),
+        "token share": seen(scale_embedding=False),
+        "dead units": seen(
+            lambda m: [part.bias.fill_(-20) for part in linears(m) if part.out_features == 256]
+        ),
+        "distinct": seen(addnorm="post", depth=18),
+    }
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    healthy, ill = well(), sick()
+    print(f"{len(healthy)} well models\n\n| measurement | well | limit | sick |\n|---|---|---|---|")
+    for name, measure in MEASURES.items():
+        values = [measure(e) for e in healthy]
+        worst = min(values) if name in LOW else max(values)
+        bad = f"{measure(ill[name]):.3g}" if name in ill else ""
+        print(f"| {name} | {worst:.3g} | {LIMITS[name]:g} | {bad} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""An examination as text for a terminal."""
+
+from typing import TYPE_CHECKING
+
+from addnorm.report import sparkline
+
+if TYPE_CHECKING:
+    from addnorm.clinic.examination import Examination
+    from addnorm.clinic.findings import Finding
+
+SIGNS = {"problem": "✗", "warning": "!", "note": "·"}
+
+
+def as_text(examination: "Examination") -> str:
+    """Findings first, then the figures, then every site."""
+    lines = [headline(examination), ""]
+    for finding in examination.findings:
+        lines += [*say(finding), ""]
+    lines += summary(examination)
+    if examination.evidence.sites:
+        lines += ["", *site_table(examination)]
+    return "\n".join(lines)
+
+
+def headline(examination: "Examination") -> str:
+    e, counts = examination.evidence, _counts(examination)
+    found = ", ".join(f"{n} {word}{'s' * (n > 1)}" for word, n in counts.items() if n)
+    state = "untrained" if e.fresh else "trained"
+    return f"{e.model}, {e.parameters:,} parameters, {state}: {found or 'no findings'}."
+
+
+def _counts(examination: "Examination") -> dict[str, int]:
+    return {
+        word: sum(finding.severity == word for finding in examination.findings) for word in SIGNS
+    }
+
+
+def say(finding: "Finding") -> list[str]:
+    """One finding in three lines."""
+    return [
+        f"{SIGNS[finding.severity]} {finding.name}: {finding.evidence}.",
+        f"    why  {finding.reason}",
+        f"    try  {finding.remedy}",
+    ]
+
+
+def summary(examination: "Examination") -> list[str]:
+    """The figures of the whole model."""
+    e = examination.evidence
+    known = "" if e.even_loss is None else f"; knowing nothing costs {e.even_loss:.3f}"
+    lines = [f"loss            {e.loss:.3f} ({e.loss_said}{known})"]
+    if e.sites:
+        shares = [site.dependency for site in e.sites]
+        mean = sum(shares) / len(shares)
+        lines.append(f"dependency      {mean:.2f} on average   {sparkline(shares)}")
+        ends = e.sites[0].weight_gradient, e.sites[-1].weight_gradient
+        grads = sparkline([site.weight_gradient for site in e.sites])
+        lines.append(f"gradient        first {ends[0]:.2g}, last {ends[1]:.2g}   {grads}")
+    if e.amplification:
+        law = "" if e.growth is None else f", {e.growth.law} (power {e.growth.exponent:.2f})"
+        moved = e.amplification[-1] ** 0.5
+        lines.append(
+            f"amplification   {e.share:.0%} of weight change moves the output {moved:.1%}{law}"
+        )
+    if e.heads:
+        even = [sum(h.entropy) / len(h.entropy) for h in e.heads]
+        lines.append(
+            f"attention       entropy {min(even):.2f} to {max(even):.2f} of what is possible"
+        )
+    if e.sharpness is not None:
+        lines.append(
+            f"sharpness       {e.sharpness.plain:.3g}; Adam is stable up to a rate of about "
+            f"{e.sharpness.adam_rate:.2g}"
+        )
+    for name, tried in e.rehearsals.items():
+        outcome = "learns" if tried.learns else "does not learn"
+        path = sparkline(tried.losses, 24)
+        course = f"{tried.losses[0]:.2f} to {tried.losses[-1]:.2f}"
+        lines.append(f"rehearsal       {name}: {outcome}, {course}   {path}")
+    lines += [f"note            {note}" for note in e.notes]
+    lines.append(f"examined in     {e.seconds:.1f} s")
+    return lines
+
+
+def site_table(examination: "Examination") -> list[str]:
+    """One line a site."""
+    e = examination.evidence
+    width = max(len(site.name) for site in e.sites)
+    head = f"{'site':<{width}}  shortcut  branch     sum  dependency  gradient  distinct"
+    rows = [
+        f"{s.name:<{width}}  {s.shortcut:8.3g}  {s.branch:6.3g}  {s.total:6.3g}  "
+        f"{s.dependency:10.2f}  {s.weight_gradient:8.2g}  {s.distinct:8.2f}"
+        for s in e.sites
+    ]
+    return [head, *rows]

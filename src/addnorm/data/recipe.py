@@ -1,0 +1,347 @@
+"""From the columns of a table to the numbers and codes that a model takes, and the same ever after.
+
+Everything a recipe knows, it learnt from the rows it was fitted on: quantiles, medians, values of
+categories. It is plain data, so that it can be saved without running anything when it is read.
+
+    number     scaled; NaN where missing; infinities are drawn to the ends of the finite values
+    category   0 missing, 1 rare or never seen, 2 and on the values, by alphabet
+    date       days since 1970 (number), day, month, weekday, hour (those that vary)
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from addnorm.data.frame import Array, Frame, as_text
+from addnorm.data.schema import Column, Schema, to_dates, to_numbers
+from addnorm.errors import InputError, SavedError, choose
+
+MISSING, OTHER, FIRST = 0, 1, 2
+"""Codes of a category: missing, rare or unseen, and the first of its values."""
+MOST_VALUES = 2000
+"""Values of one category that have a code of their own; the rarer ones share one."""
+HUGE = 1e150
+"""Numbers are drawn inside ± this, so that their differences stay finite."""
+
+PARTS: dict[str, Callable[[Array], Array]] = {
+    "": lambda when: when.astype("datetime64[s]").astype(np.float64) / 86400,
+    "day": lambda when: (when.astype("datetime64[D]") - when.astype("datetime64[M]")).astype(float),
+    "month": lambda when: when.astype("datetime64[M]").astype(float) % 12,
+    "weekday": lambda when: (when.astype("datetime64[D]").astype(float) + 3) % 7,
+    "hour": lambda when: (when.astype("datetime64[h]").astype(float)) % 24,
+}
+"""What a date is taken apart into; the first is when it was."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumberRule:
+    """How one number is made: from which column, which part of a date, and scaled how."""
+
+    column: str
+    part: str | None
+    """None for a column of numbers; a part of a date otherwise."""
+    scaling: str
+    knots: tuple[float, ...]
+    """Quantiles, or centre and scale: what the scaling needs."""
+    low: float
+    high: float
+    """The finite ends, to which infinities are drawn."""
+    fill: float | None = None
+    """What a missing value is replaced by, after scaling; None leaves it missing."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.column} ({self.part})" if self.part else self.column
+
+
+@dataclass(frozen=True, kw_only=True)
+class CategoryRule:
+    """How one code is made: from which column, and which values have codes."""
+
+    column: str
+    values: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        return FIRST + len(self.values)
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Rows as a model takes them."""
+
+    numbers: torch.Tensor
+    """(rows, numbers) float32, NaN where missing."""
+    codes: torch.Tensor
+    """(rows, categories) int64."""
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def take(self, rows: torch.Tensor) -> "Encoded":
+        return Encoded(self.numbers[rows], self.codes[rows])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How the columns of a table become numbers and codes."""
+
+    schema: Schema
+    numbers: tuple[NumberRule, ...]
+    categories: tuple[CategoryRule, ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(rule.size for rule in self.categories)
+
+    @property
+    def names(self) -> list[str]:
+        """The tokens of a row, in order: numbers, then categories."""
+        return [rule.name for rule in self.numbers] + [rule.column for rule in self.categories]
+
+    def check(self, frame: Frame) -> None:
+        """Raise InputError where columns are missing or new; their order does not matter."""
+        known = [column.name for column in self.schema.columns]
+        needed = [column.name for column in self.schema.used]
+        absent = [name for name in needed if name not in frame.columns]
+        extra = [name for name in frame.columns if name not in known and name != self.schema.target]
+        if not absent and not extra:
+            return
+        parts = [f"without {_list(absent)}"] if absent else []
+        parts += [f"with {_list(extra)}, which training did not have"] if extra else []
+        raise InputError(
+            f"{frame.name} must have the columns of the training rows: it comes "
+            f"{' and '.join(parts)}. Add or drop columns to match."
+        )
+
+    def encode(self, frame: Frame) -> Encoded:
+        """Numbers and codes of rows, by the columns' names."""
+        self.check(frame)
+        rows = len(frame)
+        numbers = np.empty((rows, len(self.numbers)), dtype=np.float32)
+        raw: dict[str, Array] = {}
+        for i, rule in enumerate(self.numbers):
+            if rule.column not in raw:
+                raw[rule.column] = _raw(frame.columns[rule.column], rule)
+            numbers[:, i] = scale(_part(raw[rule.column], rule.part), rule)
+        codes = np.empty((rows, len(self.categories)), dtype=np.int64)
+        for i, category in enumerate(self.categories):
+            places = {value: FIRST + n for n, value in enumerate(category.values)}
+            texts = as_text(frame.columns[category.column])
+            codes[:, i] = [
+                MISSING if text is None else places.get(text, OTHER) for text in texts.tolist()
+            ]
+        return Encoded(torch.from_numpy(numbers), torch.from_numpy(codes))
+
+    def unseen(self, frame: Frame) -> list[str]:
+        """Sentences on values that training did not have, or had too seldom."""
+        said = []
+        for rule in self.categories:
+            known = set(rule.values)
+            strange = Counter(
+                text
+                for text in as_text(frame.columns[rule.column])
+                if text is not None and text not in known
+            )
+            if strange:
+                shown = _list([value for value, _ in strange.most_common(3)])
+                said.append(
+                    f"{rule.column}: {strange.total()} rows have values that training had not, or "
+                    f"seldom ({shown}): they share one code."
+                )
+        return said
+
+    def dump(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {
+            "schema": self.schema.dump(),
+            "numbers": [asdict(rule) for rule in self.numbers],
+            "categories": [asdict(rule) for rule in self.categories],
+        }
+
+    @classmethod
+    def parse(cls, plain: dict[str, Any]) -> "Recipe":
+        """Undo `dump`."""
+        try:
+            numbers = tuple(
+                NumberRule(**{**rule, "knots": tuple(rule["knots"])}) for rule in plain["numbers"]
+            )
+            categories = tuple(
+                CategoryRule(column=rule["column"], values=tuple(rule["values"]))
+                for rule in plain["categories"]
+            )
+            schema = Schema.parse(plain["schema"])
+        except (KeyError, TypeError) as error:
+            raise SavedError(f"the saved recipe is damaged: {error}.") from None
+        return cls(schema=schema, numbers=numbers, categories=categories)
+
+
+def fit_recipe(
+    frame: Frame,
+    schema: Schema,
+    *,
+    scaling: str = "quantile",
+    rare: int | None = None,
+    impute: str = "none",
+) -> Recipe:
+    """Learn a recipe from rows: those to train on, and no others.
+
+    `rare` is how often a value must be met to have a code of its own; 1 in small tables and 5 from
+    1,000 rows when left out. `impute` is none (a missing number stays missing, and the model learns
+    what that means), median or mean.
+    """
+    choose("scaling", scaling, SCALINGS)
+    choose("impute", impute, {"none": 0, "median": 0, "mean": 0})
+    rare = rare if rare is not None else (5 if len(frame) >= 1000 else 1)
+    numbers: list[NumberRule] = []
+    categories: list[CategoryRule] = []
+    for column in schema.used:
+        values = frame.column(column.name)
+        if column.kind == "category":
+            categories.append(_fit_category(column.name, values, rare))
+            continue
+        parts: list[str | None] = [None] if column.kind == "number" else [*PARTS]
+        for part in parts:
+            rule = NumberRule(
+                column=column.name,
+                part=part,
+                scaling=scaling,
+                knots=(),
+                low=0.0,
+                high=0.0,
+            )
+            found = _fit_number(rule, _part(_raw(values, rule), rule.part), impute)
+            if found is not None:
+                numbers.append(found)
+    if not numbers and not categories:
+        raise InputError(
+            f"{frame.name} must have a column to learn from: all are left out. "
+            f"{_why(schema.columns)}"
+        )
+    return Recipe(schema=schema, numbers=tuple(numbers), categories=tuple(categories))
+
+
+def _list(names: Sequence[str]) -> str:
+    shown = ", ".join(repr(name) for name in names[:5])
+    return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _why(columns: Sequence[Column]) -> str:
+    shown = [f"{column.name!r}: {column.note}" for column in columns[:3] if column.note]
+    return "; ".join(shown) + "." if shown else "Change the schema."
+
+
+def _fit_number(rule: NumberRule, values: Array, impute: str) -> NumberRule | None:
+    """The rule with what its scaling needs; None for a part of a date that never varies."""
+    finite = values[np.isfinite(values)]
+    if rule.part and (not len(finite) or finite.min() == finite.max()):
+        return None
+    if not len(finite):
+        finite = np.zeros(1)
+    low, high = float(finite.min()), float(finite.max())
+    rule = replace(rule, low=low, high=high)
+    held = np.clip(values[~np.isnan(values)], low, high)
+    held = held if len(held) else finite
+    rule = replace(rule, knots=SCALINGS[rule.scaling][0](held))
+    if impute != "none":
+        middle = float(np.median(held) if impute == "median" else held.mean())
+        rule = replace(rule, fill=float(scale(np.array([middle]), rule)[0]))
+    return rule
+
+
+def _fit_category(name: str, values: Array, rare: int) -> CategoryRule:
+    counts = Counter(text for text in as_text(values) if text is not None)
+    often = [value for value, count in counts.most_common(MOST_VALUES) if count >= rare]
+    return CategoryRule(column=name, values=tuple(sorted(often)))
+
+
+def _raw(values: Array, rule: NumberRule) -> Array:
+    """A column as numbers, or as dates if the rule is for a part of one."""
+    if rule.part is None:
+        numbers = to_numbers(values)[0]
+        # Infinities stay, to be drawn to the ends of their own column.
+        return np.where(np.isinf(numbers), numbers, np.clip(numbers, -HUGE, HUGE))
+    dates = to_dates(values)
+    if dates is None:
+        raise InputError(
+            f"column {rule.column!r} must hold dates such as 2024-05-31: it has other values. "
+            "Write them as year-month-day."
+        )
+    return dates
+
+
+def _part(values: Array, part: str | None) -> Array:
+    if part is None:
+        return values
+    return np.where(np.isnat(values), np.nan, PARTS[part](values))
+
+
+def scale(values: Array, rule: NumberRule) -> Array:
+    """Numbers as the model takes them."""
+    held = np.clip(values, rule.low, rule.high) if np.isinf(values).any() else values
+    scaled = SCALINGS[rule.scaling][1](held, rule.knots)
+    return scaled if rule.fill is None else np.where(np.isnan(scaled), rule.fill, scaled)
+
+
+# ── Scalings: what each learns, and what it does ──────────────────────────────────────────────────
+
+
+def _fit_quantiles(values: Array) -> tuple[float, ...]:
+    """Quantiles, one for each 30 rows, 10 to 1,000 of them. Gorishniy et al. 2021, §E."""
+    count = int(np.clip(len(values) // 30, 10, 1000))
+    knots = np.quantile(values, np.linspace(0, 1, count))
+    return tuple(np.maximum.accumulate(knots).tolist())
+
+
+def _to_normal(values: Array, knots: Sequence[float]) -> Array:
+    """Φ⁻¹ of the share of training values below, the middle of the step where values are equal."""
+    grid = np.asarray(knots)
+    shares = np.linspace(0, 1, len(grid))
+    rise = np.interp(values, grid, shares)
+    fall = -np.interp(-values, -grid[::-1], -shares[::-1])
+    share = np.clip((rise + fall) / 2, 1e-7, 1 - 1e-7)
+    return np.asarray(torch.special.ndtri(torch.from_numpy(share)).numpy())
+
+
+def _fit_robust(values: Array) -> tuple[float, ...]:
+    low, middle, high = np.quantile(values, (0.25, 0.5, 0.75))
+    width = float(high - low) or float(values.max() - values.min()) / 2 or 1.0
+    return float(middle), width
+
+
+def _to_robust(values: Array, knots: Sequence[float]) -> Array:
+    """z / √(1 + (z/3)²), z = (x − median) / interquartile range.
+
+    Robust scaling with a smooth clip: Holzmüller et al. 2024 (2407.04491), §3.
+    """
+    z = (values - knots[0]) / knots[1]
+    with np.errstate(over="ignore"):
+        return z / np.sqrt(1 + (np.clip(z, -1e100, 1e100) / 3) ** 2)
+
+
+def _fit_standard(values: Array) -> tuple[float, ...]:
+    return float(values.mean()), float(values.std()) or 1.0
+
+
+def _to_standard(values: Array, knots: Sequence[float]) -> Array:
+    """(x − mean) / standard deviation, drawn inside ± 1e6."""
+    return np.clip((values - knots[0]) / knots[1], -1e6, 1e6)
+
+
+def _no_knots(values: Array) -> tuple[float, ...]:
+    return ()
+
+
+Fit = Callable[[Array], tuple[float, ...]]
+Use = Callable[[Array, Sequence[float]], Array]
+SCALINGS: dict[str, tuple[Fit, Use]] = {
+    "quantile": (_fit_quantiles, _to_normal),
+    "robust": (_fit_robust, _to_robust),
+    "standard": (_fit_standard, _to_standard),
+    "none": (_no_knots, lambda values, knots: np.clip(values, -1e6, 1e6)),
+}
+"""By name: what is learnt from training rows, and what is done to any."""

@@ -1,0 +1,205 @@
+"""Tables read and written a part at a time, so that memory does not grow with the file."""
+
+import csv
+import gzip
+import io
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, Literal, Protocol, TextIO
+
+from addnorm.data.cells import FORMS, is_table
+from addnorm.data.files import SIGNS, need_file
+from addnorm.data.frame import ARROW, Frame, head_names, texts, to_frame
+from addnorm.disk import whole
+from addnorm.errors import InputError, SavedError, require
+
+HEAD = 200
+"""Lines that decide how the columns are separated."""
+
+
+def read_parts(path: str | Path, rows: int = 20_000) -> Iterator[Frame]:
+    """The rows of a .csv, .tsv, .parquet or .feather file as frames of so many rows.
+
+    >>> _ = Path("n.csv").write_text("a,b\\n1,2\\n3,4\\n5,6\\n")
+    >>> [len(part) for part in read_parts("n.csv", rows=2)]
+    [2, 1]
+    """
+    path = need_file(Path(path))
+    if path.suffix.lower() in ARROW:
+        yield from _arrow_parts(path, ARROW[path.suffix.lower()], rows)
+        return
+    if not is_table(path):
+        raise InputError(
+            f"{str(path)!r} must be a table: give a .csv, .tsv, .parquet or .feather file."
+        )
+    with _open_text(path) as file:
+        reader = _rows(path, file)
+        head, _ = next(reader, ([], 0))
+        if not head:
+            raise InputError(f"{str(path)!r} must hold some text: it is empty.")
+        names, _ = head_names(head, str(path))
+        if len(set(names)) < len(names):
+            raise InputError(f"{str(path)!r} must have a different name for each column.")
+        empty = True
+        while part := list(islice(reader, rows)):
+            empty = False
+            for row, line in part:
+                if len(row) != len(names):
+                    raise InputError(
+                        f"{str(path)!r} must have the same columns in every line: line {line} has "
+                        f"{len(row)}, the header has {len(names)}."
+                    )
+            columns = {n: texts([row[i] for row, _ in part]) for i, n in enumerate(names)}
+            yield Frame(repr(str(path)), columns)
+        if empty:
+            raise InputError(f"{str(path)!r} must have rows below its header: it has none.")
+
+
+@contextmanager
+def _open_text(path: Path) -> Iterator[TextIO]:
+    try:
+        with path.open("rb") as raw:
+            start = raw.read(8)
+            raw.seek(0)
+            for sign, what in SIGNS.items():
+                if start.startswith(sign):
+                    raise SavedError(f"{str(path)!r} is not UTF-8 text: it is {what}.")
+            packed = start.startswith(b"\x1f\x8b")
+            stream: Any = gzip.GzipFile(fileobj=raw) if packed else raw
+            yield io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
+    except UnicodeDecodeError as error:
+        raise SavedError(
+            f"{str(path)!r} must be UTF-8 text: {error.reason}. If it is Latin-1, convert it: "
+            "iconv -f LATIN1 -t UTF-8."
+        ) from None
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise SavedError(f"{str(path)!r} is damaged: its gzip data break off.") from None
+
+
+def _rows(path: Path, file: TextIO) -> Iterator[tuple[list[str], int]]:
+    """Rows, each with the line it ends on; a line without even a separator is none."""
+    first = list(islice(file, HEAD))
+    ending = Path(str(path).lower().removesuffix(".gz")).suffix
+    separator, quoted = _form(first, FORMS[ending])
+    lines = _no_nul(path, chain(first, file))
+    reader = _reader(lines, separator, quoted, strict=quoted)
+    try:
+        for row in reader:
+            if row:
+                yield row, reader.line_num
+    except csv.Error as error:
+        raise InputError(
+            f"{str(path)!r}: line {reader.line_num} cannot be read ({error}). "
+            "Double the quotes inside a quoted field."
+        ) from None
+
+
+def _reader(lines: Iterable[str], separator: str, quoted: bool, *, strict: bool) -> Any:
+    quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
+    return csv.reader(lines, delimiter=separator, quoting=quoting, strict=strict)
+
+
+def _no_nul(path: Path, lines: Iterator[str]) -> Iterator[str]:
+    for number, line in enumerate(lines, start=1):
+        if "\0" in line:
+            raise SavedError(
+                f"{str(path)!r} is not text: line {number} holds a byte 0. "
+                "Give a file of UTF-8 text."
+            )
+        yield line
+
+
+def _form(first: Sequence[str], forms: Sequence[tuple[str, bool]]) -> tuple[str, bool]:
+    """The first form in which all but the last of the first lines have as many cells."""
+    for separator, quoted in forms:
+        rows = [row for row in _reader(first, separator, quoted, strict=False) if row]
+        widths = {len(row) for row in (rows[:-1] or rows)}
+        if len(widths) == 1 and widths != {1}:
+            return separator, quoted
+    return forms[0]
+
+
+def _arrow_parts(path: Path, kind: str, rows: int) -> Iterator[Frame]:
+    module = require("pyarrow.parquet" if kind == "parquet" else "pyarrow.ipc", "tables")
+    arrow = require("pyarrow", "tables")
+    try:
+        if kind == "parquet":
+            batches = module.ParquetFile(str(path)).iter_batches(batch_size=rows)
+        else:
+            file = module.open_file(arrow.memory_map(str(path)))
+            batches = (file.get_batch(i) for i in range(file.num_record_batches))
+        for batch in batches:
+            yield to_frame(arrow.Table.from_batches([batch]), repr(str(path)))
+    except (OSError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        reason = str(error).splitlines()[0]
+        raise SavedError(f"{str(path)!r} is damaged or no {kind} file: {reason}") from None
+
+
+class Sink(Protocol):
+    """Where frames go, one after the other."""
+
+    def write(self, frame: Frame) -> None: ...
+
+
+@contextmanager
+def open_sink(path: str | Path) -> Iterator[Sink]:
+    """A .csv, .tsv (also .gz) or .parquet file that appears whole when all parts are written."""
+    path = Path(path)
+    is_parquet = ARROW.get(path.suffix.lower()) == "parquet"
+    if not is_parquet and not is_table(path):
+        raise InputError(f"{str(path)!r} cannot be written: name a .csv, .tsv or .parquet file.")
+    with whole(path) as temporary:
+        sink = _ParquetSink(temporary) if is_parquet else _TextSink(temporary, path)
+        try:
+            yield sink
+        finally:
+            sink.close()
+
+
+class _TextSink:
+    def __init__(self, temporary: Path, path: Path) -> None:
+        packed = path.suffix.lower() == ".gz"
+        opener: Any = gzip.open if packed else open
+        self.file = opener(temporary, "wt", encoding="utf-8", newline="")
+        tabs = ".tsv" in path.suffixes[-2:]
+        self.writer = csv.writer(self.file, delimiter="\t" if tabs else ",", lineterminator="\n")
+        self.begun = False
+
+    def write(self, frame: Frame) -> None:
+        if not self.begun:
+            self.writer.writerow(frame.names)
+            self.begun = True
+        columns = [column.tolist() for column in frame.columns.values()]
+        for row in zip(*columns, strict=True):
+            self.writer.writerow(["" if v is None or v != v else v for v in row])
+
+    def close(self) -> None:
+        self.file.close()
+
+
+class _ParquetSink:
+    def __init__(self, temporary: Path) -> None:
+        self.arrow = require("pyarrow", "tables")
+        self.parquet = require("pyarrow.parquet", "tables")
+        self.path = temporary
+        self.writer: Any = None
+
+    def write(self, frame: Frame) -> None:
+        kinds = {"f": self.arrow.float64(), "M": self.arrow.timestamp("s")}
+        arrays = {
+            name: self.arrow.array(column, type=kinds.get(column.dtype.kind, self.arrow.string()))
+            for name, column in frame.columns.items()
+        }
+        table = self.arrow.table(arrays)
+        if self.writer is None:
+            self.writer = self.parquet.ParquetWriter(str(self.path), table.schema)
+        self.writer.write_table(table)
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()

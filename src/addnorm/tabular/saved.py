@@ -1,0 +1,119 @@
+"""A fitted estimator on disk: one safetensors file that holds all, and two files for people.
+
+    model.safetensors   weights; in its header parameters, network, recipe, classes, figures
+    schema.toml         the columns, as `addnorm schema` shows them
+    report.json         what was found in training
+
+Nothing that is read is executed, and no training row is kept.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from addnorm.config import Config
+from addnorm.data.recipe import Recipe
+from addnorm.disk import write_whole
+from addnorm.errors import AddnormError, SavedError
+from addnorm.models.saved import read_tensors, write_tensors
+from addnorm.models.tabular import TabularConfig, build_tabular
+from addnorm.tabular.estimators import ESTIMATORS, TableEstimator
+
+VERSION = 1
+WEIGHTS, SCHEMA, REPORT = "model.safetensors", "schema.toml", "report.json"
+LEARNT = ("mean_", "scale_", "temperature_", "n_features_in_", "n_iter_", "batch_", "seed_")
+"""Plain numbers that fitting leaves."""
+
+
+def save(estimator: TableEstimator, directory: str | Path) -> None:
+    """Write a fitted estimator to a directory that `load` reads."""
+    if not hasattr(estimator, "model_"):
+        raise SavedError("only a fitted estimator can be saved. Call fit first.")
+    directory = Path(directory)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SavedError(f"{str(directory)!r} cannot be made: {error.strerror}.") from None
+    facts = {
+        "kind": "table",
+        "table_version": str(VERSION),
+        "estimator": type(estimator).__name__,
+        "facts": json.dumps(_facts(estimator)),
+    }
+    write_tensors(directory / WEIGHTS, estimator.model_.state_dict(), facts)
+    write_whole(directory / SCHEMA, estimator.recipe_.schema.dump().encode())
+    write_whole(directory / REPORT, json.dumps(estimator.report_, indent=1).encode())
+
+
+def load(directory: str | Path) -> TableEstimator:
+    """The fitted estimator that `save` wrote.
+
+    >>> load("nowhere")
+    Traceback (most recent call last):
+    addnorm.errors.SavedError: there is no file 'nowhere/model.safetensors'. Check the path.
+    """
+    path = Path(directory) / WEIGHTS
+    tensors, header = read_tensors(path)
+    if header.get("kind") != "table" or header.get("estimator") not in ESTIMATORS:
+        raise SavedError(f"{str(directory)!r} does not hold a model for tables.")
+    if header.get("table_version") != str(VERSION):
+        raise SavedError(
+            f"{str(directory)!r} has table version {header.get('table_version')}; this addnorm "
+            f"reads {VERSION}. Update addnorm to open it."
+        )
+    try:
+        facts = json.loads(header["facts"])
+        estimator = ESTIMATORS[header["estimator"]](**facts["params"])
+        config = facts["config"]
+        trunk = Config.parse(config.pop("trunk")).model
+        config["categories"] = tuple(config["categories"])
+        with torch.random.fork_rng(devices=[]):
+            model = build_tabular(TabularConfig(trunk=trunk, **config))
+        model.load_state_dict(tensors)
+    except (KeyError, TypeError, ValueError, RuntimeError, AddnormError) as error:
+        reason = str(error).splitlines()[0]
+        raise SavedError(f"{str(directory)!r} cannot be read: {reason}") from None
+    estimator.model_ = model.eval()
+    estimator.recipe_ = Recipe.parse(facts["recipe"])
+    estimator.report_ = facts["report"]
+    for name, value in facts["learnt"].items():
+        setattr(estimator, name, value)
+    if facts["names"] is not None:
+        estimator.feature_names_in_ = np.array(facts["names"], dtype=object)
+    if facts["classes"] is not None:
+        values, kind = facts["classes"]
+        estimator.classes_ = np.array(values, dtype=kind)
+    return estimator
+
+
+def _facts(estimator: TableEstimator) -> dict[str, Any]:
+    params = {name: value for name, value in estimator.get_params().items() if _is_plain(value)}
+    model = estimator.model_.config
+    config = {
+        field.name: getattr(model, field.name)
+        for field in dataclasses.fields(model)
+        if field.name != "trunk"
+    }
+    names = getattr(estimator, "feature_names_in_", None)
+    classes = getattr(estimator, "classes_", None)
+    return {
+        "params": params,
+        "config": {**config, "trunk": Config(model=model.trunk).dump()},
+        "recipe": estimator.recipe_.dump(),
+        "learnt": {n: getattr(estimator, n) for n in LEARNT if hasattr(estimator, n)},
+        "names": None if names is None else list(names),
+        "classes": None if classes is None else [classes.tolist(), classes.dtype.str],
+        "report": estimator.report_,
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except TypeError:
+        return False
+    return True

@@ -1,0 +1,135 @@
+"""The verbs clinic and race, as the command line calls them."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from addnorm import Config, ModelConfig
+from addnorm.cli import clinic as verbs
+from addnorm.errors import ConfigError, SavedError
+from tests.clinic import models
+
+SMALL = ("model.width=32", "model.depth=2", "model.heads=4", "model.vocab=64")
+
+
+def call(verb: str, *arguments: str) -> None:
+    parser = argparse.ArgumentParser()
+    getattr(verbs, f"{verb}_flags")(parser)
+    getattr(verbs, verb)(parser.parse_args(arguments))
+
+
+def small(*arguments: str) -> tuple[str, ...]:
+    return (*arguments, *(part for setting in SMALL for part in ("--set", setting)))
+
+
+def test_a_preset_is_examined(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    page = tmp_path / "clinic.html"
+    call("clinic", *small("gpt2", "--quick", "--report", str(page), "--lr", "1e-3"))
+    said = capsys.readouterr()
+    assert "no findings" in said.out and "rehearsal       planned: learns" in said.out
+    assert "the batch was drawn at random: 8 × 32 tokens of 64." in said.err
+    assert page.is_file()
+
+
+def test_json_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    call("clinic", *small("gpt2", "--quick", "--json"))
+    assert json.loads(capsys.readouterr().out)["findings"] == []
+
+
+def test_a_hugging_face_directory_is_examined(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    model: Any = models.gpt2()[0]
+    model.save_pretrained(tmp_path / "theirs")
+    call("clinic", str(tmp_path / "theirs"), "--quick")
+    assert "GPT2LMHeadModel" in capsys.readouterr().out
+    (tmp_path / "theirs" / "config.json").write_text('{"architectures": ["Nothing"]}')
+    with pytest.raises(SavedError, match="is no model of transformers"):
+        call("clinic", str(tmp_path / "theirs"))
+
+
+def test_misuse_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="replay needs the folder of a case"):
+        call("clinic", "replay")
+    with pytest.raises(SavedError, match="there is no case in"):
+        call("clinic", "replay", str(tmp_path))
+    with pytest.raises(ConfigError, match="one target at a time: got 'base' and 'gpt2'"):
+        call("clinic", "base", "gpt2")
+    with pytest.raises(ConfigError, match="--try trains, so it needs a run or a TOML file"):
+        call("clinic", "base", "--try", str(tmp_path / "out"))
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    words = ["cat", "dog", "sat", "ran", "the", "on"]
+    lines = [" ".join(words[int(i)] for i in torch.randint(6, (8,))) for _ in range(200)]
+    (tmp_path / "text.txt").write_text("\n".join(lines) + "\n")
+    path = tmp_path / "run.toml"
+    path.write_text(
+        f"""
+[run]
+task = "language"
+device = "cpu"
+[data]
+source = "{tmp_path / "text.txt"}"
+tokenizer = "characters"
+longest = 32
+[model]
+width = 16
+depth = 1
+heads = 2
+dropout = 0.0
+[train]
+steps = 6
+batch = 256
+evaluate = 3
+lr = 0.01
+warmup = 2
+"""
+    )
+    return path
+
+
+def test_a_race_is_run_and_shown(
+    run_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "race"
+    call("race", str(run_file), "--vary", "model.addnorm=post,pre", "--out", str(out), "--jobs=1")
+    said = capsys.readouterr()
+    assert "addnorm=pre" in said.out and "2 of 2: addnorm=pre" in said.err
+    assert (out / "race.html").is_file()
+
+
+@pytest.mark.slow
+def test_a_configuration_is_examined_with_its_own_text_and_its_remedies_tried(
+    run_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call("clinic", str(run_file), "--quick")
+    assert "the batch is the first of" in capsys.readouterr().err
+    out = tmp_path / "remedies"
+    call("clinic", str(run_file), "--try", str(out), "--steps", "6", "--jobs", "1")
+    assert "as it is" in capsys.readouterr().out
+    assert (out / "race.html").is_file()
+
+
+def test_replaying_a_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from addnorm import build
+    from addnorm.models.saved import write_tensors
+
+    config = ModelConfig(mode="decoder", vocab=19, width=16, depth=1, heads=2)
+    folder = tmp_path / "cases" / "step-00000001"
+    folder.mkdir(parents=True)
+    (tmp_path / "config.toml").write_text(Config(model=config).dump())
+    write_tensors(folder / "weights.safetensors", build(config).state_dict(), {})
+    ids = torch.randint(19, (2, 6))
+    batch = {"inputs": ids[:, :-1].contiguous(), "targets": ids[:, 1:].contiguous()}
+    write_tensors(folder / "batch-0.safetensors", batch, {})
+    call("clinic", "replay", str(folder))
+    assert "first result that is not finite: none, going forward" in capsys.readouterr().out
+    call("clinic", "replay", str(folder), "--json")
+    assert json.loads(capsys.readouterr().out)["first_bad"] is None

@@ -1,0 +1,247 @@
+"""The verbs for tables, and forty tables that are broken on purpose."""
+
+import argparse
+import gzip
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from addnorm.cli import tables
+from addnorm.data.frame import read_frame
+from addnorm.data.schema import Schema
+from addnorm.errors import AddnormError
+
+pytest.importorskip("sklearn")
+QUICK = ["table.epochs=1", "table.width=8", "table.depth=1", "table.heads=1", "table.ffn_width=8"]
+
+
+def run(verb: str, *arguments: object) -> None:
+    """A verb as the command line runs it."""
+    parser = argparse.ArgumentParser()
+    actions: dict[str, tuple[Callable[..., None], Callable[..., None]]] = {
+        "train": (tables.add_train_flags, tables.train_table),
+        "predict": (tables.add_predict_flags, tables.predict),
+        "explain": (tables.add_explain_flags, tables.explain),
+        "schema": (tables.add_schema_flags, tables.schema),
+    }
+    flags, action = actions[verb]
+    if verb == "train":
+        parser.add_argument("file", nargs="?")
+        parser.add_argument("--set", dest="settings", action="append", default=[])
+        for name in ("--target", "--out"):
+            parser.add_argument(name)
+        parser.add_argument("--minutes", type=float)
+        parser.add_argument("--json", action="store_true")
+    flags(parser)
+    action(parser.parse_args([str(argument) for argument in arguments]))
+
+
+def train(path: Path, *more: object, target: str = "y") -> None:
+    settings = [part for setting in QUICK for part in ("--set", setting)]
+    run("train", path, "--target", target, "--out", path.parent / "run", *settings, *more)
+
+
+def rows(count: int = 60, *, unseen: str = "") -> str:
+    draw = random.Random(0)
+    lines = ["age,job,y"]
+    for i in range(count):
+        age = draw.randint(18, 80)
+        lines.append(f"{age},{unseen or 'ab'[i % 2]},{'yes' if age > 40 else 'no'}")
+    return "\n".join(lines) + "\n"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tables") / "t.csv"
+    path.write_text(rows())
+    train(path)
+    return path
+
+
+def test_train_says_and_writes_what_it_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, test = tmp_path / "t.csv", tmp_path / "test.csv"
+    path.write_text(rows())
+    test.write_text(rows(30, unseen="z").replace("yes", "yes.").replace("no\n", "no.\n"))
+    train(path, "--test", test, "--compare")
+    shown = capsys.readouterr()
+    assert "accuracy" in shown.out and "HistGradientBoosting" in shown.out
+    assert "labels such as 'no.' are taken for 'no'" in shown.err
+    assert "job: 30 rows have values that training had not" in shown.err
+    names = {entry.name for entry in (tmp_path / "run").iterdir()}
+    assert names == {"model.safetensors", "schema.toml", "report.json", "summary.html"}
+    found = json.loads((tmp_path / "run/report.json").read_text())
+    assert [row["model"] for row in found["results"]][1:] == [
+        "FTTransformerClassifier",
+        "HistGradientBoosting",
+    ]
+
+
+@pytest.mark.parametrize("model", ("tab", "saint"))
+def test_other_models(tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(rows())
+    train(path, "--model", model, "--json")
+    assert json.loads(capsys.readouterr().out)["rows"] == 48
+
+
+@pytest.mark.parametrize("name", ("out.csv", "out.parquet"))
+def test_predict_adds_columns(
+    trained: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "PART", 7)
+    run("predict", trained.parent / "run", trained, "-o", tmp_path / name, "--proba")
+    found = read_frame(tmp_path / name)
+    assert found.names == ["age", "job", "y", "y (predicted)", "p(no)", "p(yes)"]
+    assert len(found) == 60
+    total = [
+        float(a) + float(b)
+        for a, b in zip(found.columns["p(no)"], found.columns["p(yes)"], strict=True)
+    ]
+    assert total == pytest.approx([1.0] * 60)
+    with pytest.raises(
+        AddnormError, match=r"has a column 'y \(predicted\)' already|which training"
+    ):
+        run("predict", trained.parent / "run", tmp_path / name, "-o", tmp_path / "again.csv")
+
+
+def test_predict_prints(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run("predict", trained.parent / "run", trained)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "y (predicted)" and len(lines) == 61 and set(lines[1:]) <= {"yes", "no"}
+
+
+def test_explain(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = trained.parent / "run"
+    run("explain", where, trained, "--out", tmp_path / "why.html")
+    assert "agreement of ranks: permutation and gradient" in capsys.readouterr().out
+    assert "<svg" in (tmp_path / "why.html").read_text()
+    run("explain", where, trained, "--row", 17)
+    assert "row 17: the log-odds of yes is" in capsys.readouterr().out
+    run("explain", where, trained, "--row", 1, "--json")
+    assert json.loads(capsys.readouterr().out)["columns"] == ["age", "job"]
+    with pytest.raises(AddnormError, match="--row must be 1 to 60: got 61"):
+        run("explain", where, trained, "--row", 61)
+
+
+def test_schema_is_shown_edited_and_given_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, schema = tmp_path / "t.csv", tmp_path / "s.toml"
+    path.write_text(rows())
+    run("schema", path, "--target", "y", "-o", schema)
+    assert Schema.parse(capsys.readouterr().out) == Schema.load(schema)
+    Schema.load(schema).change({"job": "ignore"}).save(schema)
+    train(path, "--schema", schema)
+    assert "column 'job' is left out: as asked for" in capsys.readouterr().err
+    schema.write_text("[[columns]]\nname = 'age'\nkind = 'number'\n")
+    with pytest.raises(AddnormError, match="says nothing of column 'job'"):
+        train(path, "--schema", schema)
+
+
+def test_misuse(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(rows())
+    with pytest.raises(AddnormError, match="train table needs a file, --target COLUMN and --out"):
+        run("train", path)
+    with pytest.raises(AddnormError, match=r"table has no field 'widht'\. Did you mean 'width'"):
+        train(path, "--set", "table.widht=3")
+    with pytest.raises(AddnormError, match=r"must read table.NAME=VALUE: got 'model.width=3'"):
+        train(path, "--set", "model.width=3")
+    test = tmp_path / "test.csv"
+    test.write_text("age,job,y\n30,a,maybe\n")
+    with pytest.raises(AddnormError, match="a class that training had not: 'maybe'"):
+        train(path, "--test", test)
+
+
+# ── Forty broken tables: each trains, or gets one clear error ─────────────────────────────────────
+
+GOOD = rows(40)
+HEAD, BODY = GOOD.split("\n", 1)
+LINES = BODY.strip().split("\n")
+WIDE = ",".join(f"c{i}" for i in range(10_000))
+BROKEN: dict[str, tuple[str | bytes, str | None]] = {
+    "empty file": ("", "it is empty"),
+    "spaces only": ("  \n \n", "it is empty"),
+    "header only": ("age,job,y\n", "must have rows below its header"),
+    "header without line end": ("age,job,y", "must have rows below its header"),
+    "no target column": ("age,job,z\n1,a,no\n", "has no column 'y'"),
+    "target in another case": (
+        GOOD.replace("y\n", "Y\n", 1),
+        "has no column 'y'. Known: Y, age",
+    ),
+    "one class": (GOOD.replace("yes", "no"), "the target has one class"),
+    "target missing throughout": ("age,y\n1,\n2,\n", "must have values: it has none"),
+    "target missing in some rows": (GOOD.replace("yes", "", 3), None),
+    "duplicate names": ("age,age,y\n1,2,no\n", "a different name for each column"),
+    "nameless column": (GOOD.replace("age,job", ",job", 1), None),
+    "two nameless columns": ("," + GOOD.replace("\n", "\n1,").replace("age", "", 1)[:-2], None),
+    "mixed types": (GOOD.replace("job", "job", 1).replace(",a,", ",7,"), None),
+    "a text among numbers": (GOOD.replace("\n", "\nold,a,no\n", 1), None),
+    "NUL bytes": (GOOD.encode().replace(b"a", b"\0", 5), "is not text"),
+    "Latin-1": (GOOD.replace("a,", "é,").encode("latin-1"), "must be UTF-8 text"),
+    "UTF-16": (GOOD.encode("utf-16"), "UTF-16 text"),
+    "byte order mark": (b"\xef\xbb\xbf" + GOOD.encode(), None),
+    "semicolons": (GOOD.replace(",", ";"), None),
+    "tabs": (GOOD.replace(",", "\t"), None),
+    "bars": (GOOD.replace(",", "|"), None),
+    "spaces after commas": (GOOD.replace(",", ", "), None),
+    "colons": (GOOD.replace(",", ":"), "has no column 'y'"),
+    "uneven rows": (GOOD + "1,2\n", "must have the same columns in every line"),
+    "open quote": (GOOD + '1,"a,yes\n', "cannot be read"),
+    "quoted line ends": (GOOD.replace(",a,", ',"a\nb",'), None),
+    "Windows line ends": (GOOD.replace("\n", "\r\n"), None),
+    "Macintosh line ends": (GOOD.replace("\n", "\r"), None),
+    "blank lines": (GOOD.replace("\n", "\n\n"), None),
+    "ten thousand columns": (
+        f"{WIDE},y\n" + "".join(f"{','.join(['1'] * 10_000)},{'ab'[i % 2]}\n" for i in range(4)),
+        "all are left out",
+    ),
+    "unicode headers": (GOOD.replace("age", "âge €").replace("job", "職業"), None),
+    "header of spaces": (GOOD.replace("age", "  ", 1), None),
+    "infinities": (GOOD.replace("\n", "\ninf,a,no\n-inf,b,yes\n", 1), None),
+    "1e300": (GOOD.replace("\n", "\n1e300,a,no\n-1e300,b,yes\n", 1), None),
+    "all missing column": (GOOD.replace(",a,", ",?,").replace(",b,", ",NA,"), None),
+    "constant columns alone": ("a,y\n" + "1,no\n1,yes\n" * 9, "all are left out"),
+    "target alone": ("y\n" + "no\nyes\n" * 9, "must have a column besides the target"),
+    "identifiers alone": (
+        "id,y\n" + "".join(f"{i},{'ab'[i % 2]}\n" for i in range(90)),
+        "all are left out",
+    ),
+    "one row": (f"{HEAD}\n{LINES[0]}\n", "one class"),
+    "two rows": (f"{HEAD}\n30,a,no\n50,b,yes\n", None),
+    "as many classes as rows": (
+        f"{HEAD}\n"
+        + "".join(f"{30 + i % 5},a,label{i}\n{40 + i % 5},b,label{i}\n" for i in range(9)),
+        None,
+    ),
+    "a copy of the target": (GOOD.replace("job", "copy").replace(",a,no", ",no,no"), None),
+    "two equal columns": (GOOD.replace("age,", "age,age2,", 1).replace("\n4", "\n4,4"), "columns"),
+    "half a gzip": (gzip.compress(GOOD.encode())[:60], "gzip data break off"),
+    "zip archive": (b"PK\x03\x04" + GOOD.encode(), "a zip archive"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_tables_train_or_get_one_clear_error(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content, said = BROKEN[name]
+    path = tmp_path / "t.csv"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    if said is None:
+        train(path)
+        assert (tmp_path / "run/model.safetensors").is_file() and capsys.readouterr().out
+        return
+    with pytest.raises(AddnormError) as caught:
+        train(path)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_there_are_forty() -> None:
+    assert len(BROKEN) >= 40

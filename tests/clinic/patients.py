@@ -1,0 +1,288 @@
+"""Eighteen models made sick on purpose, each in one way, and six that are well."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from addnorm import ModelConfig, build
+from addnorm.clinic import Plan
+from addnorm.layers.addnorm import AddNorm, Branch
+from addnorm.models.build import Model
+from tests.clinic import models
+
+VOCAB, PAD = 32, 0
+
+
+@dataclass
+class Patient:
+    """A model, what it is called with, and what else the clinic is told."""
+
+    model: nn.Module
+    batch: Any
+    loss: Any = None
+    told: dict[str, Any] = field(default_factory=dict)
+
+
+def ids(rows: int = 8, length: int = 16) -> Tensor:
+    return torch.randint(1, VOCAB, (rows, length))
+
+
+def decoder(**changes: Any) -> Model:
+    sizes: dict[str, Any] = {"vocab": VOCAB, "width": 32, "depth": 2, "heads": 4, "length": 32}
+    chosen = {"mode": "decoder", "addnorm": "pre", "dropout": 0.0}
+    return build(ModelConfig(**(chosen | sizes | changes)))
+
+
+def boxes(model: nn.Module) -> list[AddNorm]:
+    return [part for part in model.modules() if isinstance(part, AddNorm)]
+
+
+class Language(nn.Module):
+    """Someone's own language model over torch's layers; the mask is what they made of it."""
+
+    def __init__(self, mask: Tensor | None, width: int = 32) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(VOCAB, width), nn.Embedding(64, width)
+        layer = nn.TransformerEncoderLayer(
+            width, 4, 64, dropout=0.0, batch_first=True, norm_first=True
+        )
+        self.stack = nn.TransformerEncoder(
+            layer, 2, nn.LayerNorm(width), enable_nested_tensor=False
+        )
+        self.output = nn.Linear(width, VOCAB)
+        self.mask = mask
+        nn.init.normal_(self.tokens.weight, std=0.5)
+        nn.init.normal_(self.places.weight, std=0.5)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.tokens(ids) + self.places(torch.arange(ids.shape[1]))
+        mask = None if self.mask is None else self.mask[: ids.shape[1], : ids.shape[1]]
+        return self.output(self.stack(x, mask=mask))
+
+
+def next_token(output: Tensor, batch: Any) -> Tensor:
+    given = batch[0] if isinstance(batch, tuple) else batch
+    return F.cross_entropy(output[:, :-1].flatten(0, 1), given[:, 1:].flatten())
+
+
+# ── The sick ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class Minus(AddNorm):
+    def forward(self, x: Tensor, f: Branch) -> Tensor:
+        return f(self.norm(x)) - x
+
+
+class AfterNorm(AddNorm):
+    def forward(self, x: Tensor, f: Branch) -> Tensor:
+        x = self.norm(x)
+        return x + f(x)
+
+
+def wrong_sign() -> Patient:
+    model = decoder()
+    for box in boxes(model):
+        box.__class__ = Minus
+    return Patient(model, ids())
+
+
+def residual_after_norm() -> Patient:
+    model = decoder(depth=3)  # the stream begins with the first sum: the block before has no norm
+    for box in boxes(model):
+        box.__class__ = AfterNorm
+    return Patient(model, ids())
+
+
+def no_final_norm() -> Patient:
+    model = decoder()
+    model.decoder.stack.ends.norm = nn.Identity()
+    return Patient(model, ids())
+
+
+def unscaled_attention() -> Patient:
+    return Patient(decoder(width=64, attention_scale=1.0), ids())
+
+
+def tripled_init() -> Patient:
+    model = decoder()
+    with torch.no_grad():
+        for part in model.decoder.stack.modules():
+            if isinstance(part, nn.Linear):
+                part.weight.mul_(3)
+    return Patient(model, ids())
+
+
+def zeroed_branch() -> Patient:
+    model = decoder()
+    with torch.no_grad():
+        model.decoder.stack.blocks[1].sublayers["ffn"].output.weight.zero_()
+    return Patient(model, ids())
+
+
+def frozen_layer() -> Patient:
+    model = decoder()
+    model.decoder.stack.blocks[1].requires_grad_(False)
+    return Patient(model, ids())
+
+
+def leaking_mask() -> Patient:
+    one_too_far = torch.ones(64, 64, dtype=torch.bool).triu(2)
+    return Patient(Language(one_too_far), ids(), next_token)
+
+
+def no_mask() -> Patient:
+    return Patient(Language(None), ids(), next_token)
+
+
+def attended_padding() -> Patient:
+    batch = ids()
+    batch[1, 9:] = PAD
+    return Patient(Language(None), batch, None, {"pad": PAD})
+
+
+def bert_without_mask() -> Patient:
+    model, batch = models.bert()
+    batch["input_ids"][1, 7:] = PAD
+    return Patient(model, batch, None, {"pad": PAD})
+
+
+def unscaled_tied_embedding() -> Patient:
+    return Patient(decoder(width=64, scale_embedding=False), ids())
+
+
+def rate_too_high() -> Patient:
+    return Patient(decoder(addnorm="post"), ids(), None, {"plan": Plan(lr=0.3, warmup=1000)})
+
+
+def no_warmup() -> Patient:
+    model = decoder(addnorm="post", depth=8)
+    return Patient(model, ids(), None, {"plan": Plan(lr=1e-2)})
+
+
+def half_overflow() -> Patient:
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, norm_first=True)
+    model = nn.TransformerEncoder(layer, 2, nn.LayerNorm(32), enable_nested_tensor=False)
+    with torch.no_grad():
+        model.layers[1].linear2.weight.mul_(1e5)
+    return Patient(model.half(), torch.randn(4, 16, 32).half())
+
+
+def dead_units() -> Patient:
+    model = decoder()
+    with torch.no_grad():
+        model.decoder.stack.blocks[1].sublayers["ffn"].inward.bias.fill_(-20)
+    return Patient(model, ids())
+
+
+def duplicated_positions() -> Patient:
+    model = decoder(positions="learned")
+    with torch.no_grad():
+        table = model.decoder.positions.weight
+        table[1::2] = table[::2]
+    return Patient(model, ids())
+
+
+def labels_not_shifted() -> Patient:
+    def loss(output: Tensor, batch: Any) -> Tensor:
+        return F.cross_entropy(output.flatten(0, 1), batch.flatten())
+
+    return Patient(decoder(), ids(), loss)
+
+
+def labels_shifted_twice() -> Patient:
+    model, batch = models.gpt2()
+    given = batch["input_ids"]
+    batch["labels"] = F.pad(given[:, 1:], (0, 1), value=-100)
+    return Patient(model, batch)
+
+
+def exploding_gain() -> Patient:
+    model = decoder()
+    with torch.no_grad():
+        boxes(model)[2].norm.weight.mul_(50)
+    return Patient(model, ids())
+
+
+def bad_batch() -> Patient:
+    model, batch = models.vit()
+    batch["pixel_values"][1, 0, 3, 3] = float("nan")
+    return Patient(model, batch)
+
+
+SICK: dict[str, tuple[Callable[[], Patient], str]] = {
+    "wrong-sign residual": (wrong_sign, "branch subtracted"),
+    "residual taken after the norm": (residual_after_norm, "residual after the norm"),
+    "missing final norm": (no_final_norm, "no final norm"),
+    "unscaled attention logits": (unscaled_attention, "attention logits too large"),
+    "tripled init": (tripled_init, "initial weights too large"),
+    "zeroed branch": (zeroed_branch, "silent branch"),
+    "frozen layer": (frozen_layer, "frozen layer"),
+    "causal mask one too far": (leaking_mask, "future leaks"),
+    "no causal mask": (no_mask, "future leaks"),
+    "padding attended to": (attended_padding, "padding attended to"),
+    "padding attended to in BERT": (bert_without_mask, "padding attended to"),
+    "tied embedding without scale": (unscaled_tied_embedding, "tokens drowned"),
+    "learning rate too high": (rate_too_high, "learning rate too high"),
+    "no warm-up on deep post-norm": (no_warmup, "needs warm-up"),
+    "float16 overflow": (half_overflow, "float16 overflow"),
+    "dead ReLUs": (dead_units, "dead units"),
+    "duplicated positions": (duplicated_positions, "positions not told apart"),
+    "labels not shifted": (labels_not_shifted, "labels off"),
+    "labels shifted twice in GPT-2": (labels_shifted_twice, "labels off"),
+    "exploding norm gain": (exploding_gain, "norm gain too large"),
+    "NaN in one batch": (bad_batch, "batch not finite"),
+}
+
+
+# ── The well ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def well_decoder() -> Patient:
+    return Patient(decoder(), ids(), None, {"plan": Plan(lr=1e-3)})
+
+
+def well_translator() -> Patient:
+    sizes: dict[str, Any] = {"vocab": VOCAB, "width": 32, "depth": 2, "heads": 4, "length": 32}
+    model = build(ModelConfig(**sizes, pad=PAD, addnorm="post", dropout=0.0))
+    source = ids(8, 12)
+    source[2, 8:] = PAD
+    return Patient(model, (source, ids(8, 10)), None, {"plan": Plan(lr=1e-3, warmup=400)})
+
+
+def well_gpt2() -> Patient:
+    model, batch = models.gpt2()
+    return Patient(model, batch | {"labels": batch["input_ids"]}, None, {"plan": Plan(lr=1e-3)})
+
+
+def well_bert() -> Patient:
+    model, batch = models.bert()
+    real = torch.ones_like(batch["input_ids"])
+    real[1, 7:] = 0
+    return Patient(model, batch | {"attention_mask": real})
+
+
+def well_t5() -> Patient:
+    return Patient(*models.t5())
+
+
+def well_llama() -> Patient:
+    return Patient(*models.llama())
+
+
+def well_encoder() -> Patient:
+    return Patient(*models.torch_pre_encoder())
+
+
+WELL: dict[str, Callable[[], Patient]] = {
+    "our decoder": well_decoder,
+    "our translator": well_translator,
+    "GPT-2": well_gpt2,
+    "BERT": well_bert,
+    "T5": well_t5,
+    "Llama": well_llama,
+    "torch's encoder": well_encoder,
+}

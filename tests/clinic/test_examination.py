@@ -1,0 +1,165 @@
+"""Examining leaves no mark; the examination says the same as text, JSON and page."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from addnorm import ModelConfig, build
+from addnorm.clinic import Evidence, Plan, examine
+from addnorm.clinic.call import answer_of, unchanged, with_parts
+from addnorm.clinic.draw import draw_batch
+from addnorm.clinic.intervene import padding_change, same_positions, sees_future
+from addnorm.clinic.objective import objective
+from addnorm.errors import ConfigError, InputError
+from tests.clinic import models
+from tests.clinic.patients import PAD, Language, decoder, ids
+
+
+def state(model: nn.Module) -> dict[str, Any]:
+    return {
+        "weights": [p.detach().clone() for p in model.parameters()],
+        "grads": [p.grad for p in model.parameters()],
+        "needs": [p.requires_grad for p in model.parameters()],
+        "buffers": [b.clone() for b in model.buffers()],
+        "modes": [m.training for m in model.modules()],
+        "hooks": [
+            (len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks))
+            for m in model.modules()
+        ],
+        "random": torch.get_rng_state(),
+        "fast": torch.backends.mha.get_fastpath_enabled(),
+        "grad mode": torch.is_grad_enabled(),
+    }
+
+
+def same(one: Any, two: Any) -> bool:
+    if isinstance(one, Tensor):
+        return torch.equal(one, two)
+    if isinstance(one, list):
+        return len(one) == len(two) and all(map(same, one, two))
+    return bool(one == two)
+
+
+@pytest.mark.parametrize("name", ("ours", "bert", "batch norm"))
+def test_nothing_about_the_model_is_changed(name: str) -> None:
+    if name == "bert":
+        model, batch = models.bert()
+    else:
+        model, batch = decoder(norm="batch" if name == "batch norm" else "layer"), ids()
+    model.train()
+    next(model.parameters()).grad = torch.ones_like(next(model.parameters()))
+    list(model.parameters())[3].requires_grad_(False)
+    before = state(model)
+    examine(model, batch, plan=Plan(lr=0.01))
+    after = state(model)
+    for part, value in before.items():
+        assert same(value, after[part]), part
+
+
+def test_text_json_and_page_say_the_same(tmp_path: Path) -> None:
+    seen = examine(decoder(width=64, scale_embedding=False), ids(), sharp=False)
+    text = seen.text()
+    assert "✗ tokens drowned: only" in text and "try  model.scale_embedding=true" in text
+    assert "decoder.1.ffn" in text
+    plain = json.loads(seen.json())
+    assert plain["findings"][0]["name"] == "tokens drowned"
+    assert len(plain["evidence"]["sites"]) == 4
+    page = seen.write_page(tmp_path / "clinic.html")
+    html = page.read_text(encoding="utf-8")
+    assert page.stat().st_size < 2_000_000 and "src=" not in html and "@import" not in html
+    for word in ("tokens drowned", "Dependency map", "Gradient norm", "Entropy by head"):
+        assert word in html
+    assert html.index("Findings") < html.index("The residual stream")
+
+
+def test_a_model_without_a_stream_says_so() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    seen = examine(model, torch.randn(4, 8))
+    assert "no residual stream was found" in seen.text()
+    assert isinstance(seen.evidence, Evidence) and seen.evidence.sites == []
+
+
+def test_what_cannot_be_examined_is_said() -> None:
+    with pytest.raises(InputError, match="must have parameters"):
+        examine(nn.Identity(), torch.randn(2, 2))
+    with pytest.raises(InputError, match="must answer with a floating-point tensor"):
+        answer_of(("words",))
+    model = decoder()
+    with pytest.raises(InputError, match=r"the loss must be one number .* Try its mean"):
+        examine(model, ids(), lambda output, batch: output)
+    with pytest.raises(ConfigError, match=r"a positive rate .* got lr=0, warmup=0"):
+        Plan(lr=0)
+    with pytest.raises(InputError, match="a batch can only be drawn for a model whose"):
+        draw_batch(nn.Linear(2, 2))
+
+
+# ── Interventions ─────────────────────────────────────────────────────────────────────────────────
+
+
+def causal_mask(diagonal: int = 1) -> Tensor:
+    return torch.ones(64, 64, dtype=torch.bool).triu(diagonal)
+
+
+def test_the_future_is_seen_or_not() -> None:
+    batch = ids()
+    for mask, expected in ((causal_mask(), False), (causal_mask(2), True), (None, True)):
+        model = Language(mask).eval()
+        assert sees_future(model, batch) is expected
+    assert sees_future(decoder().eval(), batch) is False
+
+
+def test_padding_is_seen_or_not() -> None:
+    batch = ids()
+    batch[1, 9:] = PAD
+    leaky, tight = Language(None).eval(), decoder(mode="encoder", head="masked", pad=PAD).eval()
+    with torch.no_grad():
+        assert padding_change(leaky, batch, PAD) > 0.01
+        assert padding_change(tight, batch, PAD) < 1e-4
+        assert padding_change(tight, ids(), PAD) is None
+
+
+def test_positions_are_told_apart_or_not() -> None:
+    batch = ids()
+    with torch.no_grad():
+        for positions in ("sinusoidal", "learned", "rotary", "linear-bias", "buckets"):
+            assert same_positions(decoder(positions=positions).eval(), batch) == (), positions
+        assert same_positions(decoder(positions="none").eval(), batch) == (0, 1, 2, 3)
+
+
+def test_losses_are_made_up_for_what_comes_out() -> None:
+    batch = ids()
+    assert objective(decoder().eval(), batch, None).said == "cross-entropy of the next token"
+    masked = decoder(mode="encoder", head="masked").eval()
+    assert objective(masked, batch, None).said == "cross-entropy of the tokens themselves"
+    classes = decoder(mode="encoder", head="class", outputs=3).eval()
+    assert "classes drawn at random" in objective(classes, batch, None).said
+    bare = decoder(mode="encoder", head="none").eval()
+    assert objective(bare, batch, None).said == "half the mean square distance from noise"
+
+
+def test_batches_are_taken_apart_and_put_together() -> None:
+    one = torch.zeros(2)
+    assert with_parts(one, {"0": one + 1}).tolist() == [1, 1]
+    assert with_parts((one, "a"), {"0": one + 1})[1] == "a"
+    assert with_parts({"x": one}, {"x": 3}) == {"x": 3}
+
+
+@pytest.mark.parametrize("name", ("gpt2", "t5", "vit"))
+def test_batches_are_drawn_for_foreign_models(name: str) -> None:
+    model, _ = getattr(models, name)()
+    batch, said = draw_batch(model, rows=2, length=8)
+    assert said.startswith("the batch was drawn at random")
+    with unchanged(model):
+        model(**batch)
+
+
+@pytest.mark.parametrize("mode", ("encoder", "decoder", "encoder-decoder"))
+def test_batches_are_drawn_for_ours(mode: str) -> None:
+    config = ModelConfig(mode=mode, vocab=19, width=16, depth=1, heads=2, pad=3, length=12)
+    batch, _ = draw_batch(build(config))
+    first = batch[0] if isinstance(batch, tuple) else batch
+    assert first.shape == (8, 12) and int((first == 3).sum()) == 3

@@ -1,0 +1,180 @@
+"""Tables from files, arrays and data frames, all in one form."""
+
+import datetime
+import gzip
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from addnorm.data.frame import MISSING, Frame, as_text, read_frame, texts, to_frame
+from addnorm.data.stream import open_sink, read_parts
+from addnorm.errors import InputError, SavedError
+
+pandas = pytest.importorskip("pandas")
+polars = pytest.importorskip("polars")
+pyarrow = pytest.importorskip("pyarrow")
+
+WHEN = datetime.datetime(2024, 2, 29, 13, 30)
+DATA: dict[str, list[Any]] = {
+    "n": [1, 2, None],
+    "x": [0.5, None, -3.0],
+    "text": ["a", None, "b "],
+    "yes": [True, False, None],
+    "when": [WHEN, None, WHEN],
+}
+
+
+def plain(frame: Frame) -> dict[str, list[Any]]:
+    return {
+        name: [None if isinstance(v, float) and math.isnan(v) else v for v in column.tolist()]
+        for name, column in frame.columns.items()
+    }
+
+
+WANTED = {
+    "n": [1.0, 2.0, None],
+    "x": [0.5, None, -3.0],
+    "text": ["a", None, "b"],
+    "yes": ["True", "False", None],
+    "when": [WHEN, None, WHEN],
+}
+
+
+@pytest.mark.parametrize("make", (pandas.DataFrame, polars.DataFrame, pyarrow.table))
+def test_every_kind_of_frame_gives_the_same(make: Any) -> None:
+    assert plain(to_frame(make(DATA))) == WANTED
+
+
+def test_kinds_of_pandas_columns() -> None:
+    frame = pandas.DataFrame(
+        {
+            "c": pandas.Categorical(["u", None]),
+            "i": pandas.array([1, None], dtype="Int64"),
+            "z": pandas.to_datetime(["2024-01-01", None]).tz_localize("Europe/Paris"),
+            "mixed": [1, "x"],
+        }
+    )
+    found = plain(to_frame(frame))
+    assert found["c"] == ["u", None] and found["i"] == [1.0, None]
+    assert found["z"] == [datetime.datetime(2023, 12, 31, 23), None]
+    assert found["mixed"] == ["1", "x"]
+
+
+def test_arrays_have_numbered_columns() -> None:
+    frame = to_frame(np.array([[1, 2], [3, 4]]))
+    assert frame.names == ["x0", "x1"] and not frame.named
+    assert plain(to_frame(np.array([["a", 1], [None, 2]], dtype=object))) == {
+        "x0": ["a", None],
+        "x1": [1.0, 2.0],
+    }
+    with pytest.raises(InputError, match=r"must have rows and columns: got 1 dimensions"):
+        to_frame(np.zeros(3))
+    with pytest.raises(InputError, match="complex numbers cannot be learnt from"):
+        to_frame(np.zeros((2, 2), dtype=complex))
+
+
+def test_missing_texts_of_files() -> None:
+    assert texts([f" {text} " for text in MISSING]).tolist() == [None] * len(MISSING)
+    assert texts(["none", "-", "0"]).tolist() == ["none", "-", "0"]
+
+
+def test_csv(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv.gz"
+    path.write_bytes(gzip.compress(b'a, b,\n1,"x, y",?\n\n 2 ,z,3\n'))
+    frame = read_frame(path)
+    assert plain(frame) == {"a": ["1", "2"], "b": ["x, y", "z"], "column 3": [None, "3"]}
+    assert any("1 rows with nothing in them are left out" in note for note in frame.notes)
+    assert any("has no name: it is called 'column 3'" in note for note in frame.notes)
+
+
+@pytest.mark.parametrize("ending", ("parquet", "feather"))
+def test_arrow_files(tmp_path: Path, ending: str) -> None:
+    from pyarrow import feather, parquet
+
+    path = tmp_path / f"t.{ending}"
+    write = {"parquet": parquet.write_table, "feather": feather.write_feather}[ending]
+    write(pyarrow.table(DATA), str(path))
+    assert plain(read_frame(path)) == WANTED
+    parts = [plain(part) for part in read_parts(path, rows=2)]
+    assert [v for part in parts for v in part["n"]] == WANTED["n"]
+    path.write_bytes(b"nothing of the kind")
+    with pytest.raises(SavedError, match=f"is damaged or no {ending} file"):
+        read_frame(path)
+    with pytest.raises(SavedError, match=f"is damaged or no {ending} file"):
+        list(read_parts(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    (
+        ("a,a\n1,2\n", "a different name for each column"),
+        ("a,b\n", "must have rows below its header"),
+        ("a,b\n1,2\n3\n", "must have the same columns in every line"),
+        ("", "must hold some text: it is empty"),
+        ('a,b\n"1,2\n', "cannot be read"),
+    ),
+)
+def test_bad_files_are_refused_whole_and_in_parts(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    with pytest.raises(InputError, match=said):
+        read_frame(path)
+    with pytest.raises(InputError, match=said):
+        list(read_parts(path))
+
+
+def test_what_is_no_text_is_refused_in_parts_too(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    for content, said in (
+        (b"a,b\n1,\0\n", "line 2 holds a byte 0"),
+        (b"a,b\n1,\xe9\n", "must be UTF-8 text"),
+        (b"PK\x03\x04rest", "a zip archive"),
+        (gzip.compress(b"a,b\n" + b"1,2\n" * 5000)[:-9], "gzip data break off"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(SavedError, match=said):
+            list(read_parts(path))
+    with pytest.raises(InputError, match=r"give a .csv, .tsv, .parquet or .feather file"):
+        read_frame(tmp_path / "t.xlsx")
+
+
+@pytest.mark.parametrize("text", ("a;b\n1;2\n3;4\n", "a\tb\n1\t2\n3\t4\n", "a,b\n1,2\n3,4\n"))
+def test_parts_find_the_separator(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    parts = list(read_parts(path, rows=1))
+    assert [plain(part) for part in parts] == [{"a": ["1"], "b": ["2"]}, {"a": ["3"], "b": ["4"]}]
+    assert plain(read_frame(path)) == {"a": ["1", "3"], "b": ["2", "4"]}
+
+
+@pytest.mark.parametrize("name", ("o.csv", "o.tsv", "o.csv.gz", "o.parquet"))
+def test_what_is_written_in_parts_reads_back(tmp_path: Path, name: str) -> None:
+    part = Frame("t", {"x": np.array([1.5, np.nan]), "t": np.array(["a,b", None], dtype=object)})
+    with open_sink(tmp_path / name) as sink:
+        sink.write(part)
+        sink.write(part)
+    (part,) = read_parts(tmp_path / name)
+    found = plain(part)
+    assert [None if v is None else float(v) for v in found["x"]] == [1.5, None] * 2
+    assert found["t"] == ["a,b", None] * 2
+
+
+def test_a_file_that_fails_on_the_way_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), open_sink(tmp_path / "o.csv") as sink:
+        sink.write(Frame("t", {"x": np.array([1.0])}))
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(InputError, match=r"name a .csv, .tsv or .parquet file"):
+        open_sink(tmp_path / "o.xls").__enter__()
+
+
+def test_as_text() -> None:
+    assert as_text(np.array([1.0, -2.5, np.nan, 1e300])).tolist() == ["1", "-2.5", None, "1e+300"]
+
+
+def test_unknown_columns() -> None:
+    with pytest.raises(InputError, match=r"has no column 'agee'\. Did you mean 'age'"):
+        to_frame({"age": [1]}).column("agee")

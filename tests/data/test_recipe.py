@@ -1,0 +1,301 @@
+"""Schemas, recipes and bins: what is learnt from training rows, and what it does to any."""
+
+import json
+import math
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from addnorm.data.bins import make_edges, quantile_edges, tree_edges
+from addnorm.data.frame import Frame, to_frame
+from addnorm.data.recipe import Recipe, fit_recipe
+from addnorm.data.schema import Column, Schema, guess_task, infer, to_dates, to_numbers
+from addnorm.errors import ConfigError, InputError, SavedError
+
+
+def frame(**columns: list[Any]) -> Frame:
+    return to_frame(columns)
+
+
+def kinds(table: Frame, target: str | None = None) -> dict[str, str]:
+    return infer(table, target).kinds()
+
+
+def note(table: Frame, name: str, target: str | None = None) -> str:
+    return next(c.note for c in infer(table, target).columns if c.name == name)
+
+
+# ── Schemas ───────────────────────────────────────────────────────────────────────────────────────
+
+N = 120
+TABLE = frame(
+    number=[i % 7 / 2 for i in range(N)],
+    text_number=[str(i % 9) for i in range(N)],
+    stray=[*(str(i % 11) for i in range(N - 1)), "many"],
+    category=["abc"[i % 3] for i in range(N)],
+    flag=[i % 2 == 0 for i in range(N)],
+    date=[f"2024-{1 + i % 12:02}-0{1 + i % 9}" for i in range(N)],
+    words=[f"note {i}" for i in range(N)],
+    row=list(range(N)),
+    customer_id=[i * 7 + 3 for i in range(N)],
+    paid=[i * i for i in range(N)],
+    constant=["x"] * N,
+    nothing=[None] * N,
+    again=["abc"[i % 3] for i in range(N)],
+    often=["x"] * (N - 1) + [None],
+    infinite=[math.inf] * N,
+)
+
+
+def test_kinds_are_guessed() -> None:
+    assert kinds(TABLE) == {
+        "number": "number",
+        "text_number": "number",
+        "stray": "number",
+        "category": "category",
+        "flag": "category",
+        "date": "date",
+        "words": "ignore",
+        "row": "ignore",
+        "customer_id": "ignore",
+        "paid": "number",
+        "constant": "ignore",
+        "nothing": "ignore",
+        "again": "ignore",
+        "often": "category",
+        "infinite": "ignore",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    (
+        ("number", "7 values from 0 to 3"),
+        ("stray", "1 texts that are no number ('many') count as missing"),
+        ("words", "texts: 120 different values in 120 rows"),
+        ("row", "it looks like an identifier"),
+        ("constant", "constant: always 'x'"),
+        ("nothing", "all values are missing"),
+        ("again", "the same in every row as 'category'"),
+        ("often", "1 values, 1 of 120 missing"),
+    ),
+)
+def test_reasons_are_given(name: str, said: str) -> None:
+    assert said in note(TABLE, name)
+
+
+def test_a_copy_of_the_target_is_pointed_out() -> None:
+    table = frame(
+        y=["no", "yes"] * 50, copy=[0, 1] * 50, x=list(range(100)), z=["a", "b", "b", "a"] * 25
+    )
+    assert "tells 'y' exactly" in note(table, "copy", "y")
+    assert infer(table, "y").kinds()["copy"] == "number"
+    assert "tells" not in note(table, "z", "y")
+
+
+@pytest.mark.parametrize(
+    ("values", "task"),
+    (
+        (["a", "b"], "classes"),
+        ([0, 1, 1], "classes"),
+        ([True, False], "classes"),
+        (list(range(100)), "number"),
+        ([0.5, 1.0], "number"),
+    ),
+)
+def test_tasks_are_guessed(values: list[Any], task: str) -> None:
+    assert guess_task(frame(y=values).columns["y"]) == task
+
+
+def test_a_schema_survives_toml() -> None:
+    columns = (
+        Column(name='odd "name"\n', kind="number", note="ü \\"),
+        Column(name="b", kind="ignore"),
+    )
+    schema = Schema(columns=columns, target="y", task="number")
+    assert Schema.parse(schema.dump()) == schema
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    (
+        ("x = [", "is not TOML"),
+        ("targett = 'y'", "has no field 'targett'. Did you mean 'target'"),
+        ("version = 9", "has version 9; this addnorm reads 1"),
+        ("task = 'rank'", "task must be classes or number: got 'rank'"),
+        ("[[columns]]\nkind = 'number'", "every .* must have a name"),
+        ("[[columns]]\nname = 'a'\nkind = 'numbr'", "got 'numbr'. Did you mean 'number'"),
+        ("[[columns]]\nname = 'a'\nkind = 'date'\nhow = 1", "'a' has no field 'how'"),
+        ("[[columns]]\nname='a'\nkind='date'\n[[columns]]\nname='a'\nkind='date'", "'a' twice"),
+    ),
+)
+def test_bad_schemas_are_refused(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Schema.parse(text)
+
+
+def test_kinds_can_be_changed() -> None:
+    schema = infer(TABLE).change({"row": "number"})
+    assert schema.kinds()["row"] == "number"
+    with pytest.raises(ConfigError, match=r"has no column 'rwo'\. Did you mean 'row'"):
+        schema.change({"rwo": "number"})
+    with pytest.raises(ConfigError, match="must be one of number, category, date, ignore: got 'x'"):
+        schema.change({"row": "x"})
+
+
+def test_numbers_and_dates_are_read_strictly() -> None:
+    found, stray = to_numbers(np.array(["1", "1_000", None, "2e3", "nine"], dtype=object))
+    assert found[[0, 3]].tolist() == [1.0, 2000.0] and stray == ["1_000", "nine"]
+    good = np.array(["2024-2-3", "2024-02-03T04:05:06.7Z", None], dtype=object)
+    dates = to_dates(good)
+    assert dates is not None and str(dates[1]) == "2024-02-03T04:05:06" and np.isnat(dates[2])
+    for bad in ("03/04/2024", "2024-13-01", "today"):
+        assert to_dates(np.array([bad], dtype=object)) is None
+
+
+# ── Recipes ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_quantiles_become_normal() -> None:
+    values = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0, 1.0, 8.0, 7.0]
+    table = frame(x=values)
+    rule = fit_recipe(table, infer(table)).numbers[0]
+    knots = [float(np.quantile(values, t)) for t in np.linspace(0, 1, 10)]
+    assert rule.knots == pytest.approx(knots)
+    found = fit_recipe(table, infer(table)).encode(frame(x=[1.0, knots[4], 100.0, -5.0]))
+    ties = (0 + knots.count(1.0) - 1) / 9 / 2
+    wanted = [NormalDist().inv_cdf(p) for p in (ties, 4 / 9, 1 - 1e-7, 1e-7)]
+    assert found.numbers[:, 0].tolist() == pytest.approx(wanted, abs=1e-4)
+
+
+@pytest.mark.parametrize("scaling", ("quantile", "robust", "standard", "none"))
+def test_nothing_breaks_a_scaling(scaling: str) -> None:
+    values = [0.0, 1.0, 2.0, math.inf, -math.inf, 1e300, -1e300, None, 5e-324] * 4
+    table = frame(x=values, y=list(range(36)))
+    recipe = fit_recipe(table, infer(table), scaling=scaling)
+    found = recipe.encode(table).numbers[:, 0]
+    assert found.isnan().tolist() == [value is None for value in values]
+    assert bool(found[~found.isnan()].isfinite().all())
+    assert float(found[3]) == float(found[5]) > float(found[4])
+
+
+def test_robust_and_standard_scaling() -> None:
+    table = frame(x=[0.0, 1.0, 2.0, 3.0, 4.0, 100.0])
+    z = [(x - 2.5) / 2.5 for x in (0.0, 100.0)]
+    robust = fit_recipe(table, infer(table), scaling="robust").encode(table).numbers[[0, 5], 0]
+    assert robust.tolist() == pytest.approx([v / math.sqrt(1 + (v / 3) ** 2) for v in z])
+    plain = fit_recipe(table, infer(table), scaling="standard").encode(table).numbers[:, 0]
+    assert float(plain.mean()) == pytest.approx(0, abs=1e-6)
+    assert float(plain.std(correction=0)) == pytest.approx(1)
+
+
+def test_codes() -> None:
+    table = frame(c=["b", "a", "b", None, "rare", "a", "b"])
+    recipe = fit_recipe(table, infer(table), rare=2)
+    assert recipe.categories[0].values == ("a", "b") and recipe.sizes == (4,)
+    found = recipe.encode(frame(c=["a", "b", "rare", "new", None]))
+    assert found.codes[:, 0].tolist() == [2, 3, 1, 1, 0]
+    (said,) = recipe.unseen(frame(c=["a", "new", "new", None]))
+    assert said.startswith("c: 2 rows have values that training had not, or seldom ('new')")
+
+
+def test_rare_depends_on_the_rows() -> None:
+    small = frame(c=["a"] * 10 + ["b"])
+    large = frame(c=["a"] * 1000 + ["b"] * 4 + ["d"] * 5)
+    assert fit_recipe(small, infer(small)).categories[0].values == ("a", "b")
+    assert fit_recipe(large, infer(large)).categories[0].values == ("a", "d")
+
+
+def test_numbers_taken_as_categories_match_texts() -> None:
+    table = frame(c=[1, 2, 1, None])
+    recipe = fit_recipe(table, infer(table).change({"c": "category"}))
+    assert recipe.encode(frame(c=["2", "1", "1.0"])).codes[:, 0].tolist() == [3, 2, 1]
+
+
+def test_dates_are_taken_apart() -> None:
+    days = ["2024-01-01", "2024-02-29 13:00", "2025-12-31", None]
+    table = frame(d=days)
+    recipe = fit_recipe(table, infer(table), scaling="none")
+    names = ["d", "d (day)", "d (month)", "d (weekday)", "d (hour)"]
+    assert recipe.names == names
+    found = recipe.encode(table).numbers
+    assert found[0].tolist() == [19723.0, 0.0, 0.0, 0.0, 0.0]
+    assert found[1, 1:].tolist() == [28.0, 1.0, 3.0, 13.0]
+    assert found[2, 1:].tolist() == [30.0, 11.0, 2.0, 0.0]
+    assert bool(found[3].isnan().all())
+    same_hour = frame(d=["2024-01-01", "2024-02-03"])
+    assert "d (hour)" not in fit_recipe(same_hour, infer(same_hour)).names
+    with pytest.raises(InputError, match="column 'd' must hold dates such as 2024-05-31"):
+        recipe.encode(frame(d=["yesterday"]))
+
+
+@pytest.mark.parametrize(("impute", "middle"), (("median", 1.0), ("mean", 3.0)))
+def test_missing_numbers_can_be_imputed(impute: str, middle: float) -> None:
+    table = frame(x=[0.0, 1.0, 8.0, None])
+    recipe = fit_recipe(table, infer(table), impute=impute, scaling="none")
+    assert recipe.encode(table).numbers[:, 0].tolist() == [0.0, 1.0, 8.0, middle]
+
+
+def test_statistics_are_of_the_rows_given_alone() -> None:
+    table = frame(x=[float(i) for i in range(50)], c=["a", "b"] * 25)
+    part = table.take(np.arange(20))
+    other = frame(x=[1e9] * 30, c=["z"] * 30)
+    before = fit_recipe(part, infer(part))
+    before.encode(other)
+    assert before == fit_recipe(part, infer(part))
+    assert before.numbers[0].high == 19.0
+
+
+def test_order_of_columns_does_not_matter_and_names_do() -> None:
+    table = frame(a=[1.0, 2.0, 4.0], b=["x", "y", "x"], c=["q"] * 3)
+    recipe = fit_recipe(table, infer(table))
+    turned = Frame("t", dict(reversed(table.columns.items())))
+    assert torch.equal(recipe.encode(turned).numbers, recipe.encode(table).numbers)
+    recipe.encode(table.without("c"))  # a column that is not used may be gone
+    said = "it comes without 'b' and with 'z', which training did not have"
+    with pytest.raises(InputError, match=said):
+        recipe.encode(frame(a=[1.0], z=[1.0]))
+
+
+def test_a_recipe_survives_json() -> None:
+    recipe = fit_recipe(TABLE, infer(TABLE))
+    again = Recipe.parse(json.loads(json.dumps(recipe.dump())))
+    assert again == recipe
+    with pytest.raises(SavedError, match="the saved recipe is damaged"):
+        Recipe.parse({"numbers": []})
+
+
+def test_nothing_to_learn_from() -> None:
+    table = frame(a=["x"] * 3, b=[None] * 3)
+    with pytest.raises(InputError, match=r"all are left out\. 'a': constant"):
+        fit_recipe(table, infer(table))
+    with pytest.raises(ConfigError, match="scaling has no choice 'log'"):
+        fit_recipe(TABLE, infer(TABLE), scaling="log")
+
+
+# ── Bins ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_quantile_edges() -> None:
+    assert quantile_edges(np.array([0.0, 0.0, 0.0, 1.0, 2.0]), bins=4) == [0.0, 1.0, 2.0]
+    assert quantile_edges(np.array([3.0, 3.0]), bins=4) == [2.5, 3.5]
+
+
+def test_tree_edges_stand_where_the_target_jumps() -> None:
+    x = np.linspace(0, 10, 500)
+    y = (x > 3.33).astype(float) + 5 * (x > 7)
+    edges = tree_edges(x, y, classes=False, bins=3, seed=0)
+    assert edges[0] == 0 and edges[-1] == 10
+    assert edges[1:-1] == pytest.approx([3.33, 7.0], abs=0.05)
+
+
+def test_missing_values_make_no_edges() -> None:
+    numbers = np.array([[1.0, np.nan], [2.0, np.nan], [np.nan, np.nan]], dtype=np.float32)
+    settings: dict[str, Any] = {"classes": True, "bins": 2, "seed": 0}
+    found = make_edges(numbers, np.array([0, 1, 1]), kind="quantile", **settings)
+    assert found == [[1.0, 1.5, 2.0], [-1.0, 1.0]]
+    with pytest.raises(ConfigError, match="bins has no choice 'tree'"):
+        make_edges(numbers, np.array([0, 1, 1]), kind="tree", **settings)

@@ -1,0 +1,211 @@
+"""Models for tables against loops of their papers' equations."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from addnorm.errors import ConfigError
+from addnorm.layers.addnorm import ADDNORMS
+from addnorm.models.tabular import (
+    ContextModel,
+    SaintModel,
+    TabularConfig,
+    TabularModel,
+    TokenModel,
+    build_tabular,
+    trunk_of,
+)
+from tests.conftest import close
+from tests.naive import Weights, attention, layer_norm, linear, randomise_, relu
+
+SMALL: dict[str, Any] = {"width": 16, "depth": 2, "heads": 4, "dropout": 0.0}
+
+
+def make(kind: str, *, trunk: dict[str, Any] | None = None, **changes: Any) -> TabularModel:
+    extra = {"ft": {"attention_dropout": 0.0, "ffn_dropout": 0.0, "ffn_width": 8}}.get(kind, {})
+    settings: dict[str, Any] = {"numbers": 2, "categories": (3, 4), "outputs": 2}
+    config = TabularConfig(
+        kind=kind, trunk=trunk_of(kind, **(SMALL | extra | (trunk or {}))), **(settings | changes)
+    )
+    with torch.no_grad():
+        made = randomise_(build_tabular(config), std=0.2)
+    assert isinstance(made, TabularModel)
+    return made.double().eval()
+
+
+def draw(rows: int = 3) -> tuple[Tensor, Tensor]:
+    codes = torch.stack((torch.randint(3, (rows,)), torch.randint(4, (rows,))), dim=1)
+    return torch.randn(rows, 2).double(), codes
+
+
+def weights(model: TabularModel) -> Weights:
+    return Weights(dict(model.state_dict()))
+
+
+def every(row: int, query: int, key: int) -> bool:
+    return True
+
+
+def gelu(x: Tensor) -> Tensor:
+    return x * 0.5 * (1 + torch.erf(x / 2**0.5))
+
+
+def test_tab_transformer() -> None:
+    """[MLP of] post-norm blocks over [column; value], beside the normed numbers."""
+    model = make("tab")
+    assert isinstance(model, ContextModel)
+    x, codes = draw()
+    w = weights(model)
+    c = w.under("columns.categories")
+    starts = (0, 3)
+    tokens = torch.stack(
+        [
+            torch.stack(
+                [
+                    torch.cat((c["bias"][j], c["weight"][starts[j] + int(codes[r, j])]))
+                    for j in range(2)
+                ]
+            )
+            for r in range(3)
+        ]
+    )
+    for layer in range(2):
+        b = w.under(f"side.stack.blocks.{layer}")
+        mixed, _ = attention(tokens, tokens, b.under("sublayers.attention"), 4, every)
+        tokens = layer_norm(tokens + mixed, b.under("addnorms.attention.norm"))
+        f = b.under("sublayers.ffn")
+        inner = linear(gelu(linear(tokens, f.under("inward"))), f.under("output"))
+        tokens = layer_norm(tokens + inner, b.under("addnorms.ffn.norm"))
+    joined = torch.cat((tokens.flatten(1), layer_norm(x, w.under("norm"))), dim=1)
+    assert w["head.0.weight"].shape == (4 * 34, 34) and w["head.2.weight"].shape == (2 * 34, 4 * 34)
+    for number in (0, 2):
+        joined = relu(linear(joined, w.under(f"head.{number}")))
+    close(model(x, codes)[:, 0], linear(joined, w.under("head.4")), 1e-9)
+
+
+def test_saint() -> None:
+    """z ← z + N(F(z)) for attention, FFN, row attention, row FFN: the paper's eq. 1–4.
+
+    The last norm is that of our res-post, which the paper does not mention.
+    """
+    model = make("saint", trunk={"addnorm": "res-post", "ffn": "gelu", "ffn_width": 24})
+    assert isinstance(model, SaintModel)
+    x, codes = draw()
+    w = weights(model)
+    z = torch.cat((w["summary"].expand(3, 1, -1), model.tokens(x, codes)), dim=1)
+    for layer in range(2):
+        b = w.under(f"side.stack.blocks.{layer}")
+        for role in ("attention", "ffn", "row_attention", "row_ffn"):
+            f = b.under(f"sublayers.{role}")
+            seen = torch.stack([row.reshape(-1) for row in z])[None] if "row" in role else z
+            if "attention" in role:
+                branch, _ = attention(seen, seen, f, 4, every)
+            else:
+                branch = linear(gelu(linear(seen, f.under("inward"))), f.under("output"))
+            if "row" in role:
+                branch = torch.stack([row.reshape(5, 16) for row in branch[0]])
+            z = z + layer_norm(branch, b.under(f"addnorms.{role}.norm"))
+    z = layer_norm(z, w.under("side.stack.ends.norm"))[:, 0]
+    close(model(x, codes)[:, 0], relu(z) @ w["head.weight"][0].T + w["head.bias"][0], 1e-9)
+
+
+def test_rows_meet_in_saint_alone() -> None:
+    x, codes = draw()
+    for kind in ("ft", "tab", "saint"):
+        model = make(kind)
+        alone = model(x[:1], codes[:1])
+        together = model(x, codes)[:1]
+        assert torch.allclose(alone, together, atol=1e-9) is not (kind == "saint")
+        assert model.along_rows is (kind == "saint")
+
+
+@pytest.mark.parametrize("addnorm", ADDNORMS)
+@pytest.mark.parametrize("kind", ("ft", "tab", "saint"))
+def test_every_arrangement_serves_tables(kind: str, addnorm: str) -> None:
+    model = make(kind, trunk={"addnorm": addnorm})
+    x, codes = draw()
+    found = model(x, codes)
+    assert found.shape == (3, 1, 2) and bool(found.isfinite().all())
+    found.sum().backward()
+
+
+@pytest.mark.parametrize("norm", ("rms", "scale", "batch", "instance", "none"))
+def test_every_norm_serves_tables(norm: str) -> None:
+    model = make("ft", trunk={"norm": norm})
+    x, codes = draw()
+    maps: dict[str, Tensor] = {}
+    close(model(x, codes), model(x, codes, maps=maps))
+
+
+@pytest.mark.parametrize("embedding", ("linear", "periodic", "piecewise", "hidden"))
+def test_every_embedding_serves_tables(embedding: str) -> None:
+    options: dict[str, Any] = (
+        {"edges": [[0.0, 1.0], [0.0, 2.0]]} if embedding == "piecewise" else {}
+    )
+    model = make("ft", embedding=embedding, embedding_options=options)
+    x, codes = draw()
+    x[0, 0] = float("nan")
+    assert bool(model(x, codes).isfinite().all())
+
+
+def test_members_have_summaries_and_heads_of_their_own() -> None:
+    model = make("ft", members=3)
+    assert isinstance(model, TokenModel)
+    x, codes = draw()
+    hidden = model.hidden(model.tokens(x, codes))
+    assert hidden.shape == (3, 3, 16)
+    found = model(x, codes)
+    for m in range(3):
+        own = model.head.weight[m], model.head.bias[m]
+        close(found[:, m], relu(hidden[:, m]) @ own[0].T + own[1])
+    assert not torch.allclose(found[:, 0], found[:, 1])
+
+
+def test_maps_change_nothing_and_have_names() -> None:
+    model = make("saint")
+    x, codes = draw()
+    maps: dict[str, Tensor] = {}
+    close(model(x, codes, maps=maps), model(x, codes))
+    assert set(maps) == {f"{i}.{role}" for i in (0, 1) for role in ("attention", "row_attention")}
+    assert maps["1.attention"].shape == (3, 4, 5, 5)
+    assert maps["1.row_attention"].shape == (1, 4, 3, 3)
+
+
+def test_a_missing_number_is_learnt_in_tab_transformer() -> None:
+    model = make("tab")
+    assert isinstance(model, ContextModel) and model.missing is not None
+    x, codes = draw()
+    filled = x.clone()
+    x[1, 0], filled[1, 0] = float("nan"), model.missing[0].detach()
+    close(model(x, codes), model(filled, codes))
+
+
+def test_a_table_of_numbers_alone_serves_tab_transformer() -> None:
+    model = make("tab", categories=())
+    assert model(torch.randn(3, 2).double(), torch.zeros(3, 0).long()).shape == (3, 1, 2)
+    with pytest.raises(ConfigError, match="must have a column to learn from: got none"):
+        make("tab", categories=(), numbers=0)
+
+
+def test_decay_spares_tokenizer_norms_and_biases() -> None:
+    model = make("ft")
+    spared = model.undecayed()
+    for name, parameter in model.named_parameters():
+        is_matrix = "stack.blocks" in name and parameter.ndim == 2
+        assert (parameter in spared) is not (is_matrix or name == "head.weight"), name
+    parts = model.groups(0.1)
+    assert [part["weight_decay"] for part in parts] == [0.1, 0.0]
+    assert sum(len(part["params"]) for part in parts) == len(list(model.parameters()))
+
+
+def test_errors() -> None:
+    with pytest.raises(ConfigError, match="model has no choice 'fft'"):
+        trunk_of("fft")
+    with pytest.raises(ConfigError, match="members and outputs must be 1 or more: got members=0"):
+        make("ft", members=0)
+    with pytest.raises(ConfigError, match="embedding has no choice 'linaer'"):
+        make("ft", embedding="linaer")
+    with pytest.raises(ConfigError, match="embedding_options has no 'sigmo'"):
+        make("ft", embedding="periodic", embedding_options={"sigmo": 1.0})

@@ -1,0 +1,147 @@
+"""A race is fair, goes on where it was stopped, and says who won."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from addnorm.clinic.findings import Finding
+from addnorm.config import Config
+from addnorm.errors import ConfigError, SavedError
+from addnorm.race import Entry, Race, race, vary
+from addnorm.race.entries import remedies
+from addnorm.race.page import make_page
+from addnorm.race.run import RESULT, Result
+from addnorm.runs.recipe import Wish
+
+
+@pytest.fixture
+def wish(tmp_path: Path) -> Wish:
+    words = ["the", "cat", "sat", "on", "a", "mat", "and", "the", "dog", "ran", "to", "see", "it"]
+    torch.manual_seed(0)
+    lines = [" ".join(words[int(i)] for i in torch.randint(12, (8,))) for _ in range(300)]
+    (tmp_path / "text.txt").write_text("\n".join(lines) + "\n")
+    table = {
+        "run": {"task": "language", "size": "tiny", "device": "cpu"},
+        "data": {"source": str(tmp_path / "text.txt"), "tokenizer": "characters", "longest": 32},
+        "model": {"width": 16, "depth": 1, "heads": 2, "dropout": 0.0},
+        "train": {"steps": 12, "batch": 256, "evaluate": 6, "lr": 1e-2},
+    }
+    return Wish(table)
+
+
+def test_a_race_runs_resumes_and_is_shown(wish: Wish, tmp_path: Path) -> None:
+    entries = vary(["model.addnorm=post,pre"])
+    said: list[str] = []
+    first = race(wish, entries, tmp_path / "out", seeds=2, jobs=1, say=said.append)
+    assert first.names() == ["addnorm=post", "addnorm=pre"] and len(first.results) == 4
+    assert len(said) == 4 and said[-1].startswith("4 of 4: addnorm=pre, seed 1: loss")
+    for result in first.results:
+        assert [step for step, _ in result.curve] == [6, 12] and not result.diverged
+        assert result.loss == min(loss for _, loss in result.curve)
+    one, two = first.of("addnorm=pre")
+    assert one.loss != two.loss
+    done = tmp_path / "out" / "addnorm-pre" / "seed-0" / RESULT
+    stamp = done.stat().st_mtime_ns
+    (tmp_path / "out" / "addnorm-post" / "seed-1" / RESULT).unlink()
+    again = race(wish, entries, tmp_path / "out", seeds=2, jobs=1, say=said.append)
+    assert done.stat().st_mtime_ns == stamp
+    assert again == first
+    assert "addnorm=pre" in first.text() and "±" in first.text()
+    assert len(json.loads(first.json())["results"]) == 4
+    page = make_page(first, settings=("train.steps=12",)).html()
+    assert "Held-out loss" in page and "addnorm=post" in page
+    done.write_text("{}")
+    with pytest.raises(SavedError, match=r"is damaged: .* Delete it"):
+        race(wish, entries, tmp_path / "out", seeds=2, jobs=1, say=said.append)
+
+
+@pytest.mark.slow
+def test_runners_in_processes_equal_runners_in_a_row(wish: Wish, tmp_path: Path) -> None:
+    entries = vary(["model.addnorm=post,pre"])
+    row = race(wish, entries, tmp_path / "row", jobs=1, say=lambda text: None)
+    side = race(wish, entries, tmp_path / "side", jobs=2, say=lambda text: None)
+    assert [r.curve for r in row.results] == [r.curve for r in side.results]
+
+
+def test_a_time_budget_gives_every_runner_the_same_steps(wish: Wish, tmp_path: Path) -> None:
+    said: list[str] = []
+    entries = vary(["train.lr=0.01,0.001"])
+    done = race(wish, entries, tmp_path / "out", minutes=0.02, jobs=1, say=said.append)
+    assert len({result.steps for result in done.results}) == 1
+    steps = json.loads((tmp_path / "out" / "steps.json").read_text())["steps"]
+    assert f"{steps:,} steps for each of 2 runs" in said[0]
+    assert done.results[0].steps == steps
+
+
+def result(name: str, seed: int, loss: float, diverged: bool = False) -> Result:
+    return Result(name, seed, loss, 10, 1.0, diverged, ((5.0, 2 * loss), (10.0, loss)))
+
+
+def test_the_standing_is_mean_and_deviation() -> None:
+    done = Race(
+        (
+            result("a", 0, 3.0),
+            result("a", 1, 1.0),
+            result("b", 0, 1.5),
+            result("b", 1, math.inf, diverged=True),
+            result("c", 0, 2.5),
+            result("c", 1, 2.5),
+        )
+    )
+    assert done.standing() == [
+        ("a", 2.0, pytest.approx(math.sqrt(2)), 0),
+        ("c", 2.5, 0.0, 0),
+        ("b", 1.5, 0.0, 1),
+    ]
+    assert "1 of 2" in done.text()
+    assert "1 of 2 diverged" in make_page(done).html()
+    assert json.loads(done.json())["results"][3]["loss"] is None
+
+
+def test_varying_is_every_combination() -> None:
+    found = vary(["model.addnorm=post,pre", "train.warmup=0,4"])
+    assert [entry.settings for entry in found] == [
+        ("model.addnorm=post", "train.warmup=0"),
+        ("model.addnorm=post", "train.warmup=4"),
+        ("model.addnorm=pre", "train.warmup=0"),
+        ("model.addnorm=pre", "train.warmup=4"),
+    ]
+    assert len({entry.folder for entry in found}) == 4
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    (
+        ("model.addnorm", r"must read section.field=value,value: got 'model.addnorm'"),
+        ("addnorm=post", "must read section.field=value,value"),
+        ("model.addnrom=post", "has no field 'addnrom'"),
+        ("model.addnorm=post,post", "every runner must differ"),
+    ),
+)
+def test_what_cannot_vary_is_said(given: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        vary([given])
+
+
+def test_a_race_without_runners_is_refused(wish: Wish, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a race needs runners and a seed: got 0 and 1"):
+        race(wish, [], tmp_path)
+
+
+def test_remedies_follow_the_findings() -> None:
+    finding = Finding("tokens drowned", "problem", "", "", "")
+    config: Any = Config().replace(train=Config().train.replace(lr=0.01, steps=400))
+    names = [entry.name for entry in remedies([finding], config)]
+    assert names == [
+        "as it is",
+        "scaled embedding",
+        "addnorm=pre",
+        "addnorm=admin",
+        "warm-up",
+        "a tenth of the rate",
+    ]
+    assert Entry("as it is").folder == "as-it-is"

@@ -1,0 +1,127 @@
+"""A small world of words with rules, and runs trained on it: reversed and upper-cased lines, a
+book of sentences, texts whose label is a word in them.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from addnorm.runs.progress import Journal
+from addnorm.runs.recipe import Wish
+from addnorm.runs.train import Outcome, resume, start
+from addnorm.train.loop import Observer
+
+SYLLABLES = ["ba", "be", "bi", "da", "de", "di", "ka", "ke", "ki", "la", "le", "li"]
+TASKS = ("translate", "language", "masked", "classify")
+SMALL = {"width": 16, "depth": 1, "heads": 2, "ffn_width": 32}
+"""Sizes of a model that takes a millisecond or two a step."""
+STEPS = {"translate": 60, "language": 40, "masked": 40, "classify": 60}
+
+
+def lines(count: int = 120, seed: int = 0) -> list[str]:
+    """Different lines of 2 to 5 invented words."""
+    draw = random.Random(seed)
+    words = ["".join(draw.choices(SYLLABLES, k=draw.randint(1, 3))) for _ in range(30)]
+    found: dict[str, None] = {}
+    while len(found) < count:
+        found[" ".join(draw.choices(words, k=draw.randint(2, 5)))] = None
+    return list(found)
+
+
+def answer(line: str) -> str:
+    """The translation of a line: its words backwards, in capitals."""
+    return " ".join(reversed(line.upper().split()))
+
+
+def label(line: str) -> str:
+    return "yes" if "ba" in line else "no"
+
+
+def write(folder: Path, count: int = 120, seed: int = 0) -> Path:
+    """Files for every task: a.source and a.target, book.txt, texts.txt, labelled.csv."""
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = lines(count, seed)
+    for name, rows in {
+        "a.source": texts,
+        "a.target": [answer(line) for line in texts],
+        "book.txt": [line.capitalize() + "." for line in texts],
+        "texts.txt": texts,
+        "labelled.csv": ["text,label", *(f"{line},{label(line)}" for line in texts)],
+    }.items():
+        (folder / name).write_text("".join(row + "\n" for row in rows), encoding="utf-8")
+    return folder
+
+
+def data_of(task: str, folder: Path) -> dict[str, Any]:
+    """The data section for a task."""
+    if task == "translate":
+        found = {"source": str(folder / "a.source"), "target": str(folder / "a.target")}
+    else:
+        name = {"language": "book.txt", "masked": "texts.txt", "classify": "labelled.csv"}[task]
+        found = {"source": str(folder / name)}
+    return found | {"tokenizer": "characters"}
+
+
+def wish(task: str, folder: Path, *settings: str, **train: Any) -> Wish:
+    """A small run of a task."""
+    more = {"batch": 512, "steps": 6, "evaluate": 3, "lr": 1e-2} | train
+    model = SMALL | ({"length": 32} if task == "language" else {})
+    table = {"data": data_of(task, folder), "model": model, "train": more, "run": {"task": task}}
+    return Wish(table, settings)
+
+
+class Told(Observer):
+    """Keeps what the loop says, and the losses of its steps."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.losses: list[float] = []
+
+    def stepped(self, loop: Any, step: Any) -> None:
+        self.losses.append(step.loss)
+
+    def said(self, loop: Any, text: str) -> None:
+        self.texts.append(text)
+
+
+def watch(path: Path) -> Sequence[Observer]:
+    return [Journal(path / "metrics.jsonl")]
+
+
+def quiet(text: str) -> None:
+    """Says nothing."""
+
+
+def train(asked: Wish, out: Path, *observers: Observer) -> Outcome:
+    return start(asked, out, watch=lambda path: [*watch(path), *observers], say=quiet)
+
+
+def go_on(out: Path, *observers: Observer) -> Outcome:
+    return resume(out, watch=lambda path: [*watch(path), *observers], say=quiet)
+
+
+class Trained:
+    """Runs of every task, trained when first asked for, and their data."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.data = folder, write(folder / "data")
+
+    def __getitem__(self, task: str) -> Path:
+        out = self.folder / task
+        if not out.exists():
+            steps = STEPS[task]
+            train(wish(task, self.data, steps=steps, evaluate=steps // 4), out)
+        return out
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
+    yield Trained(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    yield write(tmp_path_factory.mktemp("data"))

@@ -1,0 +1,38 @@
+"""How a run went, for programs and for people."""
+
+import json
+from pathlib import Path
+
+from addnorm.config import Config
+from addnorm.runs.directory import Facts, Run
+from addnorm.runs.summary import sum_up
+from addnorm.train.loop import Progress
+from tests.runs.common import Trained
+
+
+def test_the_summary_is_of_the_best_evaluation(trained: Trained) -> None:
+    run = Run.open(trained["classify"])
+    figures, rows = run.summary(), run.metrics()
+    best = max((row for row in rows if "valid_loss" in row), key=lambda r: r["valid_accuracy"])
+    assert figures["best_step"] == best["step"] and figures["metric"] == "accuracy"
+    assert figures["best"]["accuracy"] == best["valid_accuracy"]
+    assert set(figures["best"]) == {"loss", "accuracy", "f1", "ece"}
+    assert figures["steps"] == 60 and figures["parameters"] == run.model().count()
+    assert figures["tokens"] == max(row["tokens"] for row in rows if "tokens" in row)
+
+
+def test_a_page_for_people(trained: Trained) -> None:
+    run = Run.open(trained["translate"])
+    page = (run.path / "summary.html").read_text(encoding="utf-8")
+    assert "<title>Run translate" in page and "<svg" in page
+    assert "Loss of training batches, and of held-out data." in page
+    assert "best on held-out data" in page and "split by source" in page
+    assert "steps = 60" in page and "https://" not in page
+
+
+def test_a_run_without_an_evaluation_is_summed_up_too(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", Config(), Facts("language", ""), {})
+    figures = sum_up(run, Progress(step=3, seconds=1.25, evaluating=0.5), 7)
+    assert figures["best"] == {} and figures["seconds"] == 1.8 and not figures["finished"]
+    assert json.loads((run.path / "summary.json").read_text()) == figures == run.summary()
+    assert "no evaluation yet" in (run.path / "summary.html").read_text()

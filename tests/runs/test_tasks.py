@@ -1,0 +1,269 @@
+"""Each task from its files to a run: what is read, split, learnt, measured and kept."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from addnorm import load
+from addnorm.config import Config
+from addnorm.data.masking import mask_tokens
+from addnorm.data.special import BEGIN, END, IGNORE, PAD
+from addnorm.errors import ConfigError, InputError
+from addnorm.runs.directory import Run
+from addnorm.runs.recipe import settle
+from addnorm.runs.tasks import TASKS as KINDS
+from addnorm.runs.tasks.base import TextTask
+from addnorm.runs.tasks.masked import HELD_OUT_SEED
+from tests.runs.common import TASKS, Trained, answer, label, lines, wish, write
+
+
+def read(task: str, folder: Path, *settings: str, **train: Any) -> tuple[TextTask, Config]:
+    asked = wish(task, folder, *settings, **train)
+    found = KINDS[task].read(asked.over(Config()))
+    return found, settle(asked, found)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_run_is_whole_and_has_learnt(task: str, trained: Trained) -> None:
+    run = Run.open(trained[task])
+    rows = run.metrics()
+    held = [row["valid_loss"] for row in rows if "valid_loss" in row]
+    learnt = [row["loss"] for row in rows if "loss" in row]
+    assert sum(learnt[-3:]) / 3 < 0.9 * learnt[0] and min(held) < 0.9 * learnt[0]
+    assert run.summary()["finished"] and run.summary()["best"]["loss"] in held
+    assert "<svg" in (run.path / "summary.html").read_text()
+    assert Config.load(run.path / "config.toml") == run.config
+    sections = {name: getattr(run.config, name).left_out() for name in ("data", "train", "run")}
+    given = {"valid_source", "valid_target", "text", "label", "limit"}
+    given |= set() if task == "translate" else {"target"}
+    given |= {"longest"} if task == "language" else set()
+    assert set(sections["data"]) == given
+    assert sections["train"] == [] and set(sections["run"]) == {"minutes", "start"}
+    model = load(run.path / "best")
+    assert model.config == run.config.model
+    (tokenizer,) = run.tokenizers().values()
+    assert tokenizer.size == run.config.model.vocab == run.config.data.vocab
+    assert run.config.data.tokenizer == "characters" == tokenizer.kind
+
+
+def naive_loss(task: str, run: Run, found: TextTask) -> float:
+    """Row by row, without padding: the mean over all targets."""
+    model, (tokenizer,) = run.model(), run.tokenizers().values()
+    total, count = 0.0, 0
+    asked: Any = found
+    if task == "language":
+        length, stream = run.config.model.length, asked.valid.long()
+        for start in range(0, len(stream) - 1, length):
+            ids = stream[start : start + length + 1]
+            logits = model(ids[None, :-1])[0]
+            total += float(functional.cross_entropy(logits, ids[1:], reduction="sum"))
+            count += len(ids) - 1
+        return total / count
+    rows = asked.valid.sources if task == "translate" else asked.valid
+    rows = asked.valid[0] if task == "classify" else rows
+    for i, row in enumerate(rows):
+        if task == "translate":
+            target = asked.valid.targets[i]
+            inputs = torch.tensor([[*row, END]]), torch.tensor([[BEGIN, *target]])
+            logits, wanted = model(*inputs)[0], torch.tensor([*target, END])
+        elif task == "classify":
+            logits = model(torch.tensor([[BEGIN, *row, END]]))
+            wanted = torch.tensor([asked.valid[1].targets[i]])
+        else:
+            generator = torch.Generator().manual_seed(hash((HELD_OUT_SEED, 0, i)) % 2**63)
+            ids = torch.tensor([BEGIN, *row, END])
+            hidden, wanted = mask_tokens(ids, vocab=tokenizer.size, generator=generator)
+            logits = model(hidden[None])[0]
+        loss = functional.cross_entropy(logits, wanted, reduction="sum", ignore_index=IGNORE)
+        total, count = total + float(loss), count + int((wanted != IGNORE).sum())
+    return total / count
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("task", TASKS)
+def test_the_held_out_loss_is_that_of_single_rows(task: str, trained: Trained) -> None:
+    run = Run.open(trained[task])
+    found = KINDS[task].read(run.config, run.tokenizers())
+    found.prepare(run.config)
+    said = found.evaluate(run.model())
+    assert said["loss"] == pytest.approx(naive_loss(task, run, found), rel=1e-5)
+    assert said["loss"] == pytest.approx(run.summary()["best"]["loss"], rel=1e-6)
+    if task != "classify":
+        assert said["perplexity"] == pytest.approx(math.exp(said["loss"]))
+    if task == "language":
+        text = (trained.data / "book.txt").read_text()
+        held = text[int(len(text) * 0.9) :]
+        bits = said["loss"] / math.log(2) * len(found.valid) / len(held.encode())  # type: ignore[attr-defined]
+        assert said["bits_per_byte"] == pytest.approx(bits)
+
+
+def test_pairs_are_split_by_source_and_what_was_found_is_said(tmp_path: Path) -> None:
+    folder = write(tmp_path)
+    first, *rest = lines(60)
+    sources = [first, *rest, "", first.upper(), rest[0], rest[1]]
+    targets = [*map(answer, sources[:-4]), "X", answer(first), answer(rest[0]), "other"]
+    (folder / "a.source").write_text("\n".join(sources) + "\n")
+    (folder / "a.target").write_text("\n".join(targets) + "\n")
+    task, _ = read("translate", folder, "data.valid_share=0.3", "data.longest=20")
+    notes = "\n".join(task.notes)
+    assert "64 pairs read, 63 kept." in notes
+    assert "1 pair has an empty side (line 61): left out." in notes
+    assert "1 pair repeats an earlier one (line 63): kept." in notes
+    assert "to validate, none in both." in notes and "more than 20 tokens" in notes
+    parts: Any = task
+    ours, theirs = ({s.lower() for s in part.pairs.source} for part in (parts.train, parts.valid))
+    assert not ours & theirs and len(ours | theirs) == 60
+    assert len(theirs) == 18
+    assert max(map(len, parts.train.sources)) == 20
+    for part in (parts.train, parts.valid):
+        one = task.tokenizers["text"]
+        assert part.sources == [one.encode(text)[:20] for text in part.pairs.source]
+        assert part.targets == [one.encode(text)[:20] for text in part.pairs.target]
+
+
+def test_given_validation_files_are_used_and_overlap_is_said(tmp_path: Path) -> None:
+    folder, other = write(tmp_path / "one"), write(tmp_path / "two", 20)
+    more = [f"data.valid_source={str(other / 'a.source')!r}"]
+    more.append(f"data.valid_target={str(other / 'a.target')!r}")
+    task, _ = read("translate", folder, *more)
+    assert task.rows == 120 and len(task.valid.sources) == 20  # type: ignore[attr-defined]
+    assert "20 of the sources to validate with are also learnt from." in task.notes
+    task, _ = read("classify", folder, f"data.valid_source={str(other / 'labelled.csv')!r}")
+    assert "20 of the texts to validate with are also learnt from." in task.notes
+    task, _ = read("masked", folder, f"data.valid_source={str(other / 'texts.txt')!r}")
+    assert task.rows == 120 and len(task.valid) == 20  # type: ignore[attr-defined]
+    task, _ = read("language", folder, f"data.valid_source={str(other / 'book.txt')!r}")
+    text = (other / "book.txt").read_text()
+    assert f"{other / 'book.txt'}: {len(text):,} characters to validate with." in task.notes
+    assert len(task.valid) == len(text)  # type: ignore[attr-defined]
+
+
+def test_separate_vocabularies(data: Path) -> None:
+    task, config = read("translate", data, "data.joint=false")
+    one, other = task.tokenizers["source"], task.tokenizers["target"]
+    assert (config.model.vocab, config.model.target_vocab) == (one.size, other.size)
+    assert one.decode(one.encode("ba")) == "ba" and other.decode(other.encode("BA")) == "BA"
+    assert config.model.tie == "output"
+
+
+def test_a_book_is_split_at_its_end(data: Path) -> None:
+    task, _ = read("language", data, "data.valid_share=0.25")
+    text = (data / "book.txt").read_text()
+    cut = int(len(text) * 0.75)
+    one = task.tokenizers["text"]
+    parts: Any = task
+    assert one.decode(parts.train.tolist()) == text[:cut]
+    assert one.decode(parts.valid.tolist()) == text[cut:]
+    assert f"the last {len(text) - cut:,} characters are held out to validate with." in task.notes
+    # Each token but the first is a target once in an epoch.
+    targets = sum(task.tokens(task.batch(part)) for part in task.plan(0))
+    assert targets == cut - 1 and task.size == cut
+    with pytest.raises(InputError, match=r"a text must be long enough for two parts"):
+        short = data / "short.txt"
+        short.write_text("a")
+        wished = wish("language", data, f"data.source={str(short)!r}")
+        KINDS["language"].read(wished.over(Config()))
+
+
+def test_a_classifier_knows_its_labels(data: Path) -> None:
+    task, config = read("classify", data)
+    parts: Any = task
+    assert parts.names == ("no", "yes") and config.model.outputs == 2
+    counts = {name: parts.train[1].labels.count(name) for name in parts.names}
+    assert f"2 labels: no {counts['no']}, yes {counts['yes']}." in task.notes
+    for batch, part in ((task.batch(part), part[2]) for part in task.plan(0)):
+        for row, target, i in zip(batch["inputs"], batch["targets"], part, strict=True):
+            text = task.tokenizers["text"].decode([int(t) for t in row if t > 2])
+            assert parts.names[int(target)] == label(text) == parts.train[1].labels[i]
+
+
+def test_masked_text_is_hidden_alike_wherever_it_stands(data: Path) -> None:
+    """What is hidden depends on epoch and text only: not on batch size, nor on the workers."""
+    small, large = (read("masked", data, batch=size)[0] for size in (128, 100_000))
+    for epoch in (0, 1):
+        (part,) = large.plan(epoch)
+        whole = large.batch(part)
+        places = {i: place for place, i in enumerate(part[2])}
+        for piece in small.plan(epoch):
+            batch = small.batch(piece)
+            for row, i in enumerate(piece[2]):
+                for name in ("inputs", "targets"):
+                    one, other = batch[name][row], whole[name][places[i]]
+                    fill = PAD if name == "inputs" else IGNORE
+                    assert one[one != fill].tolist() == other[other != fill].tolist()
+    epochs = [large.collate(range(30), train=True) for large.place in ((0, 0), (1, 0))]
+    assert not torch.equal(epochs[0]["targets"], epochs[1]["targets"])
+    share = (epochs[0]["targets"] != IGNORE).sum() / (epochs[0]["inputs"] >= 4).sum()
+    assert 0.1 < float(share) < 0.2
+
+
+def test_texts_of_a_table_are_pretrained_on_by_column(data: Path) -> None:
+    source = f"data.source={str(data / 'labelled.csv')!r}"
+    task, _ = read("masked", data, source, "data.text=text")
+    assert any("120 texts read, 120 kept" in note for note in task.notes)
+    assert "texts are those of column text." in task.notes
+    task, _ = read("masked", data, source, "data.text='1'", "data.limit=50")
+    assert any("50 texts read, 50 kept" in note for note in task.notes)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_worker_without_examples_says_nothing(task: str, data: Path) -> None:
+    found, _ = read(task, data)
+    for batch in (found.batch((0, 0, [])), found._collate([], train=False)):
+        assert found.tokens(batch) == 0 and len(batch["targets"]) == 1
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_fingerprint_knows_its_data(task: str, data: Path, tmp_path: Path) -> None:
+    one, same = read(task, data)[0], read(task, data)[0]
+    other = read(task, write(tmp_path, seed=1))[0]
+    assert one.fingerprint() == same.fingerprint() != other.fingerprint()
+    assert len(one.fingerprint()) == 64
+
+
+def test_evaluation_reads_so_many_tokens_at_most(data: Path) -> None:
+    for task in ("translate", "language", "masked"):
+        found, config = read(task, data)
+        all_of_it = sum(found.tokens(found.collate(p, train=False)) for p in found.held_out())
+        found.most_held_out = 60
+        found.prepare(config)
+        some = sum(found.tokens(found.collate(p, train=False)) for p in found.held_out())
+        assert 0 < some < min(60, all_of_it), task
+
+
+@pytest.mark.parametrize(
+    ("task", "metric", "message"),
+    [
+        ("language", "bleu", "must be one of loss for language: got 'bleu'"),
+        ("translate", "accuracy", "must be one of loss, bleu for translate: got 'accuracy'"),
+        ("classify", "bleu", "must be one of loss, accuracy for classify: got 'bleu'"),
+    ],
+)
+def test_a_metric_must_be_of_the_task(task: str, metric: str, message: str, data: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read(task, data, metric=metric)
+
+
+def test_bleu_may_decide(data: Path) -> None:
+    found, config = read("translate", data, metric="bleu")
+    assert found.higher_is_better
+    from addnorm import build
+
+    with torch.no_grad():
+        figures = found.evaluate(build(config).eval())
+    assert set(figures) == {"loss", "perplexity", "bleu"} and 0 <= figures["bleu"] <= 100
+    assert not read("translate", data)[0].higher_is_better
+
+
+def test_nothing_to_learn_from_is_an_error(data: Path) -> None:
+    for task in TASKS:
+        with pytest.raises(ConfigError, match=r"data.source must name .*: nothing was given"):
+            KINDS[task].read(Config())
+    empty = data / "blank.txt"
+    empty.write_text("\n \n")
+    with pytest.raises(InputError, match="must hold some text"):
+        read("masked", data, f"data.source={str(empty)!r}")

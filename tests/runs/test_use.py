@@ -1,0 +1,222 @@
+"""A trained run at work: answers in order, probabilities, figures against hand computations."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+
+from addnorm.data.special import BEGIN, END
+from addnorm.errors import AddnormError, InputError
+from addnorm.runs.metrics import classes
+from addnorm.runs.use import Trained as Asked
+from tests.runs.common import TASKS, Trained, answer, label, lines, train, wish
+
+
+def test_translations_come_in_order_whatever_their_length(trained: Trained) -> None:
+    asked = Asked(trained["translate"])
+    texts = [*lines(9, seed=5), "ba", "ba be bi da de"]
+    together = list(asked.translate(texts, beam=3, nbest=3))
+    assert len(together) == len(texts)
+    for text, best in zip(texts, together, strict=True):
+        (alone,) = asked.translate([text], beam=3, nbest=3)
+        assert [a.text for a in alone] == [a.text for a in best]
+        scores = [a.score for a in best]
+        assert len(best) == 3 and scores == sorted(scores, reverse=True)
+        assert "".join(piece for piece, _ in best[0].pieces[:-1]).replace("▁", " ")
+        assert best[0].pieces[-1][0] == "<end>" or len(best[0].pieces) > 1
+
+
+def test_scores_are_those_of_the_model(trained: Trained) -> None:
+    asked = Asked(trained["translate"])
+    ((best,),) = asked.translate(["ba be"], beam=1, alpha=0.0)
+    one = asked.tokenizers["text"]
+    ids = one.encode(best.text)
+    source, target = torch.tensor([[*one.encode("ba be"), END]]), torch.tensor([[BEGIN, *ids]])
+    with torch.no_grad():
+        logs = asked.model(source, target)[0].log_softmax(dim=-1)
+    wanted = [float(logs[place, token]) for place, token in enumerate([*ids, END])]
+    assert [value for _, value in best.pieces] == pytest.approx(wanted, abs=1e-4)
+    assert best.score == pytest.approx(sum(wanted), abs=1e-4)
+
+
+def test_texts_are_read_only_as_far_as_needed(trained: Trained) -> None:
+    asked, taken = Asked(trained["translate"]), []
+
+    def texts() -> object:
+        for line in lines(12):
+            taken.append(line)
+            yield line
+
+    answers = asked.translate(texts(), beam=1, window=2)  # type: ignore[arg-type]
+    next(answers)
+    assert len(taken) <= 6
+
+
+def test_generation_is_decided_by_its_seed(trained: Trained) -> None:
+    asked = Asked(trained["language"])
+    shape = dict(sampler="sample", temperature=1.5)
+    said = [asked.generate("Ba", new=40, seed=seed, **shape).text for seed in (1, 1, 2)]
+    assert said[0] == said[1] != said[2]
+    # Longer than the context: the window slides on.
+    found = asked.generate("Ba", new=60)
+    assert len(found.pieces) == 60 > asked.model.config.length
+
+
+def test_what_cannot_be_gone_on_with(trained: Trained) -> None:
+    asked = Asked(trained["language"])
+    room = asked.model.config.length
+    assert asked.generate("b" * room, new=2).text
+    with pytest.raises(InputError, match=f"fit the context of {room} tokens: got {room + 1}"):
+        asked.generate("b" * (room + 1))
+    with pytest.raises(InputError, match=r"character that the model never saw: 'ß'. Leave it out"):
+        asked.generate("baß")
+    with pytest.raises(InputError, match="a prompt must have one character or more"):
+        asked.generate("")
+
+
+def test_a_run_does_what_it_was_trained_for(trained: Trained) -> None:
+    with pytest.raises(InputError, match=r"needs a run trained to translate: .* language"):
+        list(Asked(trained["language"]).translate(["ba"]))
+    with pytest.raises(InputError, match="generate needs a run trained to language"):
+        Asked(trained["translate"]).generate("ba")
+    with pytest.raises(InputError, match="classify needs a run trained to classify"):
+        list(Asked(trained["masked"]).classify(["ba"]))
+
+
+def test_an_empty_line_is_named(trained: Trained) -> None:
+    with pytest.raises(InputError, match="there must be a text on each line: line 2 is empty"):
+        list(Asked(trained["translate"]).translate(["ba", " "]))
+    with pytest.raises(InputError, match="line 3 is empty"):
+        list(Asked(trained["classify"]).classify(["ba", "be", ""]))
+
+
+def test_probabilities_of_labels(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Asked(trained["classify"])
+    monkeypatch.setattr("addnorm.runs.use.CHUNK", 4)
+    texts = lines(11, seed=5)
+    found = list(asked.classify(texts))
+    one = asked.tokenizers["text"]
+    with torch.no_grad():
+        for text, row in zip(texts, found, strict=True):
+            logits = asked.model(torch.tensor([[BEGIN, *one.encode(text), END]]))[0]
+            wanted = dict(zip(("no", "yes"), logits.softmax(-1).tolist(), strict=True))
+            assert row == pytest.approx(wanted, abs=1e-5)
+
+
+def test_a_long_text_is_read_as_in_training(trained: Trained) -> None:
+    asked = Asked(trained["classify"])
+    long = "ba " * 200
+    assert asked.run.config.data.longest == 256
+    cut = asked.tokenizers["text"].decode(asked.tokenizers["text"].encode(long)[:254])
+    (one,), (other,) = asked.classify([long]), asked.classify([cut])
+    assert one == other
+
+
+def write_pairs(folder: Path, count: int = 30) -> tuple[str, str]:
+    texts = lines(count, seed=5)
+    (folder / "test.source").write_text("".join(text + "\n" for text in texts))
+    (folder / "test.target").write_text("".join(answer(text) + "\n" for text in texts))
+    return str(folder / "test.source"), str(folder / "test.target")
+
+
+def test_figures_of_a_translator(trained: Trained, tmp_path: Path) -> None:
+    sacrebleu = pytest.importorskip("sacrebleu")
+    asked = Asked(trained["translate"])
+    source, target = write_pairs(tmp_path)
+    found = asked.evaluate(source, target, beam=2)
+    texts = lines(30, seed=5)
+    wanted = [answer(text) for text in texts]
+    said = [best[0].text for best in asked.translate(texts, beam=2)]
+    assert found["bleu"] == pytest.approx(sacrebleu.corpus_bleu(said, [wanted]).score, abs=1e-5)
+    assert found["chrf"] == pytest.approx(sacrebleu.corpus_chrf(said, [wanted]).score, abs=1e-5)
+    lower = sacrebleu.corpus_bleu(said, [wanted], lowercase=True).score
+    assert found["bleu_lower"] == pytest.approx(lower, abs=1e-5)
+    assert "case:mixed" in found["bleu_signature"] and "case:lc" in found["bleu_lower_signature"]
+    assert "nc:6" in found["chrf_signature"]
+    assert (found["sentences"], found["beam"]) == (30, 2)
+    assert found["exact"] == sum(s == w for s, w in zip(said, wanted, strict=True)) / 30
+    one, total, count = asked.tokenizers["text"], 0.0, 0
+    for text, target_text in zip(texts, wanted, strict=True):
+        ids = one.encode(target_text)
+        inputs = torch.tensor([[*one.encode(text), END]]), torch.tensor([[BEGIN, *ids]])
+        with torch.no_grad():
+            logits = asked.model(*inputs)[0]
+        goal = torch.tensor([*ids, END])
+        total += float(functional.cross_entropy(logits, goal, reduction="sum"))
+        count += len(goal)
+    assert found["loss"] == pytest.approx(total / count, rel=1e-5)
+
+
+def test_figures_of_a_language_model(trained: Trained, tmp_path: Path) -> None:
+    """Bits per byte, by hand: all log-probabilities, over all bytes of the text."""
+    asked = Asked(trained["language"])
+    text = "".join(line.capitalize() + ".\n" for line in lines(20, seed=5))
+    (tmp_path / "test.txt").write_text(text)
+    found = asked.evaluate(str(tmp_path / "test.txt"))
+    ids = torch.tensor(asked.tokenizers["text"].encode(text))
+    length, total = asked.model.config.length, 0.0
+    with torch.no_grad():
+        for start in range(0, len(ids) - 1, length):
+            piece = ids[start : start + length + 1]
+            logits = asked.model(piece[None, :-1])[0]
+            total += float(functional.cross_entropy(logits, piece[1:], reduction="sum"))
+    assert found["loss"] == pytest.approx(total / (len(ids) - 1), rel=1e-5)
+    assert found["perplexity"] == pytest.approx(math.exp(found["loss"]))
+    bits = total / (len(ids) - 1) * len(ids) / math.log(2) / len(text.encode())
+    assert found["bits_per_byte"] == pytest.approx(bits, rel=1e-5)
+    assert found["tokens"] == len(ids)
+
+
+def test_figures_of_a_classifier(trained: Trained, tmp_path: Path) -> None:
+    asked = Asked(trained["classify"])
+    texts = lines(25, seed=5)
+    rows = ["text,label", *(f"{text},{label(text)}" for text in texts)]
+    (tmp_path / "test.csv").write_text("\n".join(rows) + "\n")
+    found = asked.evaluate(str(tmp_path / "test.csv"))
+    given = [[row["no"], row["yes"]] for row in asked.classify(texts)]
+    wanted = classes(given, [int(label(text) == "yes") for text in texts])
+    assert found == pytest.approx({**wanted, "texts": 25}, abs=1e-6)
+    (tmp_path / "test.csv").write_text("text,label\nba,maybe\n")
+    with pytest.raises(InputError, match="a label that is not one of the model's: 'maybe'"):
+        asked.evaluate(str(tmp_path / "test.csv"))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_without_a_file_the_held_out_part_is_measured(task: str, trained: Trained) -> None:
+    asked = Asked(trained[task])
+    found, best = asked.evaluate(), asked.run.summary()["best"]
+    assert found == pytest.approx(best, rel=1e-5)
+
+
+def test_a_file_is_measured_to_its_end(trained: Trained, tmp_path: Path) -> None:
+    """Neither the bound on evaluations in training nor the run's limit on rows applies."""
+    asked = wish("masked", trained.data, "data.limit=60", steps=1)
+    train(asked, tmp_path / "run")
+    (tmp_path / "test.txt").write_text("".join(line + "\n" for line in lines(80, seed=5)))
+    run = Asked(tmp_path / "run")
+    found = run.evaluate(str(tmp_path / "test.txt"))
+    assert found["texts"] == 80
+    from addnorm.runs.tasks.base import TextTask
+
+    before = TextTask.most_held_out
+    try:
+        TextTask.most_held_out = 30
+        assert run.evaluate(str(tmp_path / "test.txt")) == found
+    finally:
+        TextTask.most_held_out = before
+
+
+def test_eight_bits_are_nearly_as_good(trained: Trained, tmp_path: Path) -> None:
+    whole, narrow = Asked(trained["language"]), Asked(trained["language"], int8=True)
+    losses = [asked.evaluate()["loss"] for asked in (whole, narrow)]
+    assert losses[0] != losses[1] and losses[1] == pytest.approx(losses[0], rel=0.05)
+
+
+def test_a_run_of_another_format_is_refused(trained: Trained, tmp_path: Path) -> None:
+    facts = json.loads((trained["language"] / "run.json").read_text()) | {"version": 2}
+    (tmp_path / "run.json").write_text(json.dumps(facts))
+    with pytest.raises(AddnormError, match="is a run of format 2; this addnorm reads 1"):
+        Asked(tmp_path)

@@ -1,0 +1,31 @@
+"""Small tables that can be learnt in a second, and settings that do."""
+
+from typing import Any
+
+import numpy as np
+
+from addnorm.data.frame import Array, Frame
+
+QUICK: dict[str, Any] = {
+    "width": 16,
+    "depth": 1,
+    "heads": 2,
+    "epochs": 8,
+    "batch_size": 64,
+    "learning_rate": 1e-2,
+    "drop_cells": 0.0,
+    "random_state": 0,
+}
+
+
+def people(rows: int = 240, seed: int = 0) -> tuple[Frame, Array]:
+    """Ages, jobs, dates, a column without meaning; the answer depends on age and job."""
+    rng = np.random.default_rng(seed)
+    age = rng.integers(18, 80, rows).astype(float)
+    job = rng.choice(["cook", "nurse", "pilot"], rows).astype(object)
+    noise = rng.normal(size=rows)
+    start = np.datetime64("2024-01-01") + rng.integers(0, 700, rows)
+    age[::17], job[::23] = np.nan, None
+    answer = (np.nan_to_num(age, nan=40) > 45) | (job == "pilot")
+    columns = {"age": age, "job": job, "noise": noise, "start": start.astype("datetime64[s]")}
+    return Frame("people", columns), np.where(answer, "yes", "no")

@@ -1,0 +1,313 @@
+"""Estimators: fit and predict, what they take, what they keep, what they say."""
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.compose import make_column_transformer
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from addnorm.data.frame import Frame
+from addnorm.data.schema import Schema, infer
+from addnorm.errors import ConfigError, InputError, SavedError
+from addnorm.tabular import (
+    FTTransformerClassifier,
+    FTTransformerRegressor,
+    SAINTClassifier,
+    TabTransformerClassifier,
+    load,
+    save,
+)
+from addnorm.tabular.estimators import ESTIMATORS, RECOMMENDED
+from addnorm.tabular.holdout import hold_out
+from tests.tabular.data import QUICK, people
+
+pandas = pytest.importorskip("pandas")
+polars = pytest.importorskip("polars")
+X, Y = people()
+
+
+@pytest.fixture(scope="module")
+def fitted() -> FTTransformerClassifier:
+    return FTTransformerClassifier(**QUICK | {"epochs": 25}).fit(X, Y)
+
+
+def test_it_learns(fitted: FTTransformerClassifier) -> None:
+    other, answers = people(seed=1)
+    assert fitted.score(other, answers) > 0.9
+    told = fitted.predict_proba(other)
+    assert told.shape == (240, 2) and np.allclose(told.sum(axis=1), 1)
+    assert list(fitted.classes_) == ["no", "yes"]
+    assert fitted.report_["valid"]["accuracy"] > 0.85 and fitted.temperature_ != 1.0
+
+
+@pytest.mark.parametrize("kind", (TabTransformerClassifier, SAINTClassifier))
+def test_the_others_learn_too(kind: Any) -> None:
+    model = kind(**QUICK | {"width": 32, "epochs": 20}).fit(X, Y)
+    other, answers = people(seed=1)
+    assert model.score(other, answers) > 0.8
+
+
+def test_numbers_are_learnt_in_their_own_unit() -> None:
+    y = 1000 + 50 * np.nan_to_num(X.columns["age"], nan=40)
+    model = FTTransformerRegressor(**QUICK | {"epochs": 25}).fit(X, y)
+    assert model.score(X, y) > 0.9
+    assert model.report_["valid"]["rmse"] < 0.3 * y.std()
+
+
+@pytest.mark.parametrize("make", (pandas.DataFrame, polars.DataFrame))
+def test_frames_of_every_kind_give_the_same(fitted: FTTransformerClassifier, make: Any) -> None:
+    wanted = fitted.predict_proba(X)
+    start = X.columns["start"].astype("datetime64[us]")
+    frame = make({**X.columns, "start": start})
+    assert np.array_equal(fitted.predict_proba(frame), wanted)
+    assert np.array_equal(fitted.predict_proba(frame[list(X.columns)[::-1]]), wanted)
+
+
+def test_columns_are_named_in_errors(fitted: FTTransformerClassifier) -> None:
+    with pytest.raises(InputError, match="without 'age'"):
+        fitted.predict(X.without("age"))
+    with pytest.raises(InputError, match="with 'z', which training did not have"):
+        fitted.predict(Frame("t", {**X.columns, "z": X.columns["age"]}))
+
+
+def test_missing_and_unseen_values_are_taken(fitted: FTTransformerClassifier) -> None:
+    rows = Frame("t", {name: column[:3].copy() for name, column in X.columns.items()})
+    rows.columns["job"][:] = ["astronaut", None, "cook"]
+    rows.columns["age"][:] = [np.nan, np.inf, -1e300]
+    assert np.isfinite(fitted.predict_proba(rows)).all()
+
+
+def test_the_seed_decides_to_the_bit() -> None:
+    settings = QUICK | {"epochs": 2, "drop_cells": 0.2, "dropout": 0.1}
+    torch.manual_seed(1)
+    one = FTTransformerClassifier(**settings).fit(X, Y).predict_proba(X)
+    torch.manual_seed(2)
+    before = torch.get_rng_state()
+    two = FTTransformerClassifier(**settings).fit(X, Y).predict_proba(X)
+    assert np.array_equal(one, two)
+    assert torch.equal(torch.get_rng_state(), before)
+    three = FTTransformerClassifier(**settings | {"random_state": 1}).fit(X, Y).predict_proba(X)
+    assert not np.array_equal(one, three)
+
+
+@pytest.mark.parametrize(
+    ("labels", "kind"),
+    (([True, False], "b"), ([3, 7], "i"), (["ü", "x"], "U"), ([0, 1, 2], "i"), ([0.0, 1.0], "f")),
+)
+def test_labels_of_every_kind(labels: list[Any], kind: str) -> None:
+    y = np.array(labels)[np.arange(60) % len(labels)]
+    model = FTTransformerClassifier(**QUICK | {"epochs": 1}).fit(X.take(np.arange(60)), y)
+    assert model.classes_.tolist() == sorted(labels) and model.classes_.dtype.kind == kind
+    assert set(model.predict(X).tolist()) <= set(labels)
+
+
+def test_imbalance_and_a_class_met_once() -> None:
+    y = np.array(["common"] * 100 + ["rare"])
+    model = FTTransformerClassifier(**QUICK | {"epochs": 1}).fit(X.take(np.arange(101)), y)
+    assert model.predict_proba(X).shape == (240, 2)
+
+
+def test_weights_decide() -> None:
+    """Rows with weight 0 say nothing: their labels turned over change nothing that matters."""
+    weight = (np.arange(len(Y)) % 2 == 0).astype(float)
+    turned = np.where(weight > 0, Y, np.where(Y == "yes", "no", "yes"))
+    model = FTTransformerClassifier(**QUICK | {"epochs": 25}).fit(X, turned, sample_weight=weight)
+    assert model.score(X, Y) > 0.85
+    with pytest.raises(InputError, match="sample_weight must be 0 or more: got -1"):
+        model.fit(X, Y, sample_weight=-np.ones(len(Y)))
+
+
+def test_eval_set_is_what_stops_and_calibrates() -> None:
+    other = people(60, seed=3)
+    model = FTTransformerClassifier(**QUICK | {"epochs": 2}).fit(X, Y, eval_set=[other])
+    assert model.report_["held_out"] == 60 and model.report_["rows"] == 240
+    with pytest.raises(InputError, match="eval_set must have the classes of the training rows"):
+        model.fit(X, Y, eval_set=(other[0], np.array(["maybe"] * 60)))
+    with pytest.raises(InputError, match=r"eval_set must be a pair \(X, y\)"):
+        model.fit(X, Y, eval_set=(other[0],))
+
+
+def test_early_stopping_keeps_the_best_weights() -> None:
+    settings = QUICK | {"epochs": 30, "patience": 2, "learning_rate": 0.1}
+    model = FTTransformerClassifier(**settings).fit(X, Y)
+    losses = {row["step"]: row["loss"] for row in model.report_["history"]}
+    assert model.report_["best_step"] == min(losses, key=lambda step: losses[step])
+    assert len(losses) < 30
+
+
+def test_time_is_kept() -> None:
+    model = FTTransformerClassifier(**QUICK | {"epochs": 10_000, "minutes": 1e-4}).fit(X, Y)
+    assert model.report_["epochs"] < 100
+    assert any("the time is up" in note for note in model.report_["notes"])
+
+
+def test_ctrl_c_leaves_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    from addnorm.tabular import fitting
+
+    class Impatient(fitting.Watch):
+        def stepped(self, loop: Any, step: Any) -> None:
+            loop.stop_asked = step.number == 3
+
+    monkeypatch.setattr(fitting, "Watch", Impatient)
+    model = FTTransformerClassifier(**QUICK).fit(X, Y)
+    assert model.report_["stopped"] and model.report_["steps"] == 3
+    assert model.predict(X).shape == (240,)
+
+
+def test_averaged_weights_survive_every_embedding() -> None:
+    settings = QUICK | {"epochs": 3, "ema": 0.9, "embedding": "piecewise"}
+    model = FTTransformerClassifier(**settings, embedding_options={"bins": 4}).fit(X, Y)
+    assert np.isfinite([row["loss"] for row in model.report_["history"]]).all()
+
+
+def test_members_and_recommended_settings() -> None:
+    model = FTTransformerClassifier(**RECOMMENDED | {"epochs": 1, "members": 3}).fit(X, Y)
+    assert model.model_.config.members == 3 and model.predict_proba(X).shape == (240, 2)
+
+
+def test_kinds_of_columns_can_be_asked_for(tmp_path: Path) -> None:
+    quick = QUICK | {"epochs": 1}
+    model = FTTransformerClassifier(**quick, schema={"noise": "ignore"}).fit(X, Y)
+    assert "noise" not in model.recipe_.names
+    assert "column 'noise' is left out: as asked for." in model.report_["notes"]
+    path = tmp_path / "schema.toml"
+    infer(X).change({"start": "ignore"}).save(path)
+    names = FTTransformerClassifier(**quick, schema=path).fit(X, Y).recipe_.names
+    assert names == ["age", "noise", "job"]
+    given = Schema.load(path)
+    assert FTTransformerClassifier(**quick, schema=given).fit(X, Y).recipe_.names == names
+    with pytest.raises(ConfigError, match="schema must be a Schema, a path, or a table of column"):
+        FTTransformerClassifier(**quick, schema=3).fit(X, Y)
+
+
+@pytest.mark.parametrize(
+    ("y", "said"),
+    (
+        (["a"] * 240, "the target has one class, .*'a'"),
+        (None, "requires y to be passed, but the target y is None"),
+        ([None] * 240, "Input y contains NaN or None: 240 targets are missing"),
+        (["a", "b"], "X and y must have as many rows: got 240 and 2"),
+    ),
+)
+def test_bad_classes(y: Any, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        FTTransformerClassifier(**QUICK).fit(X, y)
+
+
+def test_bad_numbers() -> None:
+    with pytest.raises(InputError, match=r"y must be numbers: got <U\d+. Try the classifier"):
+        FTTransformerRegressor(**QUICK).fit(X, Y)
+    with pytest.raises(InputError, match="y contains NaN or infinity: every row must have a numb"):
+        FTTransformerRegressor(**QUICK).fit(X, np.full(240, np.inf))
+    with pytest.raises(ConfigError, match="epochs must be 1 or more: got -1"):
+        FTTransformerRegressor(**QUICK | {"epochs": -1}).fit(X, X.columns["noise"])
+
+
+# ── scikit-learn around them ──────────────────────────────────────────────────────────────────────
+
+
+def test_pipelines_searches_and_calibration() -> None:
+    numbers = np.column_stack((np.nan_to_num(X.columns["age"]), X.columns["noise"]))
+    quick = FTTransformerClassifier(**QUICK | {"epochs": 2})
+    scaled = make_column_transformer((StandardScaler(), ["age"]), remainder="passthrough")
+    scaled.set_output(transform="pandas")
+    pipe = make_pipeline(scaled, clone(quick))
+    pipe.fit(pandas.DataFrame(numbers, columns=["age", "noise"]), Y)
+    assert list(pipe[-1].feature_names_in_) == ["standardscaler__age", "remainder__noise"]
+    search = GridSearchCV(quick, {"depth": [1, 2]}, cv=2).fit(numbers, Y)
+    assert search.best_params_["depth"] in (1, 2)
+    assert CalibratedClassifierCV(quick, cv=2).fit(numbers, Y).predict_proba(numbers).shape == (
+        240,
+        2,
+    )
+    assert cross_val_score(quick, numbers, Y, cv=2).shape == (2,)
+
+
+# ── Kept on disk ──────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_saved_estimators_answer_the_same(tmp_path: Path, name: str) -> None:
+    settings = QUICK | {"epochs": 1}
+    if name.startswith("FT"):
+        settings |= {"embedding": "piecewise", "members": 2}
+    y = Y if name.endswith("Classifier") else X.columns["noise"]
+    model: Any = ESTIMATORS[name](**settings)
+    model.fit(X, y)
+    save(model, tmp_path / "m")
+    again: Any = load(tmp_path / "m")
+    assert type(again) is type(model) and again.get_params() == model.get_params()
+    assert np.array_equal(again.predict(X), model.predict(X))
+    assert again.predict(X).dtype == model.predict(X).dtype
+    pickled = pickle.loads(pickle.dumps(model))
+    assert np.array_equal(pickled.predict(X), model.predict(X))
+
+
+def test_no_row_is_kept(fitted: FTTransformerClassifier, tmp_path: Path) -> None:
+    """A value that only one row has is in no file: not its number, not its text."""
+    table = Frame("t", {name: column.copy() for name, column in X.columns.items()})
+    table.columns["noise"][5] = 0.123456789
+    model = FTTransformerClassifier(**QUICK | {"epochs": 1}, rare=2)
+    table.columns["job"][5] = "Methuselah"
+    model.fit(table, Y)
+    save(model, tmp_path)
+    for content in (pickle.dumps(model), (tmp_path / "model.safetensors").read_bytes()):
+        assert b"Methuselah" not in content and len(content) < 300_000
+
+
+def test_saved_files_are_for_people_too(fitted: FTTransformerClassifier, tmp_path: Path) -> None:
+    save(fitted, tmp_path)
+    assert Schema.load(tmp_path / "schema.toml") == fitted.recipe_.schema
+    assert json.loads((tmp_path / "report.json").read_text())["rows"] == 192
+
+
+def test_what_is_no_table_model_is_refused(tmp_path: Path) -> None:
+    from addnorm.models.saved import write_tensors
+
+    with pytest.raises(SavedError, match="only a fitted estimator can be saved"):
+        save(FTTransformerClassifier(), tmp_path)
+    write_tensors(tmp_path / "model.safetensors", {"x": torch.zeros(1)}, {})
+    with pytest.raises(SavedError, match="does not hold a model for tables"):
+        load(tmp_path)
+    facts = {"kind": "table", "estimator": "SAINTRegressor", "table_version": "9"}
+    write_tensors(tmp_path / "model.safetensors", {"x": torch.zeros(1)}, facts)
+    with pytest.raises(SavedError, match="has table version 9; this addnorm reads 1"):
+        load(tmp_path)
+    damaged = facts | {"table_version": "1", "facts": "{}"}
+    write_tensors(tmp_path / "model.safetensors", {"x": torch.zeros(1)}, damaged)
+    with pytest.raises(SavedError, match="cannot be read: 'params'"):
+        load(tmp_path)
+
+
+# ── Held-out rows ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_held_out_rows_have_the_classes_shares() -> None:
+    classes = np.array([0] * 80 + [1] * 20 + [2])
+    train, valid = hold_out(101, 0.2, classes=classes, seed=3)
+    assert sorted([*train, *valid]) == list(range(101))
+    assert np.bincount(classes[valid], minlength=3).tolist() == [16, 4, 0]
+
+
+def test_groups_and_time() -> None:
+    groups = np.repeat(np.arange(10), 7)
+    train, valid = hold_out(70, 0.3, groups=groups)
+    assert not set(groups[train]) & set(groups[valid]) and len(valid) == 21
+    train, valid = hold_out(70, 0.3, order="time")
+    assert valid.tolist() == list(range(49, 70))
+    assert len(hold_out(20, None)[1]) == 0 and len(hold_out(100, None)[1]) == 20
+    with pytest.raises(ConfigError, match="held out must be at least 0 and below 1: got 1"):
+        hold_out(70, 1.0)
+    with pytest.raises(InputError, match="two groups or more to hold one out: got 1"):
+        hold_out(5, 0.2, groups=np.zeros(5))
+    with pytest.raises(ConfigError, match="split has no choice 'tme'"):
+        hold_out(50, 0.2, order="tme")

@@ -1,0 +1,219 @@
+"""Figures, calibration and explanations against loops and against scikit-learn."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics as sk
+
+from addnorm.data.frame import Frame
+from addnorm.data.recipe import Encoded
+from addnorm.errors import InputError
+from addnorm.tabular import (
+    FTTransformerClassifier,
+    FTTransformerRegressor,
+    TabTransformerClassifier,
+)
+from addnorm.tabular.calibration import fit_temperature, logits_of, probabilities_of
+from addnorm.tabular.compare import compare
+from addnorm.tabular.explain import explain, explain_row, integrated, spearman
+from addnorm.tabular.fitting import answer, drop_cells, losses
+from addnorm.tabular.metrics import auc, brier, class_figures, number_figures, reliability
+from tests.tabular.data import QUICK, people
+
+RNG = np.random.default_rng(0)
+TWO = RNG.dirichlet((1, 2), 300)
+TWO_TRUE = (RNG.random(300) < TWO[:, 1]).astype(int)
+FOUR = RNG.dirichlet((1, 2, 1, 1), 300)
+FOUR_TRUE = np.array([RNG.choice(4, p=p) for p in FOUR])
+
+
+def test_figures_are_scikit_learns() -> None:
+    two, four = class_figures(TWO, TWO_TRUE), class_figures(FOUR, FOUR_TRUE)
+    assert two["auc"] == pytest.approx(sk.roc_auc_score(TWO_TRUE, TWO[:, 1]))
+    assert four["auc"] == pytest.approx(sk.roc_auc_score(FOUR_TRUE, FOUR, multi_class="ovr"))
+    assert two["brier"] == pytest.approx(sk.brier_score_loss(TWO_TRUE, TWO[:, 1]))
+    for found, p, true in ((two, TWO, TWO_TRUE), (four, FOUR, FOUR_TRUE)):
+        assert found["log_loss"] == pytest.approx(sk.log_loss(true, p))
+        assert found["accuracy"] == sk.accuracy_score(true, p.argmax(axis=1))
+    numbers = number_figures(TWO[:, 0], FOUR[:, 0])
+    assert numbers["r2"] == pytest.approx(sk.r2_score(FOUR[:, 0], TWO[:, 0]))
+    assert numbers["rmse"] == pytest.approx(sk.root_mean_squared_error(FOUR[:, 0], TWO[:, 0]))
+
+
+def test_auc_counts_ties_half() -> None:
+    score, positive = RNG.integers(0, 5, 60).astype(float), RNG.integers(0, 2, 60)
+    pairs = [
+        1.0 if a > b else 0.5 if a == b else 0.0
+        for a, x in zip(score, positive, strict=True)
+        for b, y in zip(score, positive, strict=True)
+        if x and not y
+    ]
+    assert auc(score, positive) == pytest.approx(sum(pairs) / len(pairs))
+    assert math.isnan(auc(score, np.ones(60)))
+
+
+def test_brier_of_several_classes() -> None:
+    total = 0.0
+    for p, k in zip(FOUR, FOUR_TRUE, strict=True):
+        total += sum((p[c] - (c == k)) ** 2 for c in range(4))
+    assert brier(FOUR, FOUR_TRUE) == pytest.approx(total / 300)
+
+
+def test_calibration_error_is_the_mean_gap_of_bins() -> None:
+    total = 0.0
+    for b in range(10):
+        rows = [
+            i
+            for i in range(300)
+            if b / 10 <= TWO[i, 1] < (b + 1) / 10 or (b == 9 and TWO[i, 1] == 1)
+        ]
+        if rows:
+            gap = np.mean([TWO[i, 1] for i in rows]) - np.mean([TWO_TRUE[i] for i in rows])
+            total += len(rows) / 300 * abs(gap)
+    assert reliability(TWO, TWO_TRUE, bins=10).ece == pytest.approx(total)
+    sure = np.array([[0.5, 0.5], [0.5, 0.5]])
+    assert reliability(sure, np.array([0, 1])).ece == 0.0
+
+
+# ── Temperature ───────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("classes", (2, 4))
+@pytest.mark.parametrize("true", (0.5, 1.0, 3.0))
+def test_the_temperature_is_found(classes: int, true: float) -> None:
+    torch.manual_seed(1)
+    logits = 2 * torch.randn(20_000, classes)
+    target = torch.distributions.Categorical(logits=logits).sample()
+    given = true * (logits[:, 1:] - logits[:, :1] if classes == 2 else logits)
+    found = fit_temperature(given, target, torch.ones(20_000))
+    assert found == pytest.approx(true, rel=0.05)
+    grid = torch.linspace(0.2, 6, 400)
+    values = [
+        float(-torch.log_softmax(logits_of(given) / t, 1).gather(1, target[:, None]).mean())
+        for t in grid
+    ]
+    assert found == pytest.approx(float(grid[int(np.argmin(values))]), abs=0.02)
+
+
+def test_temperature_keeps_the_order_and_needs_rows() -> None:
+    answers = torch.randn(50, 3)
+    for temperature in (0.3, 4.0):
+        told = probabilities_of(answers, temperature)
+        assert torch.equal(told.argmax(dim=1), answers.argmax(dim=1))
+    assert fit_temperature(answers[:5], torch.zeros(5).long(), torch.ones(5)) == 1.0
+    assert fit_temperature(answers, torch.zeros(50).long(), torch.ones(50)) == 1.0
+
+
+# ── Training ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("classes", (0, 2, 4))
+def test_losses_are_means_over_members(classes: int) -> None:
+    answers = torch.randn(5, 3, classes if classes > 2 else 1)
+    target = torch.randint(max(classes, 1), (5,)) if classes else torch.randn(5)
+    found = losses(answers, target, classes)
+    for row in range(5):
+        each = []
+        for member in range(3):
+            y = answers[row, member]
+            if classes > 2:
+                each.append(-float(y.log_softmax(0)[target[row]]))
+            elif classes:
+                p = float(torch.sigmoid(y[0]))
+                each.append(-math.log(p if target[row] else 1 - p))
+            else:
+                each.append(float((y[0] - target[row]) ** 2))
+        assert float(found[row]) == pytest.approx(sum(each) / 3, rel=1e-4)
+
+
+def test_cells_are_dropped_at_the_rate_asked_for() -> None:
+    table = Encoded(torch.zeros(4000, 3), torch.full((4000, 2), 5))
+    numbers, codes = drop_cells(table, 0.2)
+    assert float(numbers.isnan().float().mean()) == pytest.approx(0.2, abs=0.02)
+    assert float((codes == 0).float().mean()) == pytest.approx(0.15, abs=0.02)
+    assert float((codes == 1).float().mean()) == pytest.approx(0.05, abs=0.02)
+    assert drop_cells(table, 0.0)[0] is table.numbers
+
+
+# ── Explanations ──────────────────────────────────────────────────────────────────────────────────
+
+X, Y = people()
+
+
+@pytest.fixture(scope="module")
+def fitted() -> FTTransformerClassifier:
+    return FTTransformerClassifier(**QUICK | {"epochs": 25}).fit(X, Y)
+
+
+def test_the_columns_that_matter_come_first(fitted: FTTransformerClassifier) -> None:
+    found = explain(fitted, *people(seed=1))
+    assert {name for name, _ in found.ranked()[:2]} == {"age", "job"}
+    assert found.columns == ("age", "noise", "start", "job")
+    assert found.attention is not None and 0 < sum(found.attention) < 1
+    assert found.looks.shape == (len(found.looking),) * 2
+    assert set(found.agreement) == {
+        "permutation and gradient",
+        "permutation and attention",
+        "gradient and attention",
+    }
+    with pytest.raises(InputError, match="X and y must have as many rows: got 240 and 2"):
+        explain(fitted, X, ["yes", "no"])
+
+
+@pytest.mark.parametrize("kind", (FTTransformerClassifier, TabTransformerClassifier))
+def test_shares_add_up(kind: Any) -> None:
+    model = kind(**QUICK | {"epochs": 3}).fit(X, Y)
+    one = explain_row(model, X, 4)
+    assert sum(one.shares) == pytest.approx(one.answer - one.typical, abs=0.02, rel=0.01)
+    told = model.predict_proba(X.take(np.array([4])))[0]
+    odds = math.log(told[1] / told[0]) * model.temperature_
+    assert one.answer == pytest.approx(odds, abs=1e-4) and one.about == "the log-odds of yes"
+    assert one.values[0] == f"{X.columns['age'][4]:g}"
+    shares, end, start = integrated(model.model_, model.recipe_.encode(X), steps=512)
+    assert torch.allclose(shares.sum(dim=1), end - start, atol=0.05, rtol=0.02)
+    with pytest.raises(InputError, match="row must be 0 to 239: got 240"):
+        explain_row(model, X, 240)
+
+
+def test_numbers_are_explained_in_their_unit() -> None:
+    y = 500 + 10 * X.columns["noise"]
+    model = FTTransformerRegressor(**QUICK).fit(X, y)
+    one = explain_row(model, X, 0)
+    assert one.answer == pytest.approx(float(model.predict(X.take(np.array([0])))[0]), rel=1e-5)
+    assert explain(model, X, y).ranked()[0][0] == "noise"
+
+
+def test_spearman() -> None:
+    assert spearman(np.array([1.0, 2, 3]), np.array([10.0, 20, 90])) == pytest.approx(1)
+    assert spearman(np.array([1.0, 2, 3]), np.array([3.0, 2, 1])) == pytest.approx(-1)
+    assert spearman(np.array([1.0, 1, 3, 4]), np.array([1.0, 2, 3, 3])) == pytest.approx(8 / 9)
+    assert math.isnan(spearman(np.ones(3), np.arange(3.0)))
+
+
+def test_boosting_stands_beside(fitted: FTTransformerClassifier) -> None:
+    encode, target = fitted.recipe_.encode, (Y == "yes").astype(int)
+    found = compare((encode(X), target), (encode(X), target), 2)
+    assert found[0]["model"] == "HistGradientBoosting" and found[0]["accuracy"] > 0.9
+    (first, *_) = compare((encode(X), X.columns["noise"]), (encode(X), X.columns["noise"]), 0)
+    assert first["rmse"] < 0.5 and first["fit_seconds"] > 0
+
+
+def test_answers_do_not_depend_on_company(fitted: FTTransformerClassifier) -> None:
+    table = fitted.recipe_.encode(X)
+    whole = answer(fitted.model_, table, 64)
+    for rows in ([3], [9, 8], list(range(40))):
+        part = answer(fitted.model_, table.take(torch.tensor(rows)), 64)
+        assert torch.equal(part, whole[rows])
+    assert answer(fitted.model_, table.take(torch.tensor([], dtype=torch.long)), 64).shape == (
+        0,
+        1,
+        1,
+    )
+
+
+def test_explaining_needs_no_frame_of_ours(fitted: FTTransformerClassifier) -> None:
+    assert isinstance(X, Frame)
+    assert explain_row(fitted, dict(X.columns), 0) == explain_row(fitted, X, 0)

@@ -1,0 +1,61 @@
+"""scikit-learn's own checks of estimators; the few that cannot pass are listed with the reason."""
+
+from typing import Any
+
+import pytest
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from addnorm.tabular import (
+    FTTransformerClassifier,
+    FTTransformerRegressor,
+    SAINTClassifier,
+    SAINTRegressor,
+    TabTransformerClassifier,
+    TabTransformerRegressor,
+)
+
+SMALL: dict[str, Any] = {
+    "width": 16,
+    "depth": 1,
+    "heads": 2,
+    "epochs": 12,
+    "batch_size": 32,
+    "learning_rate": 5e-3,
+    "attention_dropout": 0.0,
+    "ffn_dropout": 0.0,
+    "drop_cells": 0.0,
+    "random_state": 0,
+}
+WEIGHTS = {"check_sample_weight_equivalence_on_dense_data": "batches are drawn by row"}
+COMPANY = "a row is predicted in the light of the rows it comes with"
+
+
+def expected(estimator: Any) -> dict[str, str]:
+    if estimator.kind != "saint":
+        return WEIGHTS
+    return WEIGHTS | {
+        "check_methods_subset_invariance": COMPANY,
+        "check_methods_sample_order_invariance": COMPANY,
+    }
+
+
+@parametrize_with_checks(
+    [FTTransformerClassifier(**SMALL), FTTransformerRegressor(**SMALL)],
+    expected_failed_checks=expected,
+)
+def test_checks(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+@pytest.mark.slow
+@parametrize_with_checks(
+    [
+        TabTransformerClassifier(**SMALL),
+        TabTransformerRegressor(**SMALL),
+        SAINTClassifier(**SMALL),
+        SAINTRegressor(**SMALL),
+    ],
+    expected_failed_checks=expected,
+)
+def test_checks_of_the_others(estimator: Any, check: Any) -> None:
+    check(estimator)
