@@ -79,6 +79,10 @@ class Told(Observer):
     def __init__(self) -> None:
         self.texts: list[str] = []
         self.losses: list[float] = []
+        self.begun = False
+
+    def begin(self, loop: Any) -> None:
+        self.begun = True
 
     def stepped(self, loop: Any, step: Any) -> None:
         self.losses.append(step.loss)

@@ -40,6 +40,7 @@ def test_scores_are_those_of_the_model(trained: Trained) -> None:
     wanted = [float(logs[place, token]) for place, token in enumerate([*ids, END])]
     assert [value for _, value in best.pieces] == pytest.approx(wanted, abs=1e-4)
     assert best.score == pytest.approx(sum(wanted), abs=1e-4)
+    assert [piece for piece, _ in best.pieces] == [one.piece(token) for token in [*ids, END]]
 
 
 def test_texts_are_read_only_as_far_as_needed(trained: Trained) -> None:

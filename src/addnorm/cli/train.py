@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -97,7 +96,7 @@ def _check(args: argparse.Namespace) -> None:
 
 def _talker() -> Callable[[str], None]:
     """Talk goes to stderr, and only the first of several workers talks."""
-    if os.environ.get("RANK", "0") != "0":
+    if not _is_first():
         return lambda text: None
     return lambda text: print(text, file=sys.stderr, flush=True)
 
@@ -136,7 +135,7 @@ def _show_plan(settled: "Plan", args: argparse.Namespace) -> None:
 
 def _finish(outcome: Any, args: argparse.Namespace) -> None:
     """Say how it ended: the summary on stdout, the way on on stderr."""
-    if os.environ.get("RANK", "0") != "0":
+    if not _is_first():
         return
     from addnorm.report import sparkline
     from addnorm.runs.progress import say_figures, say_time
@@ -159,6 +158,13 @@ def _finish(outcome: Any, args: argparse.Namespace) -> None:
     if not figures["finished"]:
         print(f"go on with: addnorm train --resume {run.path}", file=sys.stderr)
         raise KeyboardInterrupt
+
+
+def _is_first() -> bool:
+    """Whether this is the only worker, or the first of several."""
+    from addnorm.train.parallel import launched
+
+    return (launched() or (0, 0, 1))[0] == 0
 
 
 def _number(value: object) -> bool:

@@ -199,6 +199,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, name: str, main: _Facts, facts: _Facts, args: Any, out: Any, given: list[Tensor]
     ) -> None:
         """Follow the stream through a norm, a factor, or a copy."""
+        if name in NORMS:
+            facts.norm = self.here[-1]
         if main.stream is None or main.shape != facts.shape:
             return
         node, carried = main.stream
@@ -217,7 +219,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             scale = out[2] if name == "native_layer_norm" else out[1]
             carry = (Carry(_plain(gain) * _plain(scale), centred=name == "native_layer_norm"),)
             self.trace.normed.append((self.here[-1], node))
-            facts.norm = self.here[-1]
         if carry is not None:
             facts.stream = node, (*carried, *carry)
             facts.norm = facts.norm or main.norm
@@ -225,10 +226,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def module_normed(self, path: str, given: Tensor, result: Tensor) -> None:
         """A module without parts turned the stream into something of even size: it is a norm."""
         before, after = self._facts.get(_key(given)), self._facts.get(_key(result))
-        if before is None or after is None or after.norm is not None or before.stream is None:
+        if before is None or after is None or after.norm is not None:
             return
         after.norm = path
-        self.trace.normed.append((path, before.stream[0]))
+        if before.stream is not None:
+            self.trace.normed.append((path, before.stream[0]))
 
     # ── Sites ─────────────────────────────────────────────────────────────────────────────────────
 

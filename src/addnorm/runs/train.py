@@ -1,6 +1,5 @@
 """Start a run, or go on with one: read, settle, build, train, keep the best, sum up."""
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -212,7 +211,7 @@ def find_device(config: Config) -> torch.device:
     if name == "cuda":
         if not torch.cuda.is_available():
             raise ConfigError("run.device=cuda needs a GPU that torch can use. Try run.device=cpu.")
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        return torch.device("cuda", (parallel.launched() or (0, 0, 1))[1])
     return torch.device(name)
 
 

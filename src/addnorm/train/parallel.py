@@ -42,9 +42,18 @@ def world() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
+def launched() -> tuple[int, int, int] | None:
+    """This process's number, its number on this machine, and how many there are, if torchrun began
+    it: torchrun tells its workers so in the environment, and nowhere else."""
+    told = os.environ
+    if "WORLD_SIZE" not in told:
+        return None
+    return int(told["RANK"]), int(told["LOCAL_RANK"]), int(told["WORLD_SIZE"])
+
+
 def join(device: torch.device) -> None:
     """Meet the other processes that torchrun started, if it did."""
-    if "WORLD_SIZE" in os.environ and not dist.is_initialized():
+    if launched() is not None and not dist.is_initialized():
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
 
 
