@@ -1,8 +1,9 @@
 """From measurements to findings: one table of rules.
 
 A rule looks at the evidence and says what it saw, or nothing. Severities: a `problem` will not
-train or gives wrong answers; a `warning` often ends so; a `note` is worth knowing. The limits were
-measured over healthy and sick models by bench/clinic_limits.py; docs/results/clinic.md has them.
+train or gives wrong answers; a `warning` often ends so; a `note` is worth knowing. The limits
+are set so that the sick models of the tests are found and the healthy ones are not;
+bench/clinic_limits.py prints where both lie.
 The file is long because the table is one: what is looked for, why, and what to try, side by side.
 """
 
@@ -399,7 +400,7 @@ RULES: tuple[Rule, ...] = (
         "Keep these channels in full precision when quantising.",
     ),
     Rule(
-        "positions become the same", "warning", _same,
+        "positions become the same", "note", _same,
         "Attention averages; in a deep stack whose shortcut is weak all positions end as one "
         "vector and little can be learnt (Dong et al. 2021, 2103.03404; Noci et al. 2022).",
         "addnorm=pre, admin or deepnorm; fewer blocks.",

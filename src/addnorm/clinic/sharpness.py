@@ -50,7 +50,7 @@ def sharpness(
     batch: Batch,
     objective: Objective,
     *,
-    iterations: int = 8,
+    iterations: int = 6,
     chunks: int = 4,
     eps: float = 1e-8,
     beta: float = 0.9,
