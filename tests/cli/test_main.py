@@ -84,11 +84,7 @@ def test_the_commands_to_try_work_as_pasted(
 
 @pytest.mark.parametrize(
     "command",
-    [
-        line
-        for verb in ("train", "evaluate", "translate", "generate", "classify", "runs", "demo")
-        for line in COMMANDS[verb].examples
-    ],
+    [line for verb in COMMANDS for line in COMMANDS[verb].examples],
 )
 def test_the_commands_that_need_files_are_understood(command: str) -> None:
     words = shlex.split(command.split("| ")[-1])

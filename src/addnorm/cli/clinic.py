@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from addnorm.cli.flags import add_set
 from addnorm.errors import ConfigError, SavedError, require
 
 if TYPE_CHECKING:
@@ -25,14 +26,7 @@ def clinic_flags(parser: argparse.ArgumentParser) -> None:
         help="a preset, a TOML file, a run, a Hugging Face directory; or `replay`",
     )
     parser.add_argument("case", nargs="?", help="with replay: the folder of a case")
-    parser.add_argument(
-        "--set",
-        dest="settings",
-        action="append",
-        default=[],
-        metavar="SECTION.FIELD=VALUE",
-        help="change one field of the configuration; may be repeated",
-    )
+    add_set(parser)
     parser.add_argument("--report", metavar="FILE.html", help="write a page with pictures, too")
     parser.add_argument("--lr", type=float, help="the planned rate: the training is rehearsed")
     parser.add_argument("--warmup", type=int, default=0, help="the planned warm-up (default 0)")
@@ -58,14 +52,7 @@ def race_flags(parser: argparse.ArgumentParser) -> None:
         metavar="SECTION.FIELD=A,B",
         help="what the runners differ in; may be repeated",
     )
-    parser.add_argument(
-        "--set",
-        dest="settings",
-        action="append",
-        default=[],
-        metavar="SECTION.FIELD=VALUE",
-        help="change one field for all; may be repeated",
-    )
+    add_set(parser, "change one field for all; may be repeated")
     parser.add_argument("--out", required=True, metavar="FOLDER", help="where the runs are kept")
     parser.add_argument("--seeds", type=int, default=1, help="seeds for each (default 1)")
     parser.add_argument("--minutes", type=float, help="time for all of them together")

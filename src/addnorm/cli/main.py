@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from addnorm import __version__
 from addnorm.cli import clinic, tables
+from addnorm.cli.flags import add_set
 from addnorm.errors import AddnormError
 
 MISUSE, FAILURE, INTERRUPTED = 2, 1, 130
@@ -29,18 +30,7 @@ class Command:
 
 def _target_flags(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("config", metavar="CONFIG|PRESET", help=what)
-    _set_flag(parser)
-
-
-def _set_flag(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--set",
-        dest="settings",
-        action="append",
-        default=[],
-        metavar="SECTION.FIELD=VALUE",
-        help="change one field of the configuration; may be repeated",
-    )
+    add_set(parser)
 
 
 def _cost_flags(parser: argparse.ArgumentParser) -> None:
@@ -90,7 +80,7 @@ def _train_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", metavar="RUN", help="go on with a run that was stopped")
     parser.add_argument("--size", help="tiny, small, base or big (else chosen from the data)")
     parser.add_argument("--minutes", type=float, help="time to train (else chosen from the data)")
-    _set_flag(parser)
+    add_set(parser)
     parser.add_argument("--dry-run", action="store_true", help="show what would be done, and stop")
     parser.add_argument("--board", action="store_true", help="write figures for TensorBoard, too")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -227,16 +217,13 @@ COMMANDS: dict[str, Command] = {
         "examine a Transformer: will it train, what is wrong with it, what to try",
         "addnorm.cli.clinic:clinic",
         clinic.clinic_flags,
-        ("addnorm clinic base", "addnorm clinic runs/ende --report clinic.html"),
+        clinic.CLINIC_EXAMPLES,
     ),
     "race": Command(
         "train variants of a configuration side by side, and say who won",
         "addnorm.cli.clinic:race",
         clinic.race_flags,
-        (
-            "addnorm race run.toml --vary model.addnorm=post,pre,admin --minutes 20",
-            "addnorm race run.toml --vary train.warmup=0,400 --vary model.depth=6,18 --seeds 3",
-        ),
+        clinic.RACE_EXAMPLES,
     ),
     "runs": Command(
         "list runs and their best scores",
