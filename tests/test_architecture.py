@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "presets": {"config", "disk", "errors"},
     "layers": {"errors"},
     "models": {"layers", "config", "section", "presets", "machine", "disk", "errors"},
-    "data": {"config", "disk", "errors"},
+    "data": {"config", "section", "disk", "errors"},
     "train": {"models", "data", "layers", "config", "disk", "errors"},
     "generate": {"models", "data", "layers", "config", "disk", "errors"},
     "runs": {

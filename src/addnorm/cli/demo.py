@@ -195,7 +195,10 @@ def _report(
         ]
     )
     page.section("Held-out phrases")
-    page.text("None of these stood in the training text. Where it is wrong, so says the last cell.")
+    page.text(
+        "None of these stood in the training text. Of each kind the wrong ones come first, with "
+        "what would have been right beside them."
+    )
     page.table(
         ("phrase", "translation", "reference, if another"),
         [

@@ -21,6 +21,7 @@ import numpy as np
 from addnorm.data.frame import Array, Frame, as_text
 from addnorm.disk import read_text, write_whole
 from addnorm.errors import ConfigError, InputError, nearest
+from addnorm.section import write_value
 
 KINDS = ("number", "category", "date", "ignore")
 TASKS = ("classes", "number")
@@ -84,13 +85,13 @@ class Schema:
         lines = [f"# Kinds of column: {', '.join(KINDS)}. Edit and give to --schema."]
         lines.append(f"version = {VERSION}")
         if self.target is not None:
-            lines.append(f"target = {_quote(self.target)}")
+            lines.append(f"target = {write_value(self.target)}")
         if self.task is not None:
-            lines.append(f"task = {_quote(self.task)}")
+            lines.append(f"task = {write_value(self.task)}")
         for column in self.columns:
-            lines += ["", "[[columns]]", f"name = {_quote(column.name)}"]
-            lines.append(f"kind = {_quote(column.kind)}")
-            lines += [f"note = {_quote(column.note)}"] if column.note else []
+            lines += ["", "[[columns]]", f"name = {write_value(column.name)}"]
+            lines.append(f"kind = {write_value(column.kind)}")
+            lines += [f"note = {write_value(column.note)}"] if column.note else []
         return "\n".join(lines) + "\n"
 
     def save(self, path: str | Path) -> None:
@@ -335,9 +336,3 @@ def _tells(column: Array, target: Array) -> bool:
     pairs = len(np.unique(column.astype(np.int64) * (target.max() + 1) + target))
     values, answers = len(np.unique(column)), len(np.unique(target))
     return pairs == values and answers > 1 and (values == answers or values < len(column) / 10)
-
-
-def _quote(text: str) -> str:
-    """A text as TOML."""
-    escaped = re.sub(r'[\x00-\x1f\x7f"\\]', lambda found: f"\\u{ord(found.group()):04x}", text)
-    return f'"{escaped}"'
