@@ -119,6 +119,7 @@ def kill_and_compare(task: str, data: Path, tmp_path: Path, moments: list[float]
     more += ["--set", "model.dropout=0.1"]
     with begin(*command(task, data, tmp_path / "whole", *more)) as process:
         process.communicate()
+    assert process.returncode == 0
     out = tmp_path / "killed"
     arguments = command(task, data, out, *more)
     for moment in moments:
@@ -130,6 +131,7 @@ def kill_and_compare(task: str, data: Path, tmp_path: Path, moments: list[float]
         arguments = ["train", "--resume", str(out)]
     with begin(*arguments) as process:
         process.communicate()
+    assert process.returncode == 0
     same_runs(tmp_path / "whole", out)
     steps = [row["step"] for row in Run.open(out).metrics() if "valid_loss" in row]
     assert steps == list(range(5, 121, 5))
