@@ -1,8 +1,11 @@
 """FT-Transformer on rows like Adult's: addnorm beside the authors' package in a plain loop.
 
 Batch 256, 6 numbers and 8 categories, the published default of 3 blocks with its dropouts, AdamW.
+
+    python -m bench.tables --rounds 4 --out F.json
 """
 
+import argparse
 from typing import Any
 
 import torch
@@ -10,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bench.gpt import Step
-from bench.harness import Contender, race, show
+from bench.harness import Contender, dump, machine, peak_gflops, race, show
 
 NUMBERS, SIZES, BATCH = 6, (9, 16, 7, 15, 6, 5, 2, 42), 256
 
@@ -76,3 +79,19 @@ def theirs(training: bool) -> Step:
         n_cont_features=NUMBERS, cat_cardinalities=list(SIZES), d_out=1, **settings
     )
     return _step(model, model.make_parameter_groups(), training, fused=False)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.tables", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=4, help="rounds in which all take a turn")
+    parser.add_argument("--out", help="write the tables to this JSON file too")
+    args = parser.parse_args()
+    print(", ".join(f"{key} {value}" for key, value in machine().items()))
+    peak = peak_gflops()
+    tables = run(args.rounds, peak)
+    if args.out:
+        dump(args.out, tables, peak)
+
+
+if __name__ == "__main__":
+    main()

@@ -98,8 +98,11 @@ def test_arrow_files(tmp_path: Path, ending: str) -> None:
     write = {"parquet": parquet.write_table, "feather": feather.write_feather}[ending]
     write(pyarrow.table(DATA), str(path))
     assert plain(read_frame(path)) == WANTED
-    parts = [plain(part) for part in read_parts(path, rows=2)]
+    shares: list[float] = []
+    parts = [plain(part) for part in read_parts(path, rows=2, told=shares.append)]
     assert [v for part in parts for v in part["n"]] == WANTED["n"]
+    assert all(len(part["n"]) <= 2 for part in parts)
+    assert shares == sorted(shares) and len(shares) == len(parts) and shares[-1] == 1
     path.write_bytes(b"nothing of the kind")
     with pytest.raises(SavedError, match=f"is damaged or no {ending} file"):
         read_frame(path)
@@ -148,6 +151,16 @@ def test_parts_find_the_separator(tmp_path: Path, text: str) -> None:
     parts = list(read_parts(path, rows=1))
     assert [plain(part) for part in parts] == [{"a": ["1"], "b": ["2"]}, {"a": ["3"], "b": ["4"]}]
     assert plain(read_frame(path)) == {"a": ["1", "3"], "b": ["2", "4"]}
+
+
+@pytest.mark.parametrize("name", ("t.csv", "t.csv.gz"))
+def test_how_far_a_text_is_read_is_told(tmp_path: Path, name: str) -> None:
+    content = "a,b\n" + "".join(f"{i},{i * 7919 % 10007}\n" for i in range(40_000))
+    packed = name.endswith(".gz")
+    (tmp_path / name).write_bytes(gzip.compress(content.encode()) if packed else content.encode())
+    shares: list[float] = []
+    assert sum(len(part) for part in read_parts(tmp_path / name, 10_000, shares.append)) == 40_000
+    assert shares == sorted(shares) and 0 < shares[0] < 0.6 and shares[-1] == 1
 
 
 @pytest.mark.parametrize("name", ("o.csv", "o.tsv", "o.csv.gz", "o.parquet"))

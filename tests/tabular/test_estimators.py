@@ -16,7 +16,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from addnorm.data.frame import Frame
-from addnorm.data.schema import Schema, infer
+from addnorm.data.guess import infer
+from addnorm.data.schema import Schema
 from addnorm.errors import ConfigError, InputError, SavedError
 from addnorm.tabular import (
     FTTransformerClassifier,

@@ -9,7 +9,7 @@ import torch
 from sklearn import metrics as sk
 
 from addnorm.data.frame import Frame
-from addnorm.data.recipe import Encoded
+from addnorm.data.prepare import Encoded
 from addnorm.errors import InputError
 from addnorm.tabular import (
     FTTransformerClassifier,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from addnorm.data.recipe import Encoded
+from addnorm.data.prepare import Encoded
 from addnorm.errors import ConfigError
 from addnorm.models.tabular import TabularConfig, TokenModel, build_tabular, trunk_of
 from addnorm.tabular import FTTransformerClassifier, SAINTClassifier, TabTransformerClassifier

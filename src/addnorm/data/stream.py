@@ -4,11 +4,11 @@ import csv
 import gzip
 import io
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal, Protocol, TextIO
+from typing import Any, BinaryIO, Literal, Protocol, TextIO
 
 from addnorm.data.cells import FORMS, is_table
 from addnorm.data.files import SIGNS, need_file
@@ -20,23 +20,27 @@ HEAD = 200
 """Lines that decide how the columns are separated."""
 
 
-def read_parts(path: str | Path, rows: int = 20_000) -> Iterator[Frame]:
+def read_parts(
+    path: str | Path, rows: int = 20_000, told: Callable[[float], object] | None = None
+) -> Iterator[Frame]:
     """The rows of a .csv, .tsv, .parquet or .feather file as frames of so many rows.
+
+    `told` is called with the share of the file that has been read, before each part is given.
 
     >>> _ = Path("n.csv").write_text("a,b\\n1,2\\n3,4\\n5,6\\n")
     >>> [len(part) for part in read_parts("n.csv", rows=2)]
     [2, 1]
     """
-    path = need_file(Path(path))
+    path, tell = need_file(Path(path)), told or _nobody
     if path.suffix.lower() in ARROW:
-        yield from _arrow_parts(path, ARROW[path.suffix.lower()], rows)
+        yield from _arrow_parts(path, ARROW[path.suffix.lower()], rows, tell)
         return
     if not is_table(path):
         raise InputError(
             f"{str(path)!r} must be a table: give a .csv, .tsv, .parquet or .feather file."
         )
-    with _open_text(path) as file:
-        reader = _rows(path, file)
+    with _open_text(path) as (file, raw):
+        reader, size = _rows(path, file), path.stat().st_size
         head, _ = next(reader, ([], 0))
         if not head:
             raise InputError(f"{str(path)!r} must hold some text: it is empty.")
@@ -53,13 +57,19 @@ def read_parts(path: str | Path, rows: int = 20_000) -> Iterator[Frame]:
                         f"{len(row)}, the header has {len(names)}."
                     )
             columns = {n: texts([row[i] for row, _ in part]) for i, n in enumerate(names)}
+            tell(raw.tell() / size)
             yield Frame(repr(str(path)), columns)
         if empty:
             raise InputError(f"{str(path)!r} must have rows below its header: it has none.")
 
 
+def _nobody(share: float) -> None:
+    """Told how far the file is read, and keeps it."""
+
+
 @contextmanager
-def _open_text(path: Path) -> Iterator[TextIO]:
+def _open_text(path: Path) -> Iterator[tuple[TextIO, BinaryIO]]:
+    """The text of a file, and the file itself, which knows how far it is read."""
     try:
         with path.open("rb") as raw:
             start = raw.read(8)
@@ -69,7 +79,7 @@ def _open_text(path: Path) -> Iterator[TextIO]:
                     raise SavedError(f"{str(path)!r} is not UTF-8 text: it is {what}.")
             packed = start.startswith(b"\x1f\x8b")
             stream: Any = gzip.GzipFile(fileobj=raw) if packed else raw
-            yield io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
+            yield io.TextIOWrapper(stream, encoding="utf-8-sig", newline=""), raw
     except UnicodeDecodeError as error:
         raise SavedError(
             f"{str(path)!r} must be UTF-8 text: {error.reason}. If it is Latin-1, convert it: "
@@ -122,22 +132,38 @@ def _form(first: Sequence[str], forms: Sequence[tuple[str, bool]]) -> tuple[str,
     return forms[0]
 
 
-def _arrow_parts(path: Path, kind: str, rows: int) -> Iterator[Frame]:
-    module = require("pyarrow.parquet" if kind == "parquet" else "pyarrow.ipc", "tables")
+def _arrow_parts(
+    path: Path, kind: str, rows: int, tell: Callable[[float], object]
+) -> Iterator[Frame]:
     arrow = require("pyarrow", "tables")
     try:
-        if kind == "parquet":
-            batches = module.ParquetFile(str(path)).iter_batches(batch_size=rows)
-        else:
-            file = module.open_file(arrow.memory_map(str(path)))
-            batches = (file.get_batch(i) for i in range(file.num_record_batches))
-        for batch in batches:
-            yield to_frame(arrow.Table.from_batches([batch]), repr(str(path)))
+        for batch, share in (_parquet if kind == "parquet" else _feather)(path, rows):
+            for start in range(0, batch.num_rows, rows):
+                tell(share)
+                table = arrow.Table.from_batches([batch.slice(start, rows)])
+                yield to_frame(table, repr(str(path)))
     except (OSError, ValueError) as error:
         if isinstance(error, InputError):
             raise
         reason = str(error).splitlines()[0]
         raise SavedError(f"{str(path)!r} is damaged or no {kind} file: {reason}") from None
+
+
+def _parquet(path: Path, rows: int) -> Iterator[tuple[Any, float]]:
+    """Batches of so many rows, with the share of the file that is read after each."""
+    file = require("pyarrow.parquet", "tables").ParquetFile(str(path))
+    done = 0
+    for batch in file.iter_batches(batch_size=rows):
+        done += batch.num_rows
+        yield batch, done / file.metadata.num_rows
+
+
+def _feather(path: Path, rows: int) -> Iterator[tuple[Any, float]]:
+    """Batches as they were written; an uncompressed one is mapped into memory, not read."""
+    arrow, ipc = require("pyarrow", "tables"), require("pyarrow.ipc", "tables")
+    file = ipc.open_file(arrow.memory_map(str(path)))
+    for number in range(file.num_record_batches):
+        yield file.get_batch(number), (number + 1) / file.num_record_batches
 
 
 class Sink(Protocol):

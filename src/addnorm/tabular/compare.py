@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from addnorm.data.frame import Array
-from addnorm.data.recipe import Encoded
+from addnorm.data.prepare import MISSING, Encoded
 from addnorm.errors import require
 from addnorm.tabular.metrics import class_figures, number_figures
 
@@ -43,23 +43,30 @@ def compare(
 
     Trees do not care how numbers are scaled; categories are given as categories.
     """
-    count = train[0].numbers.shape[1]
-    sizes = train[0].codes.max(dim=0).values.tolist() if len(train[0].codes.T) else []
-    categories = [count + i for i, size in enumerate(sizes) if size < MOST_CATEGORIES]
     rows = []
-    for name, model in boosters(classes, categories, seed):
+    for name, model in boosters(classes, small_categories(train[0]), seed):
         began = time.perf_counter()
-        model.fit(_matrix(train[0]), train[1])
+        model.fit(matrix(train[0]), train[1])
         fitted = time.perf_counter()
         if classes:
-            figures = class_figures(np.asarray(model.predict_proba(_matrix(test[0]))), test[1])
+            figures = class_figures(np.asarray(model.predict_proba(matrix(test[0]))), test[1])
         else:
-            figures = number_figures(np.asarray(model.predict(_matrix(test[0]))), test[1])
+            figures = number_figures(np.asarray(model.predict(matrix(test[0]))), test[1])
         done = time.perf_counter()
         times = {"fit_seconds": fitted - began, "predict_seconds": done - fitted}
         rows.append({"model": name, **figures, **times})
     return rows
 
 
-def _matrix(table: Encoded) -> Array:
-    return np.concatenate((table.numbers.double().numpy(), table.codes.double().numpy()), axis=1)
+def small_categories(table: Encoded) -> list[int]:
+    """Columns of the matrix that are categories with few enough values to be given as such."""
+    count, codes = table.numbers.shape[1], table.codes
+    sizes = codes.max(dim=0).values.tolist() if len(codes.T) else []
+    return [count + i for i, size in enumerate(sizes) if size < MOST_CATEGORIES]
+
+
+def matrix(table: Encoded) -> Array:
+    """Encoded rows as boosters take them: numbers, then codes; NaN where a value is missing."""
+    codes = table.codes.double()
+    codes = codes.masked_fill(table.codes == MISSING, float("nan"))
+    return np.concatenate((table.numbers.double().numpy(), codes.numpy()), axis=1)

@@ -19,10 +19,11 @@ from sklearn.utils.validation import check_is_fitted  # type: ignore[import-unty
 from torch import Tensor
 
 from addnorm.data.frame import Array, Frame, as_text
-from addnorm.data.recipe import Encoded
+from addnorm.data.prepare import Encoded
 from addnorm.errors import InputError
 from addnorm.models.tabular import ContextModel, TabularModel, TokenModel
-from addnorm.tabular.estimators import TableClassifier, TableEstimator
+from addnorm.tabular.base import TableEstimator
+from addnorm.tabular.estimators import TableClassifier
 from addnorm.tabular.fitting import answer, losses
 
 MOST_ROWS = 500

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from addnorm.data.recipe import MISSING, OTHER, Encoded
+from addnorm.data.prepare import MISSING, OTHER, Encoded
 from addnorm.models.tabular import TabularModel
 from addnorm.train.loop import Loop, Observer, Progress, Settings, Task
 from addnorm.train.optimizer import OPTIMIZERS

@@ -73,6 +73,11 @@ class Reliability:
         total = self.rows.sum()
         return float((np.abs(self.said - self.happened) * self.rows).sum() / max(total, 1))
 
+    def bins(self) -> list[tuple[float, float, int]]:
+        """(said, happened, rows) of the bins that have rows, as a picture takes them."""
+        rows = zip(self.said.tolist(), self.happened.tolist(), self.rows.tolist(), strict=True)
+        return [(said, happened, int(count)) for said, happened, count in rows if count]
+
 
 def reliability(probabilities: Array, target: Array, bins: int = BINS) -> Reliability:
     """Bins of equal width over the probability of the predicted class; of two classes the second's.

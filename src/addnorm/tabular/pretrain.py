@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from addnorm.data.recipe import MISSING, Encoded
+from addnorm.data.prepare import MISSING, Encoded
 from addnorm.errors import ConfigError, choose
 from addnorm.models.tabular import ContextModel, TabularModel, TokenModel
 from addnorm.tabular.fitting import Fitted, Plan, Watch, run

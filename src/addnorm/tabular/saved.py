@@ -16,12 +16,13 @@ import numpy as np
 import torch
 
 from addnorm.config import Config
-from addnorm.data.recipe import Recipe
+from addnorm.data.prepare import Recipe
 from addnorm.disk import write_whole
 from addnorm.errors import AddnormError, SavedError
 from addnorm.models.saved import read_tensors, write_tensors
 from addnorm.models.tabular import TabularConfig, build_tabular
-from addnorm.tabular.estimators import ESTIMATORS, TableEstimator
+from addnorm.tabular.base import TableEstimator
+from addnorm.tabular.estimators import ESTIMATORS
 
 VERSION = 1
 WEIGHTS, SCHEMA, REPORT = "model.safetensors", "schema.toml", "report.json"

@@ -11,8 +11,9 @@ import torch
 
 from addnorm.data.bins import make_edges, quantile_edges, tree_edges
 from addnorm.data.frame import Frame, to_frame
-from addnorm.data.recipe import Recipe, fit_recipe
-from addnorm.data.schema import Column, Schema, guess_task, infer, to_dates, to_numbers
+from addnorm.data.guess import guess_task, infer
+from addnorm.data.prepare import Recipe, fit_recipe
+from addnorm.data.schema import Column, Schema, to_dates, to_numbers
 from addnorm.errors import ConfigError, InputError, SavedError
 
 

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from addnorm.data.frame import Array, Frame, as_text
-from addnorm.data.schema import Column, Schema, to_dates, to_numbers
+from addnorm.data.scaling import SCALINGS
+from addnorm.data.schema import Column, Schema, list_names, to_dates, to_numbers
 from addnorm.errors import InputError, SavedError, choose
 
 MISSING, OTHER, FIRST = 0, 1, 2
@@ -103,24 +104,9 @@ class Recipe:
         """The tokens of a row, in order: numbers, then categories."""
         return [rule.name for rule in self.numbers] + [rule.column for rule in self.categories]
 
-    def check(self, frame: Frame) -> None:
-        """Raise InputError where columns are missing or new; their order does not matter."""
-        known = [column.name for column in self.schema.columns]
-        needed = [column.name for column in self.schema.used]
-        absent = [name for name in needed if name not in frame.columns]
-        extra = [name for name in frame.columns if name not in known and name != self.schema.target]
-        if not absent and not extra:
-            return
-        parts = [f"without {_list(absent)}"] if absent else []
-        parts += [f"with {_list(extra)}, which training did not have"] if extra else []
-        raise InputError(
-            f"{frame.name} must have the columns of the training rows: it comes "
-            f"{' and '.join(parts)}. Add or drop columns to match."
-        )
-
     def encode(self, frame: Frame) -> Encoded:
         """Numbers and codes of rows, by the columns' names."""
-        self.check(frame)
+        self.schema.check(frame)
         rows = len(frame)
         numbers = np.empty((rows, len(self.numbers)), dtype=np.float32)
         raw: dict[str, Array] = {}
@@ -148,7 +134,7 @@ class Recipe:
                 if text is not None and text not in known
             )
             if strange:
-                shown = _list([value for value, _ in strange.most_common(3)])
+                shown = list_names([value for value, _ in strange.most_common(3)])
                 said.append(
                     f"{rule.column}: {strange.total()} rows have values that training had not, or "
                     f"seldom ({shown}): they share one code."
@@ -225,11 +211,6 @@ def fit_recipe(
     return Recipe(schema=schema, numbers=tuple(numbers), categories=tuple(categories))
 
 
-def _list(names: Sequence[str]) -> str:
-    shown = ", ".join(repr(name) for name in names[:5])
-    return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-
 def _why(columns: Sequence[Column]) -> str:
     shown = [f"{column.name!r}: {column.note}" for column in columns[:3] if column.note]
     return "; ".join(shown) + "." if shown else "Change the schema."
@@ -285,63 +266,3 @@ def scale(values: Array, rule: NumberRule) -> Array:
     held = np.clip(values, rule.low, rule.high) if np.isinf(values).any() else values
     scaled = SCALINGS[rule.scaling][1](held, rule.knots)
     return scaled if rule.fill is None else np.where(np.isnan(scaled), rule.fill, scaled)
-
-
-# ── Scalings: what each learns, and what it does ──────────────────────────────────────────────────
-
-
-def _fit_quantiles(values: Array) -> tuple[float, ...]:
-    """Quantiles, one for each 30 rows, 10 to 1,000 of them. Gorishniy et al. 2021, §E."""
-    count = int(np.clip(len(values) // 30, 10, 1000))
-    knots = np.quantile(values, np.linspace(0, 1, count))
-    return tuple(np.maximum.accumulate(knots).tolist())
-
-
-def _to_normal(values: Array, knots: Sequence[float]) -> Array:
-    """Φ⁻¹ of the share of training values below, the middle of the step where values are equal."""
-    grid = np.asarray(knots)
-    shares = np.linspace(0, 1, len(grid))
-    rise = np.interp(values, grid, shares)
-    fall = -np.interp(-values, -grid[::-1], -shares[::-1])
-    share = np.clip((rise + fall) / 2, 1e-7, 1 - 1e-7)
-    return np.asarray(torch.special.ndtri(torch.from_numpy(share)).numpy())
-
-
-def _fit_robust(values: Array) -> tuple[float, ...]:
-    low, middle, high = np.quantile(values, (0.25, 0.5, 0.75))
-    width = float(high - low) or float(values.max() - values.min()) / 2 or 1.0
-    return float(middle), width
-
-
-def _to_robust(values: Array, knots: Sequence[float]) -> Array:
-    """z / √(1 + (z/3)²), z = (x − median) / interquartile range.
-
-    Robust scaling with a smooth clip: Holzmüller et al. 2024 (2407.04491), §3.
-    """
-    z = (values - knots[0]) / knots[1]
-    with np.errstate(over="ignore"):
-        return z / np.sqrt(1 + (np.clip(z, -1e100, 1e100) / 3) ** 2)
-
-
-def _fit_standard(values: Array) -> tuple[float, ...]:
-    return float(values.mean()), float(values.std()) or 1.0
-
-
-def _to_standard(values: Array, knots: Sequence[float]) -> Array:
-    """(x − mean) / standard deviation, drawn inside ± 1e6."""
-    return np.clip((values - knots[0]) / knots[1], -1e6, 1e6)
-
-
-def _no_knots(values: Array) -> tuple[float, ...]:
-    return ()
-
-
-Fit = Callable[[Array], tuple[float, ...]]
-Use = Callable[[Array, Sequence[float]], Array]
-SCALINGS: dict[str, tuple[Fit, Use]] = {
-    "quantile": (_fit_quantiles, _to_normal),
-    "robust": (_fit_robust, _to_robust),
-    "standard": (_fit_standard, _to_standard),
-    "none": (_no_knots, lambda values, knots: np.clip(values, -1e6, 1e6)),
-}
-"""By name: what is learnt from training rows, and what is done to any."""

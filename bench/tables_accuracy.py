@@ -1,0 +1,118 @@
+"""Adult and California housing: FT-Transformer as published and as recommended, and boosting.
+
+    python -m bench.tables_accuracy DATA --out F.json [--threads 2] [--seeds 0 1 2] [--keep FOLDER]
+
+DATA holds adult_train.csv.gz, adult_test.csv.gz (the official test set) and
+california_housing.csv.gz, of which a fifth, drawn by the seed, is the test set. The estimators hold
+out a fifth of the rest. F.json is written after every fit; what it has already is not done again.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from addnorm.data.frame import Array, Frame, read_frame
+from addnorm.data.guess import infer
+from addnorm.data.prepare import fit_recipe
+from addnorm.disk import write_whole
+from addnorm.machine import keep_memory
+from addnorm.tabular import (
+    RECOMMENDED,
+    FTTransformerClassifier,
+    FTTransformerRegressor,
+    save,
+)
+from addnorm.tabular.compare import compare
+from addnorm.tabular.metrics import class_figures, number_figures
+
+VALID = 0.2
+SETTINGS: dict[str, dict[str, Any]] = {"recommended": RECOMMENDED, "default": {}}
+Split = tuple[tuple[Frame, Array], tuple[Frame, Array]]
+
+
+def adult(folder: Path, seed: int = 0) -> Split:
+    """Rows and answers, 0 or 1, to learn from and to test on; every seed has the same."""
+    parts = []
+    for name in ("adult_train.csv.gz", "adult_test.csv.gz"):
+        table = read_frame(folder / name)
+        rich = np.array([text.startswith(">50K") for text in table.columns["income"]])
+        parts.append((table.without("income"), rich.astype(np.int64)))
+    return parts[0], parts[1]
+
+
+def california(folder: Path, seed: int) -> Split:
+    """Four fifths to learn from, one to test on, by the seed."""
+    table = read_frame(folder / "california_housing.csv.gz")
+    y = table.columns["MedHouseVal"].astype(np.float64)
+    order = np.random.default_rng(seed).permutation(len(y))
+    inside, outside = order[: -(len(y) // 5)], order[-(len(y) // 5) :]
+    X = table.without("MedHouseVal")
+    return (X.take(inside), y[inside]), (X.take(outside), y[outside])
+
+
+DATA: dict[str, Callable[[Path, int], Split]] = {"adult": adult, "california": california}
+
+
+def fit(data: str, how: str, seed: int, folder: Path, keep: Path | None) -> list[dict[str, Any]]:
+    """Fit and measure one estimator, or all boosters."""
+    (X, y), (X_test, y_test) = DATA[data](folder, seed)
+    if how == "boosting":
+        recipe = fit_recipe(X, infer(X))
+        learnt, test = (recipe.encode(X), y), (recipe.encode(X_test), y_test)
+        rows = compare(learnt, test, 2 if data == "adult" else 0, seed)
+        return [{"data": data, "how": how, "seed": seed, **row} for row in rows]
+    kind = FTTransformerClassifier if data == "adult" else FTTransformerRegressor
+    began, worked = time.perf_counter(), time.process_time()
+    model = kind(**SETTINGS[how], valid=VALID, random_state=seed).fit(X, y)
+    fitted, work = time.perf_counter(), time.process_time() - worked
+    if data == "adult":
+        figures = class_figures(model.predict_proba(X_test), y_test)
+    else:
+        figures = number_figures(model.predict(X_test), y_test)
+    if keep is not None:
+        save(model, keep / f"{data}-{how}-{seed}")
+    told = model.report_
+    return [
+        {
+            **{"data": data, "how": how, "seed": seed, "model": kind.__name__, **figures},
+            "fit_seconds": fitted - began,
+            "processor_seconds": work,
+            "predict_seconds": time.perf_counter() - fitted,
+            **{name: told[name] for name in ("epochs", "best_step", "parameters", "valid")},
+        }
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--keep", type=Path, help="folder for the fitted models")
+    parser.add_argument("--data", nargs="+", choices=sorted(DATA), default=["california", "adult"])
+    ways = ["boosting", *SETTINGS]
+    parser.add_argument("--how", nargs="+", choices=ways, default=ways)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    keep_memory()
+    rows: list[dict[str, Any]] = json.loads(args.out.read_text()) if args.out.exists() else []
+    done = {(row["data"], row["how"], row["seed"]) for row in rows}
+    for seed in args.seeds:
+        for how in args.how:
+            for data in args.data:
+                if (data, how, seed) in done:
+                    continue
+                rows += fit(data, how, seed, args.folder, args.keep)
+                write_whole(args.out, json.dumps(rows, indent=1).encode())
+                print(json.dumps(rows[-1]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""Few labelled rows of Adult, the rest without: what pre-training gains.
+
+    python -m bench.tables_few DATA --out F.json [--threads 2] [--draws 5]
+
+Each method learns once from all training rows without their answers; from there 50, 200 and 500
+labelled rows are fitted, drawn anew each time, the same rows for all methods and for none. AUC is
+on the official test set. A small network, so that it takes minutes.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from addnorm.data.frame import Array
+from addnorm.disk import write_whole
+from addnorm.machine import keep_memory
+from addnorm.tabular import RECOMMENDED, FTTransformerClassifier
+from addnorm.tabular.metrics import auc
+from bench.tables_accuracy import adult
+
+METHODS = ("none", "masked", "replaced", "contrastive")
+SIZES = (50, 200, 500)
+SMALL: dict[str, Any] = {
+    **RECOMMENDED,
+    **{"width": 32, "depth": 2, "heads": 4, "ffn_width": 64, "members": 1},
+    **{"bins": "quantile", "embedding_options": {"bins": 16}},
+}
+EPOCHS = 15
+"""Of pre-training."""
+
+
+def draw_rows(y: Array, size: int, draw: int) -> Array:
+    """Rows of both classes in their shares, at random."""
+    rng = np.random.default_rng(1000 * size + draw)
+    each = [np.flatnonzero(y == k) for k in (0, 1)]
+    counts = [size - round(size * y.mean()), round(size * y.mean())]
+    return np.concatenate(
+        [rng.choice(rows, n, replace=False) for rows, n in zip(each, counts, strict=True)]
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--draws", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=EPOCHS)
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    keep_memory()
+    (X, y), (X_test, y_test) = adult(args.folder)
+    rows: list[dict[str, Any]] = json.loads(args.out.read_text()) if args.out.exists() else []
+    for method in args.methods:
+        if any(row["method"] == method for row in rows):
+            continue
+        model, began, found = FTTransformerClassifier(**SMALL, random_state=0), time.time(), []
+        if method != "none":
+            model.pretrain(X, method=method, epochs=args.epochs)
+        spent = time.time() - began
+        for size in SIZES:
+            for draw in range(args.draws):
+                some = draw_rows(y, size, draw)
+                model.set_params(random_state=draw).fit(X.take(some), y[some])
+                figure = auc(model.predict_proba(X_test)[:, 1], y_test)
+                facts = {"method": method, "size": size, "draw": draw, "auc": figure}
+                found.append({**facts, "pretrain_seconds": spent})
+                print(json.dumps(found[-1]), flush=True)
+        rows += found
+        write_whole(args.out, json.dumps(rows, indent=1).encode())
+    for size in SIZES:
+        means = {
+            method: np.mean([r["auc"] for r in rows if r["method"] == method and r["size"] == size])
+            for method in args.methods
+        }
+        print(size, {method: round(float(mean), 4) for method, mean in means.items()})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""AUC on Adult's test set when a share of its cells is missing, or replaced by noise.
+
+    python -m bench.tables_robust DATA --model RUN --out F.json [--threads 2]
+
+RUN is an FT-Transformer that bench.tables_accuracy kept. Gradient boosting is trained on the same
+rows. Noise is a value of the same column from another row of the test set (Huang et al. 2020,
+2012.06678, §3.2); every share is drawn three times, the same cells for both models.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from addnorm.data.frame import Array
+from addnorm.data.prepare import MISSING, Encoded
+from addnorm.disk import write_whole
+from addnorm.machine import keep_memory
+from addnorm.tabular import load
+from addnorm.tabular.calibration import probabilities_of
+from addnorm.tabular.compare import boosters, matrix, small_categories
+from addnorm.tabular.metrics import auc
+from bench.tables_accuracy import adult
+
+SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
+DRAWS = 3
+
+
+def harm(table: Encoded, kind: str, share: float, seed: int) -> Encoded:
+    """The table with a share of its cells missing, or another row's."""
+    rng = np.random.default_rng(seed)
+    numbers, codes = table.numbers.clone(), table.codes.clone()
+    for cells, gone in ((numbers, float("nan")), (codes, MISSING)):
+        for column in cells.T:
+            hit = torch.from_numpy(rng.random(len(column)) < share)
+            other = column[torch.from_numpy(rng.permutation(len(column)))]
+            column.copy_(torch.where(hit, other if kind == "noise" else gone, column))
+    return Encoded(numbers, codes)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--model", type=Path, nargs="+", required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    keep_memory()
+    (X, y), (X_test, y_test) = adult(args.folder)
+    rows: list[dict[str, Any]] = []
+    for place in args.model:
+        ours: Any = load(place)
+        learnt, test = ours.recipe_.encode(X), ours.recipe_.encode(X_test)
+        _, theirs = next(boosters(2, small_categories(learnt), ours.seed_))
+        theirs.fit(matrix(learnt), y)
+
+        def told(table: Encoded, ours: Any = ours, theirs: Any = theirs) -> dict[str, Array]:
+            answers = probabilities_of(ours._answer(table), ours.temperature_)
+            return {
+                "FTTransformer": answers[:, 1].numpy(),
+                "HistGradientBoosting": theirs.predict_proba(matrix(table))[:, 1],
+            }
+
+        for kind in ("missing", "noise"):
+            for share in SHARES:
+                for draw in range(DRAWS if share else 1):
+                    found = told(harm(test, kind, share, draw))
+                    figures = {name: auc(p, y_test) for name, p in found.items()}
+                    row = {"run": place.name, "kind": kind, "share": share, "draw": draw}
+                    rows.append({**row, **figures})
+                    write_whole(args.out, json.dumps(rows, indent=1).encode())
+                    print(json.dumps(rows[-1]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

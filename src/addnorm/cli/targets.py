@@ -1,0 +1,110 @@
+"""The column that is to be predicted, as files have it and as estimators take it."""
+
+import sys
+from typing import TYPE_CHECKING
+
+from addnorm.errors import ConfigError, InputError, nearest
+
+if TYPE_CHECKING:
+    from addnorm.data.frame import Array, Frame
+    from addnorm.data.schema import Schema
+
+
+def say(text: str) -> None:
+    """Talk: not a result."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def settle_schema(table: "Frame", target: str, path: str | None) -> "Schema":
+    """The schema of a file, checked against the table, or one that is guessed."""
+    from dataclasses import replace
+
+    from addnorm.data.guess import guess_task, infer
+    from addnorm.data.schema import Schema
+
+    table.column(target)
+    if path is None:
+        return infer(table, target)
+    found = Schema.load(path)
+    if found.target not in (None, target):
+        raise ConfigError(
+            f"{path!r} has the target {found.target!r}, not {target!r}. Change it in the file."
+        )
+    for column in found.columns:
+        table.column(column.name)
+    known = {column.name for column in found.columns} | {target}
+    extra = [name for name in table.names if name not in known]
+    if extra:
+        raise ConfigError(
+            f"{path!r} says nothing of column {extra[0]!r}. Add it, with kind = 'ignore'."
+        )
+    task = found.task or guess_task(table.columns[target])
+    return replace(found, target=target, task=task)
+
+
+def with_target(table: "Frame", target: str) -> tuple["Frame", "Array"]:
+    """The rows whose target is there, and their targets; how many have none is said."""
+    from addnorm.data.schema import gone
+
+    missing = gone(table.column(target))
+    if missing.all():
+        raise InputError(f"column {target!r} of {table.name} must have values: it has none.")
+    if missing.any():
+        say(f"{int(missing.sum())} rows of {table.name} have no {target!r}: they are left out.")
+        table = table.take(~missing)
+    return table, table.columns[target]
+
+
+def join(one: "Frame", other: "Frame") -> "Frame":
+    """The rows of both, by the columns of the first."""
+    import numpy as np
+
+    from addnorm.data.frame import Frame, as_text
+
+    columns = {}
+    for name, column in one.columns.items():
+        more = other.column(name)
+        if column.dtype != more.dtype:
+            column, more = as_text(column), as_text(more)
+        columns[name] = np.concatenate((column, more))
+    return Frame(one.name, columns)
+
+
+def to_answers(y: "Array", task: str | None, target: str) -> "Array":
+    """Targets as the estimator takes them: texts of classes, or numbers."""
+    from addnorm.data.frame import as_text
+    from addnorm.data.schema import to_numbers
+
+    if task != "number":
+        return as_text(y).astype(str)
+    numbers, stray = to_numbers(y)
+    if stray:
+        raise InputError(
+            f"column {target!r} must hold numbers: got {stray[0]!r}. Mend the file, or write "
+            "task = 'classes' in a schema (addnorm schema FILE -o schema.toml, then --schema)."
+        )
+    return numbers
+
+
+def known_answers(given: "Schema", classes: "Array | None", y: "Array") -> "Array":
+    """Targets of rows to be measured on: some of the classes that were trained, or numbers."""
+    answers = to_answers(y, given.task, str(given.target))
+    if classes is None:
+        return answers
+    known = set(classes.tolist())
+    strange = sorted(set(answers.tolist()) - known)
+    if strange and all(label.removesuffix(".") in known for label in strange):
+        say(f"labels such as {strange[0]!r} are taken for {strange[0].removesuffix('.')!r}.")
+        return _strip_stops(answers)
+    if strange:
+        raise InputError(
+            f"column {given.target!r} has a class that training had not: {strange[0]!r}. "
+            f"{nearest(strange[0], known)}"
+        )
+    return answers
+
+
+def _strip_stops(labels: "Array") -> "Array":
+    import numpy as np
+
+    return np.array([label.removesuffix(".") for label in labels.tolist()])

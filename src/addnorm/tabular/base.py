@@ -1,0 +1,331 @@
+"""What all estimators for tables share: parameters, fitting, pre-training, answers.
+
+The constructor only stores; `fit` decides what was left open and keeps it under names that end in
+an underscore. X may be an array, a data frame of any kind that narwhals knows, or a path. Columns
+of frames are matched by name when predicting, so that their order does not matter.
+"""
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator  # type: ignore[import-untyped]
+from sklearn.utils.validation import (  # type: ignore[import-untyped]
+    _check_sample_weight,
+    check_is_fitted,
+)
+from torch import Tensor
+
+from addnorm.data.frame import Array, Frame
+from addnorm.data.guess import infer
+from addnorm.data.prepare import Encoded, Recipe, fit_recipe
+from addnorm.data.schema import Column, Schema
+from addnorm.errors import ConfigError, InputError
+from addnorm.models.tabular import TabularModel, build_tabular
+from addnorm.tabular.choices import choose_network, choose_plan
+from addnorm.tabular.fitting import Rows, answer, train
+from addnorm.tabular.holdout import hold_out
+from addnorm.tabular.inputs import as_frame, left_out, normal, seed_of
+from addnorm.tabular.pretrain import pretrain
+
+PREDICT_BATCH = 1024
+"""Rows predicted at once."""
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """What pre-training left: how rows are read, and the body that reads them."""
+
+    recipe: Recipe
+    body: TabularModel
+    history: list[dict[str, float]]
+
+    def begin(self, classes: int) -> TabularModel:
+        """A model with the body's weights and a fresh head."""
+        model = build_tabular(replace(self.body.config, outputs=classes if classes > 2 else 1))
+        kept = {n: t for n, t in self.body.state_dict().items() if not n.startswith("head.")}
+        model.load_state_dict(kept, strict=False)
+        return model
+
+
+class TableEstimator(BaseEstimator):  # type: ignore[misc]
+    """What all estimators for tables share.
+
+    Parameters of the network that are None are those of its publication (presets.py).
+
+    width, depth, heads, ffn_width, addnorm, addnorm_options, norm, dropout, attention_dropout,
+    ffn_dropout: as in the model's configuration. `embedding` of numbers: linear, periodic,
+    piecewise, hidden; its options beside it, among them `bins` (how many) of piecewise, whose edges
+    are placed by `bins`: target or quantile. `members`: predictors that share the trunk.
+    `scaling` of numbers: quantile, robust, standard, none. `impute`: none, median, mean. `rare`:
+    how often a value must be met. `drop_cells`: share of cells hidden in training. `batch_size`,
+    `epochs`: from the number of rows. `valid`: share of rows held out, `split`: random or time.
+    `schema`: a Schema, a path, or a table of column: kind.
+    """
+
+    kind = "ft"
+    rate = 1e-4
+    number_embedding = "linear"
+
+    def __init__(
+        self,
+        *,
+        width: int | None = None,
+        depth: int | None = None,
+        heads: int | None = None,
+        ffn_width: int | None = None,
+        addnorm: str | None = None,
+        addnorm_options: dict[str, Any] | None = None,
+        norm: str | None = None,
+        dropout: float | None = None,
+        attention_dropout: float | None = None,
+        ffn_dropout: float | None = None,
+        embedding: str | None = None,
+        embedding_options: dict[str, Any] | None = None,
+        bins: str = "target",
+        members: int = 1,
+        scaling: str = "quantile",
+        impute: str = "none",
+        rare: int | None = None,
+        drop_cells: float = 0.02,
+        learning_rate: float | None = None,
+        weight_decay: float = 1e-5,
+        schedule: str = "constant",
+        warmup: float = 0.0,
+        ema: float = 0.0,
+        batch_size: int | None = None,
+        epochs: int | None = None,
+        patience: int = 16,
+        minutes: float | None = None,
+        valid: float | None = None,
+        split: str = "random",
+        schema: Any = None,
+        random_state: Any = None,
+        verbose: bool = False,
+    ) -> None:
+        self.width = width
+        self.depth = depth
+        self.heads = heads
+        self.ffn_width = ffn_width
+        self.addnorm = addnorm
+        self.addnorm_options = addnorm_options
+        self.norm = norm
+        self.dropout = dropout
+        self.attention_dropout = attention_dropout
+        self.ffn_dropout = ffn_dropout
+        self.embedding = embedding
+        self.embedding_options = embedding_options
+        self.bins = bins
+        self.members = members
+        self.scaling = scaling
+        self.impute = impute
+        self.rare = rare
+        self.drop_cells = drop_cells
+        self.learning_rate = learning_rate
+        self.weight_decay = weight_decay
+        self.schedule = schedule
+        self.warmup = warmup
+        self.ema = ema
+        self.batch_size = batch_size
+        self.epochs = epochs
+        self.patience = patience
+        self.minutes = minutes
+        self.valid = valid
+        self.split = split
+        self.schema = schema
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        tags.input_tags.categorical = True
+        tags.input_tags.string = True
+        tags.non_deterministic = False
+        return tags
+
+    def __sklearn_is_fitted__(self) -> bool:
+        """Pre-training alone leaves nothing to predict with."""
+        return hasattr(self, "model_")
+
+    # ── What X is ─────────────────────────────────────────────────────────────────────────────────
+
+    def _frame(self, X: Any, *, fitting: bool) -> Frame:
+        """X as a frame, checked against the columns of `fit`."""
+        frame = as_frame(X, self)
+        if fitting:
+            self.n_features_in_ = len(frame.columns)
+            if frame.named:
+                self.feature_names_in_ = np.array(frame.names, dtype=object)
+            elif hasattr(self, "feature_names_in_"):
+                del self.feature_names_in_
+            return frame
+        names = getattr(self, "feature_names_in_", None)
+        if names is None or not frame.named:
+            if len(frame.columns) != self.n_features_in_:
+                raise InputError(
+                    f"X has {len(frame.columns)} features, but {type(self).__name__} is expecting "
+                    f"{self.n_features_in_} features as input."
+                )
+            known = [f"x{i}" for i in range(self.n_features_in_)] if names is None else names
+            columns = dict(zip(known, frame.columns.values(), strict=True))
+            return Frame(frame.name, columns, frame.notes, frame.named)
+        return frame
+
+    def _schema(self, frame: Frame) -> Schema:
+        """The schema given, or guessed from the training rows."""
+        if isinstance(self.schema, Schema):
+            return self.schema
+        if isinstance(self.schema, str | Path):
+            return Schema.load(self.schema)
+        if self.schema is not None and not isinstance(self.schema, dict):
+            raise ConfigError(
+                "schema must be a Schema, a path, or a table of column: kind: "
+                f"got {type(self.schema).__name__}."
+            )
+        if not frame.named and all(c.dtype.kind == "f" for c in frame.columns.values()):
+            # A plain matrix: nothing in it says that a column is not to be used.
+            found = Schema(columns=tuple(Column(name=n, kind="number") for n in frame.columns))
+        else:
+            found = infer(frame)
+        return found.change(self.schema) if self.schema else found
+
+    # ── Fitting ───────────────────────────────────────────────────────────────────────────────────
+
+    def _fit(
+        self,
+        X: Any,
+        target: Array,
+        classes: int,
+        sample_weight: Any,
+        eval_rows: tuple[Any, Array] | None,
+        groups: Any,
+    ) -> Self:
+        began = time.perf_counter()
+        frame = self._frame(X, fitting=True)
+        rows = len(frame)
+        if rows < 2:
+            raise InputError(f"there must be two rows or more to learn from: got {rows} sample.")
+        if len(target) != rows:
+            raise InputError(f"X and y must have as many rows: got {rows} and {len(target)}.")
+        weight = np.ones(rows)
+        if sample_weight is not None:
+            weight = _check_sample_weight(sample_weight, target, dtype=np.float64)
+            if not (weight >= 0).all():
+                raise InputError(f"sample_weight must be 0 or more: got {weight.min():g}.")
+        self.seed_ = seed_of(self.random_state)
+        before = torch.get_rng_state()
+        try:
+            torch.manual_seed(self.seed_)
+            self._train(frame, target, classes, weight, eval_rows, groups)
+        finally:
+            torch.set_rng_state(before)
+        self.report_["seconds"] = time.perf_counter() - began
+        return self
+
+    def _train(
+        self,
+        frame: Frame,
+        target: Array,
+        classes: int,
+        weight: Array,
+        eval_rows: tuple[Any, Array] | None,
+        groups: Any,
+    ) -> None:
+        share = 0.0 if eval_rows is not None else self.valid
+        labels = target if classes else None
+        order = None if groups is None else np.asarray(groups)
+        inside, held = hold_out(
+            len(frame), share, classes=labels, groups=order, order=self.split, seed=self.seed_
+        )
+        part = frame.take(inside)
+        schema = self._schema(part)
+        before = getattr(self, "pretrained_", None)
+        self.recipe_ = self._recipe(part, schema) if before is None else before.recipe
+        table = self.recipe_.encode(part)
+        self._learn_scale(target[inside], weight[inside], classes)
+        rows = Rows(table, self._targets(target[inside], classes), normal(weight[inside]))
+        valid = None
+        if eval_rows is not None:
+            other = self.recipe_.encode(self._frame(eval_rows[0], fitting=False))
+            ones = torch.ones(len(other))
+            valid = Rows(other, self._targets(eval_rows[1], classes), ones)
+        elif len(held):
+            other = self.recipe_.encode(frame.take(held))
+            if weight[held].any():
+                valid = Rows(other, self._targets(target[held], classes), normal(weight[held]))
+        if before is None:
+            self.model_ = build_tabular(
+                choose_network(self, table, target[inside], self.bins, classes)
+            )
+        else:
+            self.model_ = before.begin(classes)
+        plan = choose_plan(self, len(rows), valid is not None)
+        self.batch_ = plan.batch
+        fitted = train(self.model_, rows, valid, plan, classes, verbose=self.verbose)
+        self.n_iter_ = max(1, fitted.progress.epoch)
+        self.temperature_ = 1.0
+        self.report_: dict[str, Any] = {
+            "rows": len(rows),
+            "held_out": 0 if valid is None else len(valid),
+            "epochs": self.n_iter_,
+            "steps": fitted.progress.step,
+            "best_step": fitted.progress.best_step,
+            "parameters": self.model_.count(),
+            "stopped": fitted.stopped,
+            "notes": [*frame.notes, *left_out(schema), *fitted.notes],
+            "history": fitted.progress.history,
+        }
+        if valid is not None:
+            self._calibrate(valid, classes)
+
+    def _recipe(self, frame: Frame, schema: Schema) -> Recipe:
+        return fit_recipe(frame, schema, scaling=self.scaling, rare=self.rare, impute=self.impute)
+
+    def pretrain(self, X: Any, *, method: str = "masked", epochs: int | None = None) -> Self:
+        """Learn what rows are like from rows without answers; `fit` then begins from there.
+
+        `method` is masked, replaced or contrastive; see pretrain.py. Quantiles and categories are
+        learnt from these rows, so that they should include those of `fit`. Bins of piecewise
+        embeddings are by quantiles, as there is no target.
+        """
+        frame = self._frame(X, fitting=True)
+        self.seed_ = seed_of(self.random_state)
+        inside, held = hold_out(len(frame), self.valid, order=self.split, seed=self.seed_)
+        part = frame.take(inside)
+        self.recipe_ = recipe = self._recipe(part, self._schema(part))
+        table, state = recipe.encode(part), torch.get_rng_state()
+        try:
+            torch.manual_seed(self.seed_)
+            body = build_tabular(choose_network(self, table, np.zeros(len(part)), "quantile", 0))
+            plan = replace(choose_plan(self, len(part), bool(len(held))), drop_cells=0.0)
+            plan = plan if epochs is None else replace(plan, epochs=epochs)
+            valid = recipe.encode(frame.take(held)) if len(held) else None
+            fitted = pretrain(body, table, valid, plan, method, verbose=self.verbose)
+        finally:
+            torch.set_rng_state(state)
+        self.pretrained_ = Pretrained(recipe, body, fitted.progress.history)
+        return self
+
+    def _learn_scale(self, target: Array, weight: Array, classes: int) -> None:
+        """What the target is standardised by, from training rows; nothing of classes."""
+
+    def _targets(self, target: Array, classes: int) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(target)).long()
+
+    def _calibrate(self, valid: Rows, classes: int) -> None:
+        """Figures on held-out rows."""
+
+    # ── Predicting ────────────────────────────────────────────────────────────────────────────────
+
+    def _answers(self, X: Any) -> Tensor:
+        """The mean answer of the members, (rows, outputs)."""
+        check_is_fitted(self)
+        return self._answer(self.recipe_.encode(self._frame(X, fitting=False)))
+
+    def _answer(self, table: Encoded) -> Tensor:
+        batch = self.batch_ if self.model_.along_rows else PREDICT_BATCH
+        return answer(self.model_, table, batch).mean(dim=1)

@@ -1,0 +1,85 @@
+"""What a person left open is decided here: the network's parts, the batch, the epochs."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from addnorm.config import ModelConfig
+from addnorm.data.bins import make_edges
+from addnorm.data.frame import Array
+from addnorm.data.prepare import Encoded
+from addnorm.errors import ConfigError
+from addnorm.models.tabular import TabularConfig, trunk_of
+from addnorm.tabular.fitting import Plan
+
+if TYPE_CHECKING:
+    from addnorm.tabular.base import TableEstimator
+
+TRUNK = (
+    *("width", "depth", "heads", "ffn_width", "addnorm", "addnorm_options", "norm"),
+    *("dropout", "attention_dropout", "ffn_dropout"),
+)
+"""Parameters that are fields of the trunk's configuration."""
+
+
+def choose_network(
+    asked: "TableEstimator", table: Encoded, target: Array, bins: str, classes: int
+) -> TabularConfig:
+    """The network for rows like these; edges of bins are learnt from them."""
+    options = dict(asked.embedding_options or {})
+    embedding = asked.embedding or asked.number_embedding
+    if embedding == "piecewise" and table.numbers.shape[1]:
+        options["edges"] = make_edges(
+            table.numbers.numpy(),
+            target,
+            kind=bins,
+            classes=bool(classes),
+            bins=options.pop("bins", 48),
+            seed=asked.seed_,
+        )
+    return TabularConfig(
+        kind=asked.kind,
+        numbers=table.numbers.shape[1],
+        categories=asked.recipe_.sizes,
+        outputs=classes if classes > 2 else 1,
+        trunk=_trunk(asked),
+        embedding=embedding,
+        embedding_options=options,
+        members=asked.members,
+    )
+
+
+def _trunk(asked: "TableEstimator") -> ModelConfig:
+    """The published trunk, with the parameters that were given."""
+    given = {name: getattr(asked, name) for name in TRUNK if getattr(asked, name) is not None}
+    if asked.kind == "ft" and asked.width is not None:
+        given.setdefault("ffn_width", round(asked.width * 4 / 3))
+    return trunk_of(asked.kind, **given)
+
+
+def choose_plan(asked: "TableEstimator", rows: int, held_out: bool) -> Plan:
+    """Batch and epochs from the number of rows, where they were left open."""
+    batch = asked.batch_size or next(
+        size
+        for most, size in ((2_000, 32), (10_000, 128), (50_000, 256), (10**18, 512))
+        if rows <= most
+    )
+    per_epoch = -(-rows // batch)
+    most = 100 if held_out else 30
+    epochs = asked.epochs or int(np.clip(20_000 // per_epoch, 10, most))
+    for name, value in (("batch_size", batch), ("epochs", epochs)):
+        if value < 1:
+            raise ConfigError(f"{name} must be 1 or more: got {value}. Leave it out.")
+    return Plan(
+        batch=batch,
+        epochs=epochs,
+        rate=asked.rate if asked.learning_rate is None else asked.learning_rate,
+        weight_decay=asked.weight_decay,
+        schedule=asked.schedule,
+        warmup=asked.warmup,
+        patience=asked.patience,
+        drop_cells=asked.drop_cells,
+        ema=asked.ema,
+        minutes=asked.minutes,
+        seed=asked.seed_,
+    )

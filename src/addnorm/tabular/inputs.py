@@ -1,0 +1,109 @@
+"""What is given to an estimator, in the one form that fitting takes; what is wrong is refused.
+
+What scikit-learn refuses is refused in its words, which its own checks look for.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.utils.validation import (  # type: ignore[import-untyped]
+    check_array,
+    check_random_state,
+    column_or_1d,
+)
+from torch import Tensor
+
+from addnorm.data.frame import Array, Frame, to_frame
+from addnorm.data.schema import Schema
+from addnorm.errors import InputError
+
+
+def as_frame(X: Any, estimator: Any = None) -> Frame:
+    """X as a frame; what scikit-learn refuses is refused in its words."""
+    if isinstance(X, Frame | str | Path | Mapping):
+        return to_frame(X)
+    if _is_frame(X):
+        frame = to_frame(X, "X")
+        if not len(frame):
+            raise InputError("X must have a row: found array with 0 sample(s).")
+        return frame
+    array = check_array(X, dtype=None, ensure_all_finite=False, estimator=estimator, input_name="X")
+    if array.dtype.kind == "O":
+        _need_plain(array)
+    return to_frame(array, "X")
+
+
+def _is_frame(X: Any) -> bool:
+    import narwhals
+
+    try:
+        narwhals.from_native(X, eager_only=True)
+    except TypeError:
+        return False
+    return True
+
+
+def _need_plain(array: Array) -> None:
+    for value in array.ravel():
+        if isinstance(value, dict | list | tuple | set):
+            raise TypeError(
+                f"argument must be a string or a number: got {type(value).__name__} in X."
+            )
+
+
+def to_labels(y: Any) -> Array:
+    if y is None:
+        raise InputError("y must be given: requires y to be passed, but the target y is None.")
+    y = column_or_1d(np.asarray(y), warn=True)
+    if y.dtype.kind == "O":
+        gone = [value for value in y if value is None or value != value]
+        if gone:
+            raise InputError(f"Input y contains NaN or None: {len(gone)} targets are missing.")
+        kinds = {type(value) for value in y.tolist()}
+        if kinds <= {bool} or kinds <= {int} or kinds <= {str}:
+            y = np.array(y.tolist())
+    elif y.dtype.kind == "f" and not np.isfinite(y).all():
+        raise InputError("Input y contains NaN or infinity: every row must have a class.")
+    return y
+
+
+def to_targets(y: Any) -> Array:
+    if y is None:
+        raise InputError("y must be given: requires y to be passed, but the target y is None.")
+    y = column_or_1d(np.asarray(y), warn=True)
+    try:
+        y = y.astype(np.float64)
+    except (TypeError, ValueError):
+        raise InputError(f"y must be numbers: got {y.dtype}. Try the classifier.") from None
+    if not np.isfinite(y).all():
+        raise InputError("Input y contains NaN or infinity: every row must have a number.")
+    return y
+
+
+def pair_of(eval_set: Any) -> tuple[Any, Any]:
+    pair = eval_set[0] if isinstance(eval_set, list) and len(eval_set) == 1 else eval_set
+    if not isinstance(pair, Sequence) or len(pair) != 2:
+        raise InputError("eval_set must be a pair (X, y), or a list of one such pair.")
+    return pair[0], pair[1]
+
+
+def normal(weight: Array) -> Tensor:
+    """Weights that are 1 on average."""
+    return torch.from_numpy(weight / weight.mean() if weight.any() else weight).float()
+
+
+def seed_of(random_state: Any) -> int:
+    if isinstance(random_state, int | np.integer):
+        return int(random_state)
+    return int(check_random_state(random_state).randint(2**31 - 1))
+
+
+def left_out(schema: Schema) -> list[str]:
+    return [
+        f"column {column.name!r} is left out: {column.note or 'as asked for'}."
+        for column in schema.columns
+        if column.kind == "ignore"
+    ]

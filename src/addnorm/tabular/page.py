@@ -1,0 +1,75 @@
+"""Pages on a model for tables: how training went, and why it answers as it does."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from addnorm.report import Page, bars, heat_map, lines, reliability
+from addnorm.tabular.base import TableEstimator
+from addnorm.tabular.explain import Explanation, RowExplanation
+
+
+def summary_page(estimator: TableEstimator, rows: Sequence[Mapping[str, Any]]) -> Page:
+    """What was found in training: figures, curve, reliability, columns.
+
+    `rows` are the figures, one mapping for each model and data that it was measured on.
+    """
+    told, kept = estimator.report_, estimator.recipe_.schema
+    about = f"{type(estimator).__name__}, {told['rows']:,} rows, {told['parameters']:,} parameters"
+    page = Page(str(kept.target), about)
+    page.section("Figures")
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    heads = [name.replace("_seconds", " s").replace("_", " ") for name in names]
+    page.table(heads, [[row.get(name) for name in names] for row in rows])
+    if "temperature" in told:
+        page.text(
+            f"{told['held_out']:,} rows were held out. They decided when to stop, and on them one "
+            f"temperature was learnt, {told['temperature']:.3f}, by which all logits are divided; "
+            "rows of a test file had no part in either."
+        )
+    history = [(row["step"], row["loss"]) for row in told["history"] if row["loss"]]
+    if history:
+        page.section("Training")
+        page.figure(lines({"held-out loss": history}, title="Held-out loss", x="step", y="loss"))
+    if "reliability" in told:
+        page.section("Reliability")
+        page.figure(
+            reliability(told["reliability"], title="What was said, and how often it came true"),
+            "On the line, of rows given 0.8 eight in ten came true.",
+        )
+    page.section("Columns")
+    page.table(["column", "kind", "note"], [[c.name, c.kind, c.note] for c in kept.columns])
+    return page
+
+
+def explanation_page(found: Explanation, estimator: TableEstimator) -> Page:
+    """Which columns matter, in three views, and which look at which."""
+    page = Page(f"Why {estimator.recipe_.schema.target}", type(estimator).__name__)
+    page.section("Which columns matter")
+    page.figure(bars(found.ranked(), title="Rise of the loss when the column is shuffled"))
+    pairs = sorted(zip(found.columns, found.gradient, strict=True), key=lambda pair: -pair[1])
+    page.figure(bars(pairs, title="Mean size of the column's share of the answer"))
+    if found.attention is not None:
+        looked = sorted(zip(found.columns, found.attention, strict=True), key=lambda p: -p[1])
+        page.figure(bars(looked, title="Attention of the summary to the column"))
+    page.text("Attention is what was looked at. Where the views differ, believe the shuffling.")
+    page.table(["views", "rank correlation"], [list(pair) for pair in found.agreement.items()])
+    if found.looking:
+        page.section("Which columns look at which")
+        names = list(found.looking)
+        page.figure(heat_map(found.looks.tolist(), names, names, title="Attention", low=0.0))
+    return page
+
+
+def row_page(one: RowExplanation, row: int, estimator: TableEstimator) -> Page:
+    """What each column adds to the answer for one row, counted from 1."""
+    page = Page(f"Why {estimator.recipe_.schema.target}: row {row}", type(estimator).__name__)
+    page.facts(
+        [
+            (one.about, f"{one.answer:.4g}"),
+            ("of a row with nothing known", f"{one.typical:.4g}"),
+        ]
+    )
+    page.section("What each column adds")
+    shares = [(f"{name} = {value}", share) for name, value, share in one.ranked()]
+    page.figure(bars(shares, title="Share of the difference between the two"))
+    return page
