@@ -2,6 +2,7 @@
 
 import argparse
 import gzip
+import io
 import json
 import random
 from collections.abc import Callable
@@ -10,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from addnorm.cli import tables
+from addnorm.cli.main import main
 from addnorm.data.frame import read_frame
 from addnorm.data.schema import Schema
 from addnorm.errors import AddnormError
+from addnorm.tabular import load
 
 pytest.importorskip("sklearn")
 QUICK = ["table.epochs=1", "table.width=8", "table.depth=1", "table.heads=1", "table.ffn_width=8"]
@@ -89,6 +92,71 @@ def test_other_models(tmp_path: Path, model: str, capsys: pytest.CaptureFixture[
     assert json.loads(capsys.readouterr().out)["rows"] == 48
 
 
+def test_compare_without_a_test_file_sets_rows_aside(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(rows(100))
+    train(path, "--compare", "--json")
+    shown = capsys.readouterr()
+    assert "20 rows are set aside to compare on" in shown.err
+    found = json.loads(shown.out)
+    assert found["rows"] + found["held_out"] == 80
+    assert {row["on"] for row in found["results"][1:]} == {"rows set aside"}
+    assert sum(count for *_, count in found["reliability"]["test rows"]) == 20
+    path.write_text("age,y\n1,a\n2,b\n")
+    with pytest.raises(AddnormError, match=r"rows enough to set some aside for --compare: got 2"):
+        train(path, "--compare")
+
+
+def test_rows_without_answers_are_learnt_from_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, more = tmp_path / "t.csv", tmp_path / "more.csv"
+    path.write_text(rows())
+    more.write_text(rows(90, unseen="c").replace(",yes", ",").replace(",no", ","))
+    train(path, "--unlabelled", more)
+    assert "pre-trained on 150 rows, those of both files" in capsys.readouterr().err
+    kept = load(tmp_path / "run").recipe_
+    assert kept.categories[0].values == ("a", "b", "c") and kept.schema.target == "y"
+    more.write_text("age,jobs\n3,a\n")
+    with pytest.raises(AddnormError, match=r"has no column 'job'. Did you mean 'jobs'"):
+        train(path, "--unlabelled", more)
+
+
+def test_the_page_has_its_pictures(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(rows(150))
+    train(path, "--test", path)
+    page = (tmp_path / "run/summary.html").read_text()
+    for said in ("Held-out loss", "What was said, and how often it came true", "test rows"):
+        assert said in page
+    path.write_text("x,y\n" + "".join(f"{i},{i * 1.5}\n{i + 0.5},{i}\n" for i in range(40)))
+    train(path)
+    assert "What was said" not in (tmp_path / "run/summary.html").read_text()
+
+
+class Screen(io.StringIO):
+    """A terminal to write to."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("terminal", (True, False))
+def test_a_bar_is_for_terminals(
+    trained: Path, tmp_path: Path, terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = Screen() if terminal else io.StringIO()
+    monkeypatch.setattr(tables, "PART", 7)
+    monkeypatch.setattr("sys.stderr", screen)
+    run("predict", trained.parent / "run", trained, "-o", tmp_path / "out.csv")
+    shown = screen.getvalue()
+    assert shown.endswith("60 rows predicted: " + str(tmp_path / "out.csv") + "\n")
+    assert ("\x1b[" in shown) == terminal and ("0 rows" in shown)
+    assert terminal or shown.count("\n") == 1
+
+
 @pytest.mark.parametrize("name", ("out.csv", "out.parquet"))
 def test_predict_adds_columns(
     trained: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
@@ -122,6 +190,9 @@ def test_explain(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "<svg" in (tmp_path / "why.html").read_text()
     run("explain", where, trained, "--row", 17)
     assert "row 17: the log-odds of yes is" in capsys.readouterr().out
+    run("explain", where, trained, "--row", 17, "--out", tmp_path / "one.html")
+    assert "row 17" in (tmp_path / "one.html").read_text()
+    capsys.readouterr()
     run("explain", where, trained, "--row", 1, "--json")
     assert json.loads(capsys.readouterr().out)["columns"] == ["age", "job"]
     with pytest.raises(AddnormError, match="--row must be 1 to 60: got 61"):
@@ -152,10 +223,53 @@ def test_misuse(tmp_path: Path) -> None:
         train(path, "--set", "table.widht=3")
     with pytest.raises(AddnormError, match=r"must read table.NAME=VALUE: got 'model.width=3'"):
         train(path, "--set", "model.width=3")
-    test = tmp_path / "test.csv"
-    test.write_text("age,job,y\n30,a,maybe\n")
-    with pytest.raises(AddnormError, match="a class that training had not: 'maybe'"):
+
+
+@pytest.mark.parametrize("flag", ("--source", "--size", "--from", "--valid-target", "--dry-run"))
+def test_flags_of_texts_are_refused(
+    tmp_path: Path, flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(rows())
+    value = [] if flag == "--dry-run" else ["tiny"]
+    common = ["train", "table", str(path), "--target", "y", "--out", str(tmp_path / "run")]
+    assert main([*common, flag, *value]) == 2
+    assert f"{flag} is for models of text, not for tables" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    (
+        ("age,job,y\n30,a,maybe\n", "a class that training had not: 'maybe'"),
+        ("age,y\n30,no\n", "must have the columns of the training rows: it comes without 'job'"),
+        ("age,job,z,y\n30,a,1,no\n", "with 'z', which training did not have"),
+        ("age,job\n30,a\n", "has no column 'y'"),
+    ),
+)
+def test_test_rows_are_refused_before_training(
+    tmp_path: Path, text: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fit(*_: object) -> None:
+        raise AssertionError("trained in vain")
+
+    monkeypatch.setattr("addnorm.tabular.FTTransformerClassifier.fit", fit)
+    path, test = tmp_path / "t.csv", tmp_path / "test.csv"
+    path.write_text(rows())
+    test.write_text(text)
+    with pytest.raises(AddnormError, match=said):
         train(path, "--test", test)
+
+
+def test_a_target_of_numbers_says_how_to_have_classes(tmp_path: Path) -> None:
+    path, schema = tmp_path / "t.csv", tmp_path / "s.toml"
+    path.write_text(rows())
+    columns = "".join(f"[[columns]]\nname = '{n}'\nkind = 'number'\n" for n in ("age", "job"))
+    schema.write_text(f"task = 'number'\n{columns}")
+    with pytest.raises(AddnormError, match=r"must hold numbers: got '(yes|no)'.*'classes'"):
+        train(path, "--schema", schema)
+    schema.write_text(f"target = 'z'\n{columns}")
+    with pytest.raises(AddnormError, match=r"has the target 'z', not 'y'\. Change it"):
+        train(path, "--schema", schema)
 
 
 # ── Forty broken tables: each trains, or gets one clear error ─────────────────────────────────────
