@@ -1,7 +1,11 @@
 """What the tests share: one thread, one seed, and small models whose every weight matters."""
 
+import os
 from collections.abc import Sequence
 from typing import Any
+
+# The suite runs in several processes side by side; threads that wait for each other make it slow.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
 import torch
@@ -10,9 +14,6 @@ from torch import Tensor
 
 from addnorm import ModelConfig, build
 from addnorm.models.build import Model
-
-# The suite runs in several processes side by side.
-torch.set_num_threads(1)
 
 settings.register_profile("addnorm", deadline=None, derandomize=True, database=None)
 settings.load_profile("addnorm")
@@ -41,6 +42,7 @@ PAD = 0
 @pytest.fixture(autouse=True)
 def seed() -> None:
     torch.manual_seed(0)
+    torch.set_num_threads(1)
 
 
 def make(mode: str, **changes: Any) -> Model:
