@@ -227,6 +227,14 @@ def test_a_setting_changes_one_field(setting: str, name: str, value: Any) -> Non
             assert getattr(after.model, field) == getattr(before.model, field)
 
 
+def test_a_column_may_be_called_by_its_number() -> None:
+    config = Config().override("data.text=2", "data.label='3'")
+    assert (config.data.text, config.data.label) == ("2", "3")
+    assert Config.parse("[data]\ntext = 2\n").data.text == "2"
+    with pytest.raises(ConfigError, match=r"data\.text must be a word, or left out: got True"):
+        Config().override("data.text=true")
+
+
 def test_the_later_setting_wins() -> None:
     config = Config().override("model.depth=2", "model.width=64", "model.depth=3")
     assert (config.model.depth, config.model.width) == (3, 64)

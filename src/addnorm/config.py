@@ -237,7 +237,7 @@ class DataConfig(Section):
     label: str | None = None
     """Column of the label (of the target, in a table of pairs), by name or number; else guessed."""
     limit: int | None = None
-    """Rows to read of each file; all when left out."""
+    """Rows (lines, of a book) to read of each file; all when left out."""
     tokenizer: str | None = None
     """bpe, unigram, characters or bytes; worked out from the task when left out."""
     vocab: int | None = None
@@ -254,14 +254,24 @@ class DataConfig(Section):
     """What to do with empty ones: drop or keep."""
     repeated: str = "keep"
     """What to do with exact repetitions: drop or keep."""
+    rare: str = "error"
+    """What to do with labels seen only once, which cannot be checked: error, drop or keep."""
     mask: float = 0.15
     """Share of the tokens that masked pre-training hides."""
+
+    def __post_init__(self) -> None:
+        for name in ("text", "label"):
+            value = getattr(self, name)
+            if type(value) is int:  # a column may be called by its number
+                object.__setattr__(self, name, str(value))
+        super().__post_init__()
 
     def check(self) -> None:
         for name, choices in (
             ("long", ("cut", "drop", "keep")),
             ("empty", ("drop", "keep")),
             ("repeated", ("drop", "keep")),
+            ("rare", ("error", "drop", "keep")),
         ):
             self.need_one_of(name, choices)
         if self.tokenizer is not None:

@@ -145,7 +145,7 @@ def test_a_label_seen_once_is_refused_unless_asked_for(put: Put) -> None:
     name = put(rows)
     refuse(
         r"seen twice, once to learn and once to check: 'a.tsv' has '2' only in line 5 \(and 1 more "
-        r"labels\). Correct it, or leave it out with rare='drop'",
+        r"labels\). Correct it, or leave it out with data.rare=drop",
         lambda: read_table(name),
     )
     assert read_table(name, rare="drop").names == ("0", "1")

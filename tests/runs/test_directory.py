@@ -73,10 +73,18 @@ def test_lines_of_metrics_that_are_cut_off_are_passed_over(tmp_path: Path) -> No
 
 
 def test_runs_are_listed_by_name_wherever_they_lie(tmp_path: Path) -> None:
-    for name in ("b", "a/deep", "c"):
+    for name in ("b", "a/deep"):
         make(tmp_path / name)
-    (tmp_path / "c" / "run.json").write_text("{")
-    assert [run.path for run in runs_in(tmp_path)] == [tmp_path / "a/deep", tmp_path / "b"]
+    assert runs_in(tmp_path) == [tmp_path / "a/deep", tmp_path / "b"]
+
+
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_a_damaged_summary_is_said_to_be(tmp_path: Path, text: str) -> None:
+    run = make(tmp_path / "run")
+    assert run.summary() == {}
+    (run.path / "summary.json").write_text(text)
+    with pytest.raises(SavedError, match=r"summary\.json' is damaged"):
+        run.summary()
 
 
 def test_the_directory_holds_nothing_else(trained: Trained, tmp_path: Path) -> None:

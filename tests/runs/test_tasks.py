@@ -17,7 +17,7 @@ from addnorm.runs.directory import Run
 from addnorm.runs.recipe import settle
 from addnorm.runs.tasks import TASKS as KINDS
 from addnorm.runs.tasks.base import TextTask
-from addnorm.runs.tasks.masked import HELD_OUT_SEED
+from addnorm.runs.tasks.masked import HELD_OUT_SEED, read_texts
 from tests.runs.common import TASKS, Trained, answer, label, lines, wish, write
 
 
@@ -205,7 +205,7 @@ def test_texts_of_a_table_are_pretrained_on_by_column(data: Path) -> None:
     source = f"data.source={str(data / 'labelled.csv')!r}"
     task, _ = read("masked", data, source, "data.text=text")
     assert any("120 texts read, 120 kept" in note for note in task.notes)
-    assert "texts are those of column text." in task.notes
+    assert "the texts are those of 'text'." in task.notes
     task, _ = read("masked", data, source, "data.text='1'", "data.limit=50")
     assert any("50 texts read, 50 kept" in note for note in task.notes)
 
@@ -267,3 +267,51 @@ def test_nothing_to_learn_from_is_an_error(data: Path) -> None:
     empty.write_text("\n \n")
     with pytest.raises(InputError, match="must hold some text"):
         read("masked", data, f"data.source={str(empty)!r}")
+
+
+def test_a_limit_holds_for_every_task(trained: Trained) -> None:
+    """Rows of a table, lines of texts and of a book."""
+    for task in TASKS:
+        found, _ = read(task, trained.data, "data.limit=50")
+        asked: Any = found
+        if task == "language":
+            text = (trained.data / "book.txt").read_text().splitlines(keepends=True)
+            assert len(asked.train) + len(asked.valid) == len("".join(text[:50]))
+        else:
+            held = asked.valid[0] if task == "classify" else asked.valid
+            held = held.sources if task == "translate" else held
+            assert found.rows + len(held) == 50
+
+
+@pytest.mark.parametrize("column", ["2", "text", None])
+@pytest.mark.parametrize("heads", [True, False])
+def test_a_header_is_no_text_to_learn(column: str | None, heads: bool, tmp_path: Path) -> None:
+    rows = [f"{n},{line} and more of it" for n, line in enumerate(lines(30))]
+    (tmp_path / "a.csv").write_text("\n".join(["id,text", *rows] if heads else rows) + "\n")
+    config = Config.parse(f"[data]\nsource = {str(tmp_path / 'a.csv')!r}")
+    config = config if column is None else config.override(f"data.text={column}")
+    if column == "text" and not heads:
+        with pytest.raises(InputError, match="has no header line, so no column 'text'"):
+            read_texts(config, str(tmp_path / "a.csv"))
+        return
+    texts, report = read_texts(config, str(tmp_path / "a.csv"))
+    assert texts == [row.split(",")[1] for row in rows]
+    assert ("'text'" if heads else "column 2; no header line") in " ".join(report.lines())
+
+
+def test_a_header_of_one_column(tmp_path: Path) -> None:
+    for head, count in (("review", 30), ("ba be bi", 31)):
+        path = tmp_path / "a.csv"
+        path.write_text("\n".join([head, *(f"{line} so" for line in lines(30))]) + "\n")
+        assert len(read_texts(Config(), str(path))[0]) == count
+
+
+def test_a_label_seen_once_can_be_left_out(tmp_path: Path) -> None:
+    write(tmp_path)
+    with (tmp_path / "labelled.csv").open("a") as file:
+        file.write("da da,perhaps\n")
+    with pytest.raises(InputError, match=r"'perhaps' only in line 122\. .* data\.rare=drop"):
+        read("classify", tmp_path)
+    found, _ = read("classify", tmp_path, "data.rare=drop")
+    assert found.fields()["outputs"] == 2
+    assert any("a label seen only once" in note for note in found.notes)

@@ -204,6 +204,21 @@ def test_a_run_begun_from_another_begins_anew_alike(data: Path, tmp_path: Path) 
     same_runs(tmp_path / "whole", tmp_path / "cut")
 
 
+def test_a_run_goes_on_from_another_folder(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Paths that were given from here are kept whole."""
+    monkeypatch.chdir(data)
+    asked = wish("translate", Path("."), "data.valid_source=a.source", "data.valid_target=a.target")
+    with pytest.raises(PowerCut):
+        train(asked, tmp_path / "run", Cut(4))
+    monkeypatch.chdir(tmp_path)
+    assert go_on(tmp_path / "run").progress.finished
+    kept = Run.open(tmp_path / "run").config.data
+    assert kept.source == kept.valid_source == str(data / "a.source")
+    assert kept.target == kept.valid_target == str(data / "a.target")
+
+
 def test_the_seed_decides(data: Path, tmp_path: Path) -> None:
     for name, seed in (("one", 3), ("two", 3), ("other", 4)):
         train(wish("language", data, f"run.seed={seed}", "model.dropout=0.1"), tmp_path / name)

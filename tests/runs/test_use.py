@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from addnorm.data.special import BEGIN, END
 from addnorm.errors import AddnormError, InputError
+from addnorm.generate.packed import PackedLinear, can_pack
 from addnorm.runs.metrics import classes
 from addnorm.runs.use import Trained as Asked
 from tests.runs.common import TASKS, Trained, answer, label, lines, train, wish
@@ -208,6 +209,40 @@ def test_a_file_is_measured_to_its_end(trained: Trained, tmp_path: Path) -> None
         assert run.evaluate(str(tmp_path / "test.txt")) == found
     finally:
         TextTask.most_held_out = before
+
+
+def test_decoding_is_packed_and_says_the_same(trained: Trained) -> None:
+    asked, plain = Asked(trained["translate"]), Asked(trained["translate"])
+    plain.__dict__["decoder"] = plain.model
+    assert any(isinstance(m, PackedLinear) for m in asked.decoder.modules()) == can_pack()
+    texts = lines(12, seed=6)
+    for ours, wanted in zip(asked.translate(texts), plain.translate(texts), strict=True):
+        assert ours[0].text == wanted[0].text
+        assert ours[0].score == pytest.approx(wanted[0].score, abs=1e-5)
+    narrow = Asked(trained["translate"], int8=True)
+    assert not any(isinstance(m, PackedLinear) for m in narrow.decoder.modules())
+
+
+@pytest.mark.parametrize(
+    ("task", "text", "wanted"),
+    [
+        ("masked", "ba be\n\nba be\nda de ki\n", "1 text has no text (line 2)"),
+        (
+            "classify",
+            "text,label\nba be,yes\n,no\nda,no\n",
+            "1 text has no text (line 3)",
+        ),
+        ("language", "Ba be. Da de ki la.\n", "characters"),
+    ],
+)
+def test_what_is_left_out_of_an_evaluation_is_said(
+    task: str, text: str, wanted: str, trained: Trained, tmp_path: Path
+) -> None:
+    path = tmp_path / ("test.csv" if task == "classify" else "test.txt")
+    path.write_text(text)
+    told: list[str] = []
+    Asked(trained[task]).evaluate(str(path), say=told.append)
+    assert any(wanted in note for note in told), told
 
 
 def test_eight_bits_are_nearly_as_good(trained: Trained, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from addnorm.errors import ConfigError, InputError
+from addnorm.errors import AddnormError, ConfigError, InputError
 
 
 def evaluate(args: argparse.Namespace) -> None:
@@ -16,7 +16,12 @@ def evaluate(args: argparse.Namespace) -> None:
     if args.file is not None and args.source is not None:
         raise ConfigError(f"one file to evaluate on, not two: {args.file!r} and {args.source!r}.")
     trained = Trained(args.run, int8=args.int8)
-    figures = trained.evaluate(args.source or args.file, args.target, beam=args.beam)
+    figures = trained.evaluate(
+        args.source or args.file,
+        args.target,
+        beam=args.beam,
+        say=lambda text: print(text, file=sys.stderr),
+    )
     if args.json:
         print(json.dumps(figures, indent=1))
         return
@@ -94,12 +99,18 @@ def classify(args: argparse.Namespace) -> None:
 
 def runs(args: argparse.Namespace) -> None:
     """List runs and their best scores."""
-    from addnorm.runs.directory import runs_in
+    from addnorm.runs.directory import Run, runs_in
     from addnorm.runs.progress import say_figures, say_time
 
     if not Path(args.folder).is_dir():
         raise InputError(f"there is no folder {args.folder!r}. Train something first.")
-    found = [(run, run.summary()) for run in runs_in(args.folder)]
+    found = []
+    for path in runs_in(args.folder):
+        try:
+            run = Run.open(path)
+            found.append((run, run.summary()))
+        except AddnormError as error:
+            print(f"left out: {error}", file=sys.stderr)
     if args.json:
         rows = [{"run": str(run.path), "task": run.facts.task, **how} for run, how in found]
         print(json.dumps(rows, indent=1, ensure_ascii=False))

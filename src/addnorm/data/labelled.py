@@ -58,12 +58,14 @@ def read_table(
     long: str = "cut",
     repeated: str = "keep",
     rare: str = "error",
+    limit: int | None = None,
 ) -> Labelled:
     """Texts and labels of a table; `text` and `label` are column names, or numbers from 1.
 
     A column not named is guessed, and so is whether there is a header; the report says what was
     taken. `names` are the labels that a model knows already: others are an error. `rare` is about
-    labels seen only once, which cannot be both learnt and checked: error, drop or keep.
+    labels seen only once, which cannot be both learnt and checked: error, drop or keep. `limit` is
+    how many rows are read.
 
     >>> _ = Path("films.tsv").write_text("a joy\\t1\\na bore\\t0\\nno fun\\t0\\nfun\\t1\\n")
     >>> films = read_table("films.tsv")
@@ -74,6 +76,7 @@ def read_table(
     rules = Rules(longest=longest, empty=empty, long=long, repeated=repeated)
     cells = read_cells(path)
     rows, lines, notes = _two_columns(cells, text, label)
+    rows, lines = rows[:limit], lines[:limit]
     kept, findings = sift(rows, lines, rules, sides=1)
     kept, findings["unlabelled"] = _drop_unlabelled(kept, lines)
     findings["conflicting"] = _find_conflicts(kept, lines)
@@ -91,6 +94,26 @@ def read_table(
     )
     texts, labels = [row[0] for _, row in kept], [row[1] for _, row in kept]
     return Labelled(texts, labels, [lines[n] for n, _ in kept], tuple(names), report)
+
+
+def read_texts(
+    path: str | Path, text: str | None = None, *, limit: int | None = None
+) -> tuple[list[str], list[int], list[str]]:
+    """One column of texts: its cells, the lines they came from, and what was guessed."""
+    cells = read_cells(path)
+    head = _head(cells, [] if text is None else [text])
+    skip = 0 if head is None else 1
+    body = cells.rows[skip:]
+    if not body:
+        raise InputError(f"{cells.name!r} must have rows of text: it has only a header.")
+    columns = list(zip(*body, strict=True))
+    if text is None:
+        place = max(range(len(columns)), key=lambda place: _amount_of_text(columns[place]))
+    else:
+        place = find_column(cells, text, head)
+    named = f"column {place + 1}; no header line" if head is None else f"{head[place]!r}"
+    notes = [*cells.notes, f"the texts are those of {named}."]
+    return list(columns[place])[:limit], cells.lines[skip:][:limit], notes
 
 
 def _two_columns(
@@ -160,6 +183,9 @@ def _seems_head(cells: Cells) -> bool:
     short = all(0 < len(cell) <= LONGEST_HEAD and cell[-1] not in ".!?" for cell in first)
     if not body or not short or len(set(first)) < len(first):
         return False
+    if cells.width == 1:  # a single word above texts of several
+        several = sum(" " in row[0].strip() for row in body)
+        return " " not in first[0] and several > len(body) / 2
     _, label = _guess(body, first, None, None)
     values = {row[label].strip() for row in body}
     numbers = all(_is_number(value) for value in values if value)
@@ -197,7 +223,7 @@ def _drop_rare(
         more = f" (and {len(once) - 1} more labels)" if len(once) > 1 else ""
         raise InputError(
             f"each label must be seen twice, once to learn and once to check: {name!r} has "
-            f"{label!r} only in line {line}{more}. Correct it, or leave it out with rare='drop'."
+            f"{label!r} only in line {line}{more}. Correct it, or leave it out with data.rare=drop."
         )
     finding = find(("has", "have"), "a label seen only once", rare, [line for line, _ in once])
     if rare == "drop":

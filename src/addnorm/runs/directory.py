@@ -20,7 +20,7 @@ from addnorm import __version__
 from addnorm.config import Config
 from addnorm.data.tokenizer import Tokenizer
 from addnorm.disk import read_text, write_whole
-from addnorm.errors import AddnormError, SavedError
+from addnorm.errors import SavedError
 from addnorm.models.build import Model
 from addnorm.models.saved import load
 
@@ -129,7 +129,15 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """How it ended, or how far it is."""
         path = self.path / "summary.json"
-        return json.loads(read_text(path)) if path.exists() else {}
+        if not path.exists():
+            return {}
+        try:
+            found = json.loads(read_text(path))
+        except ValueError as error:
+            raise SavedError(f"{str(path)!r} is damaged: {error}.") from None
+        if not isinstance(found, dict):
+            raise SavedError(f"{str(path)!r} is damaged: it must hold one object.")
+        return found
 
 
 def free(path: str | Path) -> Path:
@@ -145,15 +153,9 @@ def free(path: str | Path) -> Path:
     return path
 
 
-def runs_in(folder: str | Path) -> list[Run]:
-    """The runs in a folder, by name; what cannot be opened is passed over."""
-    found = []
-    for facts in sorted(Path(folder).glob(f"**/{FACTS}")):
-        try:
-            found.append(Run.open(facts.parent))
-        except AddnormError:
-            continue
-    return found
+def runs_in(folder: str | Path) -> list[Path]:
+    """The runs in a folder, by name."""
+    return [facts.parent for facts in sorted(Path(folder).glob(f"**/{FACTS}"))]
 
 
 def _folder(side: str) -> str:

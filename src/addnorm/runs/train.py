@@ -82,7 +82,7 @@ def start(wish: Wish, out: str | Path, *, watch: Watch, say: Say = print) -> Out
     """Train from the beginning, in a directory of its own."""
     free(out)
     settled = plan(wish, say=say)
-    config, task = settled.config, settled.task
+    config, task = rooted(settled.config), settled.task
     labels = list(getattr(task, "names", ()))
     facts = Facts(config.run.task or "", task.fingerprint(), task.notes, labels)
     if parallel.rank() == 0:
@@ -194,6 +194,19 @@ def settings(config: Config, device: torch.device) -> Settings:
         seconds=60 * (config.run.minutes or 0.0),
         precision=find_precision(config, device),
     )
+
+
+def rooted(config: Config) -> Config:
+    """The configuration with whole paths: a run can be gone on with from any folder."""
+    files = {
+        name: str(Path(path).absolute())
+        for name in ("source", "target", "valid_source", "valid_target")
+        if (path := getattr(config.data, name)) is not None
+    }
+    run = config.run
+    if run.start is not None:
+        run = run.replace(start=str(Path(run.start).absolute()))
+    return config.replace(data=config.data.replace(**files), run=run)
 
 
 def keep_best(run: Run, model: nn.Module) -> None:

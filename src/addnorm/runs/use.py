@@ -1,7 +1,7 @@
 """A trained run at work: text in, text out, in order, as it comes."""
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -14,8 +14,9 @@ from addnorm.config import Config
 from addnorm.data.special import BEGIN, END
 from addnorm.data.tokenizer import Tokenizer
 from addnorm.errors import InputError
-from addnorm.generate import generate, quantise, translate
+from addnorm.generate import generate, pack, quantise, translate
 from addnorm.generate.hypothesis import Hypothesis
+from addnorm.generate.packed import can_pack
 from addnorm.models.build import Model
 from addnorm.models.transformer import Decoder, Encoder, EncoderDecoder
 from addnorm.runs.directory import Run
@@ -26,10 +27,11 @@ from addnorm.runs.tasks.classify import LONGEST, probabilities
 from addnorm.runs.tasks.classify import encode as encode_texts
 from addnorm.runs.tasks.classify import read as read_labelled
 from addnorm.runs.tasks.language import Language
-from addnorm.runs.tasks.masked import Masked
+from addnorm.runs.tasks.masked import Masked, read_texts
 from addnorm.runs.tasks.translate import Translate
 from addnorm.runs.tasks.translate import read as read_pairs
 
+Say = Callable[[str], None]
 CHUNK = 512
 """Texts that are classified together."""
 
@@ -59,6 +61,13 @@ class Trained:
         model = self.run.model()
         return quantise(model) if self.int8 else model
 
+    @cached_property
+    def decoder(self) -> Model:
+        """The model as it translates and generates the fastest here, in the same precision."""
+        model = self.model
+        floats = {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+        return pack(model) if floats and not self.int8 and can_pack() else model
+
     def need(self, task: str, verb: str) -> None:
         """Raise InputError if the run was trained for something else."""
         if self.run.facts.task != task:
@@ -83,7 +92,7 @@ class Trained:
         `window` texts are read ahead, so that those of a length are translated together.
         """
         self.need("translate", "translate")
-        model = self.model
+        model = self.decoder
         assert isinstance(model, EncoderDecoder)
         source, target = sides_of(self.tokenizers)
         found = translate(
@@ -104,7 +113,7 @@ class Trained:
     def generate(self, prompt: str, *, new: int = 200, **shape: Any) -> Answer:
         """What the model goes on with after a prompt; `shape` is that of `addnorm.generate`."""
         self.need("language", "generate")
-        model, tokenizer = self.model, self.tokenizers["text"]
+        model, tokenizer = self.decoder, self.tokenizers["text"]
         assert isinstance(model, Decoder)
         ids = tokenizer.encode(prompt)
         if not ids:
@@ -137,12 +146,20 @@ class Trained:
                 yield dict(zip(self.run.facts.labels, row, strict=True))
 
     def evaluate(
-        self, source: str | None = None, target: str | None = None, *, beam: int = 5
+        self,
+        source: str | None = None,
+        target: str | None = None,
+        *,
+        beam: int = 5,
+        say: Say = lambda text: None,
     ) -> Figures:
-        """Figures on files that the run has not seen; on its own held-out part if none is given."""
+        """Figures on files that the run has not seen; on its own held-out part if none is given.
+
+        `say` is told what was found in the files, and what of them was left out.
+        """
         if source is None:
             return self._loss(TASKS[self.run.facts.task].read(self.run.config, self.tokenizers))
-        return EVALUATIONS[self.run.facts.task](self, source, target, beam)
+        return EVALUATIONS[self.run.facts.task](self, source, target, beam, say)
 
     @torch.no_grad()
     def _loss(self, task: Any) -> Figures:
@@ -164,8 +181,11 @@ class Trained:
         return config.replace(data=config.data.replace(limit=None))
 
 
-def _evaluate_translate(run: Trained, source: str, target: str | None, beam: int) -> Figures:
+def _evaluate_translate(
+    run: Trained, source: str, target: str | None, beam: int, say: Say
+) -> Figures:
     pairs = read_pairs(run._reading(), source, target)
+    _tell(say, pairs.report.lines())
     figures = run._loss(run._held_out(Translate, source, target))
     said = [best[0].text for best in run.translate(pairs.source, beam=beam)]
     lower, cased = bleu(said, pairs.target, lower=True), bleu(said, pairs.target)
@@ -183,23 +203,35 @@ def _evaluate_translate(run: Trained, source: str, target: str | None, beam: int
     }
 
 
-def _evaluate_language(run: Trained, source: str, target: str | None, beam: int) -> Figures:
+def _evaluate_language(
+    run: Trained, source: str, target: str | None, beam: int, say: Say
+) -> Figures:
     task = run._held_out(Language, source, None)
+    _tell(say, task.notes[:1])
     figures = run._loss(task)
     return figures | {"tokens": len(task.valid)}
 
 
-def _evaluate_masked(run: Trained, source: str, target: str | None, beam: int) -> Figures:
+def _evaluate_masked(run: Trained, source: str, target: str | None, beam: int, say: Say) -> Figures:
     task = run._held_out(Masked, source, None)
+    _tell(say, read_texts(run._reading(), source)[1].lines())
     return run._loss(task) | {"texts": len(task.valid)}
 
 
-def _evaluate_classify(run: Trained, source: str, target: str | None, beam: int) -> Figures:
-    rows = read_labelled(run.run.config, source, run.run.facts.labels)
-    ids, _ = encode_texts(run.run.config, rows, run.tokenizers)
+def _evaluate_classify(
+    run: Trained, source: str, target: str | None, beam: int, say: Say
+) -> Figures:
+    rows = read_labelled(run._reading(), source, run.run.facts.labels)
+    ids, cut = encode_texts(run.run.config, rows, run.tokenizers)
+    _tell(say, [*rows.report.lines(), *cut])
     model = run.model
     assert isinstance(model, Encoder)
     return {**classes(probabilities(model, ids), rows.targets), "texts": len(rows)}
+
+
+def _tell(say: Say, notes: Iterable[str]) -> None:
+    for note in notes:
+        say(note)
 
 
 EVALUATIONS = {

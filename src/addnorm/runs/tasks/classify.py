@@ -120,7 +120,14 @@ def read(config: Config, path: str, names: Sequence[str] | None = None) -> Label
     """Texts and labels of a file, as the configuration wants them."""
     data = config.data
     return read_table(
-        path, data.text, data.label, names=names, empty=data.empty, repeated=data.repeated
+        path,
+        data.text,
+        data.label,
+        names=names,
+        empty=data.empty,
+        repeated=data.repeated,
+        rare=data.rare,
+        limit=data.limit,
     )
 
 

@@ -44,13 +44,13 @@ class Language(TextTask):
     @classmethod
     def read(cls, config: Config, known: Tokenizers | None = None) -> Self:
         data = config.data
-        text = read_document(need_source(config, "a text to learn from"))
+        text = read(config, need_source(config, "a text to learn from"))
         notes = [f"{data.source}: {len(text):,} characters read."]
         if data.valid_source is None:
             text, held = split_document(text, data.valid_share)
             notes.append(f"the last {len(held):,} characters are held out to validate with.")
         else:
-            held = read_document(data.valid_source)
+            held = read(config, data.valid_source)
             notes.append(f"{data.valid_source}: {len(held):,} characters to validate with.")
         kind = "characters" if len(text) < SMALL else "bpe"
         if known is None:
@@ -102,6 +102,13 @@ class Language(TextTask):
 
     def contents(self) -> Iterable[object]:
         yield from (self.train.tolist(), self.valid.tolist())
+
+
+def read(config: Config, path: str) -> str:
+    """A file as one text, or as many of its lines as the configuration wants."""
+    text = read_document(path)
+    limit = config.data.limit
+    return text if limit is None else "".join(text.splitlines(keepends=True)[:limit])
 
 
 def _encode(encode_many: Any, text: str) -> Tensor:

@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 from addnorm.config import Config
 from addnorm.data.batches import Batches
-from addnorm.data.cells import find_column, is_table, read_cells
+from addnorm.data.cells import is_table
 from addnorm.data.collate import pad, text_lengths
 from addnorm.data.files import read_lines
+from addnorm.data.labelled import read_texts as read_column
 from addnorm.data.masking import mask_tokens
 from addnorm.data.report import Report
 from addnorm.data.special import BEGIN, END, IGNORE
@@ -128,17 +129,11 @@ def read_texts(config: Config, path: str) -> tuple[list[str], Report]:
     data = config.data
     notes: list[str] = []
     if is_table(path):
-        cells = read_cells(path)
-        named = data.text is not None and not data.text.isdecimal()
-        head = [cell.strip() for cell in cells.rows[0]] if named else None
-        place = find_column(cells, data.text or "1", head)
-        rows = [(row[place],) for row in cells.rows[1 if named else 0 :]]
-        lines = cells.lines[1 if named else 0 :]
-        notes = [*cells.notes, f"texts are those of column {data.text or '1'}."]
+        texts, lines, notes = read_column(path, data.text, limit=data.limit)
     else:
-        rows = [(line,) for line in read_lines(path)]
-        lines = list(range(1, len(rows) + 1))
-    rows, lines = rows[: data.limit], lines[: data.limit]
+        texts = list(read_lines(path))[: data.limit]
+        lines = list(range(1, len(texts) + 1))
+    rows = [(text,) for text in texts]
     kept, findings = sift(rows, lines, Rules(empty=data.empty, repeated=data.repeated), sides=1)
     if not kept:
         raise InputError(f"{path!r} must hold texts to learn from: it has none.")
