@@ -42,11 +42,12 @@ def demo(args: argparse.Namespace) -> None:
 
     began = time.perf_counter()
     keep_memory()
+    folder = _need_own(Path(args.out or f"runs/demo-{args.to}"))
     _say(f"drawing phrases in English and {args.to} from CLDR and num2words.")
     found = phrases(to=args.to, seed=args.seed)
     for note in found.notes:
         _say(note)
-    folder = _clear(Path(args.out or f"runs/demo-{args.to}"))
+    _clear(folder)
     _write(found, folder)
     run = _train(found, folder, args)
     trained = _open(run.path)
@@ -57,14 +58,22 @@ def demo(args: argparse.Namespace) -> None:
     _show(test, said, figures, page, as_json=args.json)
 
 
-def _clear(folder: Path) -> Path:
-    """An empty folder: what an earlier demo left there goes, and nothing else ever."""
+def _need_own(folder: Path) -> Path:
+    """A folder that is not there, is empty, or holds what an earlier demo left and nothing else."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{str(folder)!r} must be a folder: it is a file. Choose another --out.")
     if folder.exists() and any(folder.iterdir()):
-        if not (folder / "phrases").is_dir():
+        strange = {entry.name for entry in folder.iterdir()} - {"phrases", "run", "report.html"}
+        if strange or not (folder / "phrases" / "train.en").is_file():
             raise InputError(f"{str(folder)!r} is not empty, nor of a demo. Choose another --out.")
+    return folder
+
+
+def _clear(folder: Path) -> None:
+    """Take away what an earlier demo left."""
+    if folder.exists():
         shutil.rmtree(folder)
     (folder / "phrases").mkdir(parents=True)
-    return folder
 
 
 def _write(found: "Phrases", folder: Path) -> None:
