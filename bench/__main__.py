@@ -2,10 +2,10 @@
 
 import argparse
 
-from bench import gpt, ragged, translate
+from bench import gpt, ragged, ragged_gpt, translate
 from bench.harness import dump, machine, peak_gflops, race, show
 
-NAMES = ["gpt", "translate", "ragged", "loss", "long"]
+NAMES = ["gpt", "translate", "ragged", "loss", "long", "decode", "tables"]
 
 
 def main() -> None:
@@ -39,6 +39,10 @@ def main() -> None:
         work = ragged.tokens_per_step()
         title = "Ragged pairs, batching and training, dropout 0.3: real tokens a second"
         tables.append(show(title, results, work, work * ragged.FLOPS, peak))
+        results = race(ragged_gpt.contenders(), args.rounds, steps=1, warm=1)
+        work, flops = ragged_gpt.tokens_per_step(), ragged_gpt.flops_per_step()
+        title = "Ragged texts, batching and training of a GPT, dropout 0.1: real tokens a second"
+        tables.append(show(title, results, work, flops, peak))
     if "loss" in names:
         from bench import loss
 
@@ -47,6 +51,14 @@ def main() -> None:
         from bench import long
 
         tables.append(long.run())
+    if "decode" in names:
+        from bench import decode
+
+        tables += decode.run(args.rounds, peak)
+    if "tables" in names:
+        from bench import tables as rows
+
+        tables += rows.run(args.rounds, peak)
     if args.out:
         dump(args.out, tables, peak)
 

@@ -126,7 +126,7 @@ def x_transformers(dropout: float) -> Step:
     return training(model, lambda: F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten()))
 
 
-def hugging_face(dropout: float) -> Step:
+def hugging_face_model(dropout: float) -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
@@ -141,7 +141,11 @@ def hugging_face(dropout: float) -> Step:
         attn_pdrop=dropout,
         use_cache=False,
     )
-    model = GPT2LMHeadModel(config)
+    return GPT2LMHeadModel(config)
+
+
+def hugging_face(dropout: float) -> Step:
+    model = hugging_face_model(dropout)
     inputs, targets = batch()
     return training(
         model, lambda: F.cross_entropy(model(inputs).logits.flatten(0, 1), targets.flatten())
