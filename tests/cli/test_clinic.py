@@ -10,6 +10,7 @@ import torch
 
 from addnorm import Config, ModelConfig
 from addnorm.cli import clinic as verbs
+from addnorm.cli.main import main
 from addnorm.errors import ConfigError, SavedError
 from tests.clinic import models
 
@@ -59,8 +60,14 @@ def test_misuse_is_said(tmp_path: Path) -> None:
         call("clinic", "replay", str(tmp_path))
     with pytest.raises(ConfigError, match="one target at a time: got 'base' and 'gpt2'"):
         call("clinic", "base", "gpt2")
-    with pytest.raises(ConfigError, match="--try trains, so it needs a run or a TOML file"):
-        call("clinic", "base", "--try", str(tmp_path / "out"))
+    with pytest.raises(ConfigError, match=r"--try trains, so it needs .* Try --data text.txt"):
+        call("clinic", "base", "--try")
+    with pytest.raises(ConfigError, match="--data takes a file, or two to translate: got 3"):
+        call("clinic", "base", "--data", "a", "b", "c")
+    with pytest.raises(ConfigError, match="an encoder with head=none learns from no text"):
+        call("clinic", "bert", "--set", "model.head=none", "--data", "a")
+    with pytest.raises(SavedError, match=r"there is no file 'nothing.txt'"):
+        call("clinic", "gpt2", "--data", "nothing.txt")
 
 
 @pytest.fixture
@@ -105,16 +112,81 @@ def test_a_race_is_run_and_shown(
     assert (out / "race.html").is_file()
 
 
-@pytest.mark.slow
-def test_a_configuration_is_examined_with_its_own_text_and_its_remedies_tried(
-    run_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_configuration_is_examined_with_its_own_text(
+    run_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     call("clinic", str(run_file), "--quick")
-    assert "the batch is the first of" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "the batches are the first " in said.err and "text.txt." in said.err
+    assert "cross-entropy of the task's targets" in said.out
+    assert "schedule        peak 0.01, warm-up over 2 steps" in said.out
+
+
+def test_a_preset_is_examined_with_text(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text, few = str(run_file.parent / "text.txt"), ("--set", "data.tokenizer=characters")
+    sizes = [*few, *(part for setting in SMALL[:3] for part in ("--set", setting))]
+    call("clinic", "gpt2", "--set", "model.length=32", "--data", text, "--quick", *sizes)
+    said = capsys.readouterr()
+    assert f"of {text}." in said.err and "cross-entropy of the task's targets" in said.out
+    call("clinic", "base", "--data", text, text, "--quick", *sizes)
+    assert "memory" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_remedies_are_tried(
+    run_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "remedies"
-    call("clinic", str(run_file), "--try", str(out), "--steps", "6", "--jobs", "1")
-    assert "as it is" in capsys.readouterr().out
+    call("clinic", str(run_file), "--try", "--out", str(out), "--steps", "6", "--jobs", "1")
+    said = capsys.readouterr().out
+    assert "as it is" in said and "recovered: " in said
     assert (out / "race.html").is_file()
+
+
+# ── During training ───────────────────────────────────────────────────────────────────────────────
+
+
+def watched(task: str, data: Path, out: Path, *settings: str) -> int:
+    files = {
+        "translate": ["--source", str(data / "a.source"), "--target", str(data / "a.target")],
+        "language": [str(data / "book.txt"), "--set", "model.length=32"],
+        "masked": [str(data / "texts.txt")],
+        "classify": [str(data / "labelled.csv"), "--text", "text", "--label", "label"],
+    }
+    small = ("width=16", "depth=1", "heads=2", "ffn_width=32")
+    given = [f"model.{field}" for field in small] + ["data.tokenizer=characters", *settings]
+    flags = [part for setting in given for part in ("--set", setting)]
+    return main(["train", task, *files[task], "--out", str(out), "--clinic", *flags])
+
+
+@pytest.mark.parametrize("task", ("translate", "language", "masked", "classify"))
+def test_a_run_is_watched(task: str, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    calm = ("train.steps=100", "train.evaluate=100", "train.batch=128", "train.schedule=constant")
+    assert watched(task, data, out, *calm) == 0
+    (line,) = (out / "clinic.jsonl").read_text().splitlines()
+    found = json.loads(line)
+    assert found["step"] == 100 and found["dependency"] > 0 and 0 < found["entropy"] <= 1
+    assert 0 < found["update"] < 1 and found["blocks"]
+
+
+def test_a_run_that_breaks_leaves_a_case_that_the_command_line_replays(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert watched("language", data, out, "train.lr=1e30", "train.steps=40") == 1
+    said = capsys.readouterr().err
+    folder = sorted((out / "cases").iterdir())[0]
+    assert f"addnorm clinic replay {folder}" in said
+    first = json.loads((folder / "case.json").read_text())["seen"]["first_bad"]
+    assert first is not None
+    assert main(["clinic", "replay", str(folder)]) == 0
+    assert f"first result that is not finite: {first}" in capsys.readouterr().out
+
+
+def test_tables_are_not_watched(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "table", "a.csv", "--target", "x", "--out", "y", "--clinic"]) == 2
+    assert "--clinic watches models of text: not tables" in capsys.readouterr().err
 
 
 def test_replaying_a_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,4 +204,4 @@ def test_replaying_a_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     call("clinic", "replay", str(folder))
     assert "first result that is not finite: none, going forward" in capsys.readouterr().out
     call("clinic", "replay", str(folder), "--json")
-    assert json.loads(capsys.readouterr().out)["first_bad"] is None
+    assert json.loads(capsys.readouterr().out)["seen"]["first_bad"] is None

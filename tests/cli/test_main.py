@@ -16,7 +16,7 @@ from addnorm.layers.addnorm import ADDNORMS
 HELP = {"--help", "-h"}
 TRAIN = (
     "--source --target --valid-source --valid-target --text --label --out --from --resume --size "
-    "--minutes --set --dry-run --board --json "
+    "--minutes --set --dry-run --board --clinic --json "
     "--model --test --compare --schema --unlabelled --seed"
 )
 FLAGS = {
@@ -31,7 +31,8 @@ FLAGS = {
     "predict": HELP | {"-o", "--out", "--proba"},
     "explain": HELP | {"--row", "--out", "--json"},
     "clinic": HELP
-    | {"--set", "--report", "--lr", "--warmup", "--quick", "--try", "--steps", "--jobs", "--json"},
+    | {"--set", "--report", "--lr", "--warmup", "--quick", "--try", "--steps", "--jobs", "--json"}
+    | {"--data", "--out"},
     "race": HELP | {"--set", "--vary", "--seeds", "--minutes", "--out", "--jobs", "--json"},
     "runs": HELP | {"--json"},
     "cost": HELP | {"--set", "--length", "--batch", "--json"},

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from addnorm import Config, ModelConfig, build
 from addnorm.clinic.case import is_spike, replay
 from addnorm.clinic.observer import Clinic, by_block, updates, warnings_of
-from addnorm.errors import SavedError
+from addnorm.errors import ConfigError, SavedError
 from addnorm.train.loop import Loop, Settings
 from addnorm.train.loss import token_loss
 from addnorm.train.optimizer import make_optimizer
@@ -20,18 +20,20 @@ CONFIG = ModelConfig(mode="decoder", vocab=19, width=16, depth=2, heads=2, addno
 
 
 class Copying:
-    """A task of random tokens; one part may be made bad."""
+    """A task of random tokens; one part may be made bad. With an odd part, all others are alike."""
 
     metric, higher_is_better = "loss", False
 
-    def __init__(self, bad: int | None = None) -> None:
-        self.bad = bad
+    def __init__(self, bad: int | None = None, odd: range | None = None) -> None:
+        self.bad, self.odd = bad, odd
 
     def plan(self, epoch: int) -> list[int]:
-        return list(range(30))
+        return list(range(60))
 
     def batch(self, part: int) -> dict[str, Tensor]:
         ids = torch.randint(19, (4, 9), generator=torch.Generator().manual_seed(part))
+        if self.odd is not None and part not in self.odd:
+            ids[:] = 3
         return {"inputs": ids[:, :-1], "targets": ids[:, 1:], "number": torch.tensor(part)}
 
     def tokens(self, batch: dict[str, Tensor]) -> int:
@@ -48,12 +50,19 @@ class Copying:
         return {"loss": 0.0}
 
 
-def run(path: Path | None, observers: list[Any], bad: int | None = None) -> Loop:
+def run(
+    path: Path | None,
+    observers: list[Any],
+    bad: int | None = None,
+    odd: range | None = None,
+    accumulate: int = 1,
+) -> Loop:
     torch.manual_seed(0)
     model = build(CONFIG)
-    settings = Settings(steps=25, schedule=lambda step: 1.0)
-    optimizer = make_optimizer(model, "adam", lr=1e-3)
-    loop = Loop(model, Copying(bad), optimizer, settings, run=path, observers=observers)
+    settings = Settings(steps=25, schedule=lambda step: 1.0, accumulate=accumulate)
+    optimizer = make_optimizer(model, "adam", lr=1e-3 if odd is None else 1e-2)
+    task = Copying(bad, odd)
+    loop = Loop(model, task, optimizer, settings, run=path, observers=observers)
     if path is not None:
         path.mkdir(exist_ok=True)
         (path / "config.toml").write_text(Config(model=CONFIG).dump())
@@ -97,9 +106,81 @@ def test_a_step_that_is_not_finite_is_a_case_that_replays(tmp_path: Path) -> Non
     where = "decoder.stack.blocks.1.sublayers.ffn"
     assert facts["seen"]["first_bad"].split(" in ")[1].startswith(where)
     again = replay(folder)
-    assert again.first_bad == facts["seen"]["first_bad"]
-    assert "not finite" in again.text() and where in again.text()
+    assert again.seen.first_bad == facts["seen"]["first_bad"]
+    assert again.text().startswith("step 4: not finite; its loss was not finite. Run again:")
+    assert where in again.text()
     assert sum("addnorm clinic replay" in text for text in clinic.heard) == 3  # of 20 bad steps
+
+
+@pytest.mark.parametrize("accumulate", (1, 2))
+def test_a_spike_is_a_case_that_replays_to_the_same_loss(tmp_path: Path, accumulate: int) -> None:
+    clinic, step = Said(every=100), 23
+    odd = range(accumulate * (step - 1), accumulate * step)
+    run(tmp_path / "run", [clinic], odd=odd, accumulate=accumulate)
+    folder = tmp_path / "run" / "cases" / f"step-{step:08d}"
+    facts = json.loads((folder / "case.json").read_text())
+    assert (facts["step"], facts["kind"]) == (step, "spike") and facts["update"] > 0
+    assert len(list(folder.glob("batch-*.safetensors"))) == accumulate
+    again = replay(folder)
+    assert (again.step, again.kind) == (step, "spike")
+    # With dropout, and with the weights as they were: the very loss of the step.
+    assert again.seen.loss == pytest.approx(again.loss, rel=1e-5)
+    assert json.loads(again.json())["seen"]["first_bad"] is None
+    assert f"clinic, step {step}: spike" in clinic.heard[-1]
+
+
+def test_a_run_with_a_case_is_the_run_without_the_clinic(tmp_path: Path) -> None:
+    watched, alone = (
+        run(tmp_path / "run", [Clinic(every=5)], odd=range(22, 23)),
+        run(None, [], odd=range(22, 23)),
+    )
+    assert (tmp_path / "run" / "cases").is_dir()
+    for one, two in zip(watched.model.parameters(), alone.model.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_signals_of_steps_that_are_made_again_are_dropped(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    kept = '{"step": 0}\n'
+    (folder / "clinic.jsonl").write_text(kept + '{"step": 5}\n{"st')
+    run(folder, [Clinic(every=25)])
+    lines = (folder / "clinic.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [0, 25]
+
+
+def test_a_model_in_parts_is_not_watched() -> None:
+    class Part:
+        full_tensor = None
+
+    class Model:
+        def parameters(self) -> list[Part]:
+            return [Part()]
+
+    class Parts:
+        model = Model()
+
+    with pytest.raises(ConfigError, match=r"holds whole: got run.parallel=fsdp. Try run.parallel"):
+        Clinic().begin(Parts())
+
+
+def test_a_damaged_case_is_said(tmp_path: Path) -> None:
+    run(tmp_path / "run", [Clinic()], odd=range(22, 23))
+    folder = tmp_path / "run" / "cases" / "step-00000023"
+    (folder / "random.safetensors").unlink()
+    assert replay(folder).step == 23  # without dice, without dropout
+    (folder / "case.json").write_text("[1")
+    with pytest.raises(SavedError, match=r"case.json' is damaged: .* Delete it"):
+        replay(folder)
+    (folder / "case.json").unlink()
+    assert replay(folder).text().startswith("a step: not finite; its loss was not finite.")
+    (folder / "batch-0.safetensors").unlink()
+    with pytest.raises(SavedError, match="has lost its batch"):
+        replay(folder)
+    other = Config(model=CONFIG.replace(depth=1)).dump()
+    (tmp_path / "run" / "config.toml").write_text(other)
+    with pytest.raises(SavedError, match="is of another model: "):
+        replay(folder)
 
 
 def test_replaying_what_is_no_case_says_so(tmp_path: Path) -> None:
@@ -122,6 +203,8 @@ def test_update_ratio_is_adams_step() -> None:
     assert updates(optimizer)["starved"] == 0
     optimizer.param_groups[0]["eps"] = 1e9
     assert updates(optimizer)["starved"] == 1
+    optimizer.state[layer.weight]["exp_avg_sq"].zero_()  # never met a gradient
+    assert updates(optimizer)["starved"] == 0
 
 
 def test_gradients_by_block() -> None:

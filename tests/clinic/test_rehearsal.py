@@ -1,36 +1,150 @@
-"""A rehearsal is Adam on one batch, and is forgotten."""
+"""A rehearsal is Adam on batch after batch, and is forgotten; where it fails, more is tried."""
+
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
+from addnorm.clinic import Plan, examine
+from addnorm.clinic.call import Objective
 from addnorm.clinic.objective import objective
-from addnorm.clinic.rehearsal import Rehearsal, rehearse
-from tests.clinic.patients import decoder, ids
+from addnorm.clinic.rehearsal import STEPS, Rehearsal, lessons_of, rehearse
+from addnorm.clinic.remedy import LEAST, advise_warmup, affordable, predict, rehearse_plan
+from tests.clinic.patients import VOCAB, decoder, ids
 
 
-def test_a_rehearsal_is_adam_and_is_forgotten() -> None:
-    model, batch = decoder().eval(), ids(4, 8)
-    aim = objective(model, batch, None)
+@pytest.mark.parametrize("count", (1, 4))
+def test_a_rehearsal_is_adam_and_is_forgotten(count: int) -> None:
+    model, batches = decoder().eval(), [ids(4, 8) for _ in range(count)]
+    aim = objective(model, batches[0], None)
     before = [p.detach().clone() for p in model.parameters()]
-    found = rehearse(model, batch, aim, lr=0.01, warmup=5, steps=6)
+    found = rehearse(model, batches, aim, lr=0.01, warmup=5, steps=6)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert found.before == pytest.approx(float(aim(model, batches[0]).detach()), rel=1e-5)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, betas=(0.9, 0.98), eps=1e-9)
+    halves = [batches[0][:2], batches[0][2:]]
+    order = [halves[s % 2] if count == 1 else batches[1 + s % 3] for s in range(1, 7)]
     losses = []
-    for step in range(1, 7):
+    for step, batch in enumerate(order, start=1):
         loss = aim(model, batch)
         losses.append(float(loss.detach()))
         optimizer.param_groups[0]["lr"] = 0.01 * min(1, step / 3)
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         optimizer.step()
-    with torch.no_grad():
-        losses.append(float(aim(model, batch)))
     assert found.losses == pytest.approx(losses, rel=1e-4)
+    assert len(found.distinct) == 2
+    assert found.after == pytest.approx(float(aim(model, batches[0]).detach()), rel=1e-4)
+
+
+def test_lessons_are_the_other_batches_or_halves_or_the_batch_itself() -> None:
+    model, batch, other = decoder().eval(), ids(4, 8), ids(4, 8)
+    aim = objective(model, batch, None)
+    assert [part is other for part in lessons_of(model, [batch, other], aim)] == [True]
+    assert [len(part) for part in lessons_of(model, [batch], aim)] == [2, 2]
+    made_up = Objective(aim.loss, "noise", made_up=True)
+    assert [part is batch for part in lessons_of(model, [batch, other], made_up)] == [True]
+
+    def knows(output: Tensor, given: Any) -> Tensor:
+        if given is not batch:
+            raise ValueError("the targets of this batch are not known")
+        return aim.loss(output, given)
+
+    whole = lessons_of(model, [batch], Objective(knows, "the loss given"))
+    assert [part is batch for part in whole] == [True]
+
+
+def test_a_model_that_learns_one_batch_by_heart_is_not_said_to_learn() -> None:
+    """Each row begins with its own token, and all else is noise: by heart, or not at all."""
+
+    def noise() -> Tensor:
+        return torch.randint(1, VOCAB, (8, 12))
+
+    def even(output: Tensor, batch: Tensor) -> Tensor:
+        return F.cross_entropy(output[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
+
+    model, aim = decoder().eval(), Objective(even, "the next token")
+    with torch.no_grad():  # knows nothing, and says so
+        model.tokens.weight.mul_(1e-3)
+    batches = [noise() for _ in range(1 + STEPS)]
+    alone = rehearse(model, batches[:1], aim, lr=0.01, warmup=0)
+    several = rehearse(model, batches, aim, lr=0.01, warmup=0)
+    assert alone.learns and alone.gain > 0.5
+    assert not several.learns and several.gain < 0.05
 
 
 def test_what_counts_as_learning() -> None:
-    assert Rehearsal((4.0, 3.0, 2.0, 1.0), 0.5, 0.5).learns
-    assert not Rehearsal((4.0, 3.0, 2.0, 1.0), 0.5, 0.01).learns
-    assert not Rehearsal((4.0, 5.0, 6.0, 7.0), 0.5, 0.5).learns
-    assert not Rehearsal((4.0, float("nan")), 0.5, 0.5).learns
-    assert Rehearsal((4.0, 3.0, 2.0, 1.0), 0.5, 0.5).gain == 3.0
+    def of(losses: tuple[float, ...], after: float, apart: float) -> Rehearsal:
+        return Rehearsal(losses, losses[0], after, (0.0, 0.2, apart))
+
+    assert of((4.0, 3.0), 1.0, 0.5).learns
+    assert not of((4.0, 3.0), 1.0, 0.01).learns
+    assert not of((4.0, 5.0), 7.0, 0.5).learns
+    assert not of((4.0, float("nan")), 1.0, 0.5).learns
+    assert not of((4.0, 3.0), float("nan"), 0.5).learns
+    assert of((4.0, 3.0), 1.0, 0.5).gain == 3.0
+    assert not Rehearsal((4.0, 3.0), 4.0, 1.0, (0.2, 0.001, 0.5)).learns
+
+
+# ── Where it fails ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_else_is_tried_until_one_learns() -> None:
+    model, batch = decoder().eval(), ids()
+    aim = objective(model, batch, None)
+    assert list(rehearse_plan(model, [batch], aim, Plan(lr=1e-3))) == ["planned"]
+    wild = rehearse_plan(model, [batch], aim, Plan(lr=1e4))
+    assert list(wild) == ["planned", "with warm-up", "at lr 1e+03", "at lr 1e+02"]
+    assert not any(tried.learns for tried in wild.values())
+    assert "with warm-up" not in rehearse_plan(model, [batch], aim, Plan(lr=1e4, warmup=9))
+
+
+def test_other_arrangements_are_built_and_rehearsed_in_its_place() -> None:
+    model, batch = decoder(addnorm="post", depth=8), ids()
+    seen = examine(model, batch, plan=Plan(lr=1e-2), sharp=False)
+    assert set(seen.evidence.predictions) == {"addnorm=admin", "addnorm=pre"}
+    finding = next(f for f in seen.findings if f.name == "needs warm-up")
+    assert finding.evidence.startswith("post-norm, 16 branches, which carry 0.")
+    assert "1% of weight change moves the output" in finding.evidence
+    assert "the last FFN's gradient is" in finding.evidence
+    assert "at lr 0.01 without warm-up, rehearsed for 48 steps" in finding.evidence.lower()
+    assert finding.remedy.startswith("Warm-up of 100 steps or more; addnorm=admin (prediction: ")
+    assert "addnorm=pre (prediction: it learns, and 1 % moves the output 2" in finding.remedy
+    own = seen.evidence.amplification[-1] ** 0.5
+    assert all(other.moved < own for other in seen.evidence.predictions.values())
+    assert "rehearsal       addnorm=pre: learns" in seen.text()
+
+
+def test_the_patient_itself_and_foreign_models_have_no_prediction() -> None:
+    batch = ids(4, 8)
+    model = decoder().eval()
+    aim = objective(model, batch, None)
+    assert list(predict(model, [batch], aim, Plan(lr=1e-3))) == ["addnorm=admin"]
+    foreign = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    assert predict(foreign, [batch], aim, Plan(lr=1e-3)) == {}
+
+
+def test_large_models_are_rehearsed_for_fewer_steps() -> None:
+    assert affordable(decoder(), ids()) == STEPS
+    wide = torch.nn.Linear(30_000, 9000, device="meta")
+    assert affordable(wide, ids(8, 32)) == LEAST
+    middle = torch.nn.Linear(10_000, 2000, device="meta")
+    assert affordable(middle, ids(8, 100)) == int(2e12 / (6 * 2e7 * 800))
+
+
+def test_warm_up_is_as_long_as_the_rate_is_unstable() -> None:
+    plan = Plan(lr=1e-3)
+    assert advise_warmup(plan, None) == advise_warmup(plan, 1.0) == 100
+    assert advise_warmup(plan, 1e-4) == 1000
+
+
+def test_the_schedule_is_held_against_the_sharpness() -> None:
+    model, batch = decoder(), ids(4, 8)
+    stable = examine(model, batch, plan=Plan(lr=1e-9)).text()
+    assert "peak 1e-09, no warm-up; stable from the first step: needs no warm-up" in stable
+    wild = examine(model, batch, plan=Plan(lr=10.0, warmup=5)).text()
+    assert "times what is stable untrained" in wild and "or more would be stable" in wild
+    calm = examine(model, batch, plan=Plan(lr=10.0, warmup=10**9)).text()
+    assert "times what is stable untrained: enough" in calm

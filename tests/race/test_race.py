@@ -102,6 +102,14 @@ def test_the_standing_is_mean_and_deviation() -> None:
     assert json.loads(done.json())["results"][3]["loss"] is None
 
 
+def test_who_recovered() -> None:
+    calm = [result("as it is", 0, 2.0), result("a", 0, 1.0), result("b", 0, 1.95)]
+    lost = [result("as it is", 0, 2.0, diverged=True), result("a", 0, 3.0)]
+    assert Race(tuple(calm)).recovery() == "recovered: a (1.0000)"
+    assert Race(tuple(lost)).recovery() == "recovered: a (3.0000)"
+    assert Race((calm[0], calm[2])).recovery() == "recovered: nobody"
+
+
 def test_varying_is_every_combination() -> None:
     found = vary(["model.addnorm=post,pre", "train.warmup=0,4"])
     assert [entry.settings for entry in found] == [

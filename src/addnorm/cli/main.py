@@ -83,6 +83,9 @@ def _train_flags(parser: argparse.ArgumentParser) -> None:
     add_set(parser)
     parser.add_argument("--dry-run", action="store_true", help="show what would be done, and stop")
     parser.add_argument("--board", action="store_true", help="write figures for TensorBoard, too")
+    parser.add_argument(
+        "--clinic", action="store_true", help="watch its health: warn early, keep what went wrong"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     tables.add_train_flags(parser.add_argument_group("table"))
 

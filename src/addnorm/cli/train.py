@@ -26,6 +26,8 @@ def train(args: argparse.Namespace) -> None:
     from addnorm.machine import keep_memory
 
     if args.task == "table":
+        if args.clinic:
+            raise ConfigError("--clinic watches models of text: not tables. Leave it out.")
         from addnorm.cli.tables import train_table
 
         train_table(args)
@@ -104,7 +106,15 @@ def _talker() -> Callable[[str], None]:
 def _watch(args: argparse.Namespace) -> Callable[[Path], Any]:
     from addnorm.runs.progress import watchers
 
-    return lambda path: watchers(path, terminal=sys.stderr.isatty(), board=args.board)
+    def watch(path: Path) -> list[Any]:
+        usual = watchers(path, terminal=sys.stderr.isatty(), board=args.board)
+        if not args.clinic:
+            return [*usual]
+        from addnorm.clinic.observer import Clinic
+
+        return [*usual, Clinic(path)]
+
+    return watch
 
 
 def _show_plan(settled: "Plan", args: argparse.Namespace) -> None:

@@ -75,6 +75,8 @@ class Objective:
 
     loss: Loss
     said: str
+    made_up: bool = False
+    """Targets are drawn at random for one batch: nothing can be learnt from another."""
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
         return self.of(run(model, batch), batch)

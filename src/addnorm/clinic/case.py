@@ -1,37 +1,62 @@
 """A case: what a step that went wrong was given, kept so that it can be seen again.
 
-    cases/step-00000412/   batch-0.safetensors, weights.safetensors   what the model was given
-                           case.json                                  what was seen at the time
+    cases/step-00000412/   batch-0.safetensors …      what the model was given
+                           weights.safetensors        its weights before the step
+                           random.safetensors         the dice, as dropout found them
+                           case.json                  what was seen at the time
 
-The configuration is that of the run around it. Replaying runs the batch through the weights and
-names the first result that is not finite, in forward order, and the gradients that are not.
+The configuration is that of the run around it. Replaying runs the batches through the weights, with
+the same dropout, and names the first result that is not finite, in forward order, and the
+gradients that are not.
 """
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from addnorm.clinic.call import answer_of, unchanged
-from addnorm.clinic.measure import gradients
+from addnorm.clinic.measure import gradients, size
 from addnorm.clinic.trace import Trace, watch
+from addnorm.clinic.words import plain
 from addnorm.config import Config
 from addnorm.disk import read_text, write_whole
-from addnorm.errors import SavedError
+from addnorm.errors import AddnormError, SavedError
 from addnorm.models.build import build
 from addnorm.models.saved import read_tensors, write_tensors
 
-FACTS, WEIGHTS = "case.json", "weights.safetensors"
+FACTS, WEIGHTS, RANDOM = "case.json", "weights.safetensors", "random.safetensors"
+IGNORE = -100
+"""The target of a position that has none."""
+
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class How:
+    """How the step was made, besides its batches and weights."""
+
+    smoothing: float = 0.0
+    precision: str = "float32"
+    random: Tensor | None = None
+    """The state of the dice; where it is not known, dropout is left out."""
+
+    def autocast(self) -> AbstractContextManager[object]:
+        if self.precision == "float32":
+            return nullcontext()
+        return torch.autocast("cpu", getattr(torch, self.precision))
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What a batch shows when it is run through the weights."""
+    """What batches show when they are run through the weights."""
 
     loss: float
     first_bad: str | None
@@ -54,26 +79,68 @@ class Seen:
         return "\n".join([*lines, f"loudest sites: {loud}"])
 
 
-def see(model: nn.Module, batch: Mapping[str, Tensor]) -> Seen:
-    """Run one batch of a task forward and back, in evaluation mode, and leave no mark."""
+@dataclass(frozen=True)
+class Case:
+    """A case run again: what was noted at the time, and what is seen now."""
+
+    step: int | None
+    kind: str
+    """not finite, or spike."""
+    loss: float | None
+    """Of the step, at the time; None if it was not finite, or not noted."""
+    seen: Seen
+
+    def text(self) -> str:
+        """What it was, then what is seen."""
+        then = "not finite" if self.loss is None else f"{self.loss:.4g}"
+        where = "a step" if self.step is None else f"step {self.step}"
+        return f"{where}: {self.kind}; its loss was {then}. Run again:\n{self.seen.text()}"
+
+    def json(self) -> str:
+        return json.dumps(plain(asdict(self)), indent=1, ensure_ascii=False)
+
+
+def see(model: nn.Module, batches: Sequence[Tensors], how: How | None = None) -> Seen:
+    """Run the batches of a step forward and back, and leave no mark."""
+    how = how or How()
+    total = sum(int((batch["targets"] != IGNORE).sum()) for batch in batches)
+    loss, first = 0.0, None
+    bad: list[str] = []
+    loudest: tuple[tuple[str, float], ...] = ()
     with unchanged(model):
-        trace = watch(model, lambda: call(model, batch), list(batch.values()))
-        loss = _loss(answer_of(trace.output), batch["targets"])
-        _, weights = gradients(model, loss, trace.sites)
-    bad = [name for name, g in weights.items() if not bool(g.isfinite().all())]
+        if how.random is not None:
+            model.train()
+            torch.set_rng_state(how.random)
+        for batch in batches:
+            with how.autocast():
+                trace = watch(model, lambda batch=batch: call(model, batch), list(batch.values()))  # type: ignore[misc]
+            part = cross_entropy(answer_of(trace.output), batch["targets"], how.smoothing)
+            part = part / max(total, 1)
+            _, weights = gradients(model, part, trace.sites)
+            loss += float(part.detach())
+            bad += [n for n, g in weights.items() if n not in bad and not bool(g.isfinite().all())]
+            first = first or _first(trace)
+            loudest = max(loudest, _loudest(trace), key=lambda pairs: [size for _, size in pairs])
     wrong = [name for name, p in model.named_parameters() if not bool(p.isfinite().all())]
-    return Seen(float(loss.detach()), _first(trace), tuple(wrong), tuple(bad), _loudest(trace))
+    return Seen(loss, first, tuple(wrong), tuple(bad), loudest)
 
 
-def call(model: nn.Module, batch: Mapping[str, Tensor]) -> Any:
+def call(model: nn.Module, batch: Tensors) -> Any:
     """The model's answer to a batch of a task."""
     if "source" in batch:
         return model(batch["source"], batch["target_in"])
     return model(batch["inputs"])
 
 
-def _loss(answer: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(answer.flatten(0, -2), targets.flatten().long(), ignore_index=-100)
+def cross_entropy(answer: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+    """The sum over all positions that have a target."""
+    return F.cross_entropy(
+        answer.flatten(0, -2).float(),
+        targets.flatten().long(),
+        ignore_index=IGNORE,
+        label_smoothing=smoothing,
+        reduction="sum",
+    )
 
 
 def _first(trace: Trace) -> str | None:
@@ -82,8 +149,8 @@ def _first(trace: Trace) -> str | None:
 
 
 def _loudest(trace: Trace) -> tuple[tuple[str, float], ...]:
-    sizes = [(s.name, float(s.total.detach().float().pow(2).mean().sqrt())) for s in trace.sites]
-    known = [(name, size) for name, size in sizes if math.isfinite(size)]
+    sizes = [(site.name, size(site.total)) for site in trace.sites]
+    known = [(name, each) for name, each in sizes if math.isfinite(each)]
     return tuple(sorted(known, key=lambda pair: -pair[1])[:3])
 
 
@@ -91,28 +158,33 @@ def write_case(
     folder: Path,
     facts: Mapping[str, Any],
     seen: Seen,
-    model: nn.Module | None,
-    batch: Mapping[str, Tensor],
+    batches: Sequence[Tensors],
+    weights: Tensors | None,
+    random: Tensor | None,
 ) -> None:
-    """Write a case; weights too if the model is given, else the loop writes them."""
+    """Write a case; without weights, those and the batches are for the loop to write."""
     folder.mkdir(parents=True, exist_ok=True)
-    if model is not None:
-        write_tensors(folder / "batch-0.safetensors", batch, {})
-        write_tensors(folder / WEIGHTS, model.state_dict(), {})
-    text = json.dumps({**facts, "seen": asdict(seen)}, indent=1, ensure_ascii=False)
-    write_whole(folder / FACTS, text.replace("NaN", "null").encode())
+    if weights is not None:
+        for i, batch in enumerate(batches):
+            write_tensors(folder / f"batch-{i}.safetensors", batch, {})
+        write_tensors(folder / WEIGHTS, weights, {})
+    if random is not None:
+        write_tensors(folder / RANDOM, {"random": random}, {})
+    text = json.dumps(plain({**facts, "seen": asdict(seen)}), indent=1, ensure_ascii=False)
+    write_whole(folder / FACTS, text.encode())
 
 
-def replay(folder: str | Path) -> Seen:
+def replay(folder: str | Path) -> Case:
     """Run a case again, from what is on disk alone."""
     folder = Path(folder)
-    config = folder.parent.parent / "config.toml"
+    path = folder.parent.parent / "config.toml"
     if not (folder / WEIGHTS).is_file():
         raise SavedError(
             f"there is no case in {str(folder)!r}. Try the folder of a step, such as "
             "runs/mine/cases/step-00000412."
         )
-    model = build(Config.parse(read_text(config), source=str(config)))
+    config = Config.parse(read_text(path), source=str(path))
+    model = build(config)
     weights, _ = read_tensors(folder / WEIGHTS)
     try:
         model.load_state_dict(weights)
@@ -122,11 +194,27 @@ def replay(folder: str | Path) -> Seen:
     batches = sorted(folder.glob("batch-*.safetensors"))
     if not batches:
         raise SavedError(f"the case in {str(folder)!r} has lost its batch.")
-    seen = [see(model, read_tensors(path)[0]) for path in batches]
-    return next((each for each in seen if each.first_bad or each.bad_gradients), seen[0])
+    facts = _facts(folder)
+    random = None
+    if (folder / RANDOM).is_file():
+        random = read_tensors(folder / RANDOM)[0]["random"]
+    how = How(config.train.smoothing, facts.get("precision", "float32"), random)
+    seen = see(model, [read_tensors(each)[0] for each in batches], how)
+    return Case(facts.get("step"), facts.get("kind", "not finite"), facts.get("loss"), seen)
 
 
-def is_spike(loss: float, before: list[float]) -> bool:
+def _facts(folder: Path) -> dict[str, Any]:
+    """What was noted at the time; nothing if the clinic did not watch the run."""
+    if not (folder / FACTS).is_file():
+        return {}
+    try:
+        found: dict[str, Any] = dict(json.loads(read_text(folder / FACTS)))
+    except (ValueError, TypeError, AddnormError) as error:
+        raise SavedError(f"{str(folder / FACTS)!r} is damaged: {error}. Delete it.") from None
+    return found
+
+
+def is_spike(loss: float, before: Sequence[float]) -> bool:
     """Whether a loss stands far above the last ones: by 6 deviations and by half of their mean."""
     if len(before) < 20 or not math.isfinite(loss):
         return False

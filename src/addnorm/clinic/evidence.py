@@ -23,33 +23,13 @@ from addnorm.clinic.call import (
 from addnorm.clinic.intervene import Experiments, experiment
 from addnorm.clinic.measure import Measured, dependency_map, measure
 from addnorm.clinic.objective import objective
-from addnorm.clinic.rehearsal import Rehearsal, rehearse
+from addnorm.clinic.rehearsal import Rehearsal
+from addnorm.clinic.remedy import Plan, Prediction, predict, rehearse_plan
 from addnorm.clinic.sharpness import Sharpness, sharpness
 from addnorm.clinic.structure import Gain, Structure, gains, is_fresh, structure, weight_gains
 from addnorm.clinic.trace import Trace, watch
 from addnorm.clinic.watch import Bad, Heads, Units
 from addnorm.config import ModelConfig
-from addnorm.errors import ConfigError
-
-LONG = 1000
-"""Steps of warm-up to try where there is none."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """How the patient is to be trained, as far as it matters here: Adam, its rate, its warm-up."""
-
-    lr: float
-    """Peak learning rate."""
-    warmup: int = 0
-    """Steps of linear warm-up."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.lr < float("inf") or self.warmup < 0:
-            raise ConfigError(
-                "a plan must have a positive rate and no negative warm-up: "
-                f"got lr={self.lr}, warmup={self.warmup}. Try lr=1e-3, warmup=1000."
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +72,15 @@ class Evidence:
     plan: Plan | None = None
     rehearsals: Mapping[str, Rehearsal] = field(default_factory=dict)
     """By name: `planned`, and if that fails, what else was tried."""
+    predictions: Mapping[str, Prediction] = field(default_factory=dict)
+    """If it fails, and the model is ours: other arrangements, built and rehearsed in its place."""
     experiments: Experiments = field(default_factory=Experiments)
     notes: Sequence[str] = ()
+
+    def tried(self) -> dict[str, Rehearsal]:
+        """Every rehearsal, those of other arrangements too."""
+        others = {name: other.rehearsal for name, other in self.predictions.items()}
+        return {**self.rehearsals, **others}
 
 
 def gather(
@@ -102,6 +89,7 @@ def gather(
     loss: Loss | None = None,
     *,
     plan: Plan | None = None,
+    more: Sequence[Batch] = (),
     pad: int | None = None,
     causal: bool | None = None,
     sharp: bool = True,
@@ -120,7 +108,9 @@ def gather(
         measured, gradients = measure(model, trace, value)
         facts: dict[str, Any] = {}
         if trace.watch.bad is None and bad_input is None and bad_weight is None:
-            facts = _more(model, batch, aim, trace, gradients, plan, pad, sharp)
+            facts = _more(model, batch, aim, trace, gradients, pad, sharp)
+            if plan is not None and gradients:
+                facts |= _rehearse(model, [batch, *more], aim, plan)
     done = facts.get("experiments", Experiments())
     meant = causal if causal is not None else is_causal(model) or done.label_shift in (1, 2)
     classes = answer.shape[-1] if "entropy" in aim.said or "own loss" in aim.said else None
@@ -158,7 +148,6 @@ def _more(
     aim: Objective,
     trace: Trace,
     gradients: Mapping[str, Tensor],
-    plan: Plan | None,
     pad: int | None,
     sharp: bool,
 ) -> dict[str, Any]:
@@ -172,23 +161,17 @@ def _more(
         "amplification": moved,
         "growth": growth(range(1, len(moved) + 1), moved) if len(moved) > 3 else None,
         "sharpness": sharpness(model, batch, aim) if sharp and gradients else None,
-        "rehearsals": _rehearse(model, batch, aim, plan) if plan and gradients else {},
         "experiments": experiment(model, batch, aim, pad),
     }
 
 
-def _rehearse(model: nn.Module, batch: Batch, aim: Objective, plan: Plan) -> dict[str, Rehearsal]:
-    """The plan, and where it fails: with warm-up, and at lower rates, until one does not."""
-    tries = {"planned": (plan.lr, plan.warmup)}
-    if not plan.warmup:
-        tries["with warm-up"] = (plan.lr, LONG)
-    tries |= {f"at lr {plan.lr / part:.2g}": (plan.lr / part, plan.warmup) for part in (10, 100)}
-    done: dict[str, Rehearsal] = {}
-    for name, (lr, warmup) in tries.items():
-        done[name] = rehearse(model, batch, aim, lr=lr, warmup=warmup)
-        if done[name].learns:
-            break
-    return done
+def _rehearse(
+    model: nn.Module, batches: Sequence[Batch], aim: Objective, plan: Plan
+) -> dict[str, Any]:
+    """The planned training, and where it fails, what else would do."""
+    done = rehearse_plan(model, batches, aim, plan)
+    others = {} if done["planned"].learns else predict(model, batches, aim, plan)
+    return {"rehearsals": done, "predictions": others}
 
 
 def _named(batch: Batch) -> list[tuple[str, Tensor]]:

@@ -2,17 +2,16 @@
 
 import dataclasses
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
 from addnorm.clinic.call import Batch, Loss
-from addnorm.clinic.evidence import Evidence, Plan, gather
+from addnorm.clinic.evidence import Evidence, gather
 from addnorm.clinic.findings import Finding, find
+from addnorm.clinic.remedy import Plan
 from addnorm.errors import InputError
 
 
@@ -40,7 +39,9 @@ class Examination:
 
     def json(self) -> str:
         """Everything, as JSON; what is not finite is null."""
-        return json.dumps(_plain(dataclasses.asdict(self)), indent=1, ensure_ascii=False)
+        from addnorm.clinic.words import plain
+
+        return json.dumps(plain(dataclasses.asdict(self)), indent=1, ensure_ascii=False)
 
     def write_page(self, path: str | Path) -> Path:
         """One HTML file with pictures, which needs nothing else."""
@@ -55,6 +56,7 @@ def examine(
     loss: Loss | None = None,
     *,
     plan: Plan | None = None,
+    more: Sequence[Batch] = (),
     pad: int | None = None,
     causal: bool | None = None,
     sharp: bool = True,
@@ -63,9 +65,10 @@ def examine(
 
     `batch` is what the model is called with (a tensor, a tuple, a dictionary); `loss` goes from the
     model's output and the batch to a number, and is made up where it is left out. With a `plan` the
-    training is rehearsed for a few steps, on weights that are put back. `pad` is the id of padding,
-    `causal` whether the future must be hidden, where the configuration does not say. `sharp=False`
-    leaves out the sharpness, which takes most of the time.
+    training is rehearsed for a few steps, on weights that are put back; it learns from `more`,
+    further batches of the same form, and is judged by `batch`. `pad` is the id of padding, `causal`
+    whether the future must be hidden, where the configuration does not say. `sharp=False` leaves
+    out the sharpness, which takes most of the time.
 
     >>> from addnorm import build, presets
     >>> model = build(presets.gpt2(vocab=11, width=8, depth=2, heads=2))
@@ -74,16 +77,5 @@ def examine(
     """
     if not any(True for _ in model.parameters()):
         raise InputError("a model must have parameters to be examined: this one has none.")
-    evidence = gather(model, batch, loss, plan=plan, pad=pad, causal=causal, sharp=sharp)
+    evidence = gather(model, batch, loss, plan=plan, more=more, pad=pad, causal=causal, sharp=sharp)
     return Examination(evidence, find(evidence))
-
-
-def _plain(value: Any) -> Any:
-    """Plain values only: JSON knows no NaN."""
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

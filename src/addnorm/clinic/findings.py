@@ -10,7 +10,9 @@ The file is long because the table is one: what is looked for, why, and what to 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from addnorm.clinic.evidence import Evidence, Plan
+from addnorm.clinic.evidence import Evidence
+from addnorm.clinic.rehearsal import Rehearsal
+from addnorm.clinic.remedy import Plan, advise_warmup
 
 SEVERITIES = ("problem", "warning", "note")
 
@@ -51,13 +53,20 @@ class Rule:
     severity: str
     look: Callable[[Evidence], str | None]
     reason: str
-    remedy: str
+    remedy: str | Callable[[Evidence], str]
+    """What to try, or how to say it in view of what was measured."""
 
 
 def find(evidence: Evidence) -> list[Finding]:
     """Every rule that has something to say, the gravest first."""
     found = [
-        Finding(rule.name, rule.severity, said, rule.reason, rule.remedy)
+        Finding(
+            rule.name,
+            rule.severity,
+            said,
+            rule.reason,
+            rule.remedy if isinstance(rule.remedy, str) else rule.remedy(evidence),
+        )
         for rule in RULES
         if (said := rule.look(evidence)) is not None
     ]
@@ -254,11 +263,34 @@ def _failed(e: Evidence, remedy: str) -> str | None:
     works = next((name for name, tried in e.rehearsals.items() if tried.learns), "nothing tried")
     if not works.startswith(remedy):
         return None
-    return (
-        f"rehearsed for {len(planned.losses) - 1} steps at lr {e.plan.lr:g} {_said_warmup(e.plan)} "
-        f"the loss goes from {planned.losses[0]:.2f} to {planned.losses[-1]:.2f}, and positions "
-        f"differ in {planned.distinct_after:.1%} of the stream; what works: {works}"
+    said = (
+        f"{_built(e)}. At lr {e.plan.lr:g} {_said_warmup(e.plan)}, rehearsed for "
+        f"{len(planned.losses)} steps, the loss goes from {planned.before:.2f} to "
+        f"{planned.after:.2f} and positions come to differ in {min(planned.distinct[1:]):.1%} of "
+        "the stream"
     )
+    return said[0].lower() + said[1:]
+
+
+KINDS = {"post": "post-norm", "pre": "pre-norm", "mixed": "mixed norms", "none": "no norms"}
+
+
+def _built(e: Evidence) -> str:
+    """How much the branches weigh, how far the output moves, where the gradient is."""
+    if not e.sites:
+        return "no stream was found"
+    mean = _mean([site.dependency for site in e.sites])
+    said = [f"{KINDS[e.structure.kind]}, {len(e.sites)} branches, which carry {mean:.2f} of a sum"]
+    if e.amplification:
+        said.append(f"{e.share:.0%} of weight change moves the output {_moved(e):.1%}")
+    ffns = [site.weight_gradient for site in e.sites if site.role == "ffn"]
+    if len(ffns) > 1 and ffns[0] > 0:
+        said.append(f"the last FFN's gradient is {ffns[-1] / ffns[0]:.2g} times the first's")
+    return "; ".join(said)
+
+
+def _moved(e: Evidence) -> float:
+    return float(e.amplification[-1] ** 0.5)
 
 
 def _said_warmup(plan: Plan) -> str:
@@ -274,11 +306,27 @@ def _warmup(e: Evidence) -> str | None:
 
 
 def _hopeless(e: Evidence) -> str | None:
-    said = _failed(e, "nothing tried")
-    if said is None:
-        return None
-    last = f"; 1 % of weight change moves the output {e.amplification[-1] ** 0.5:.0%}"
-    return said + (last if e.amplification else "")
+    return _failed(e, "nothing tried")
+
+
+def _try(e: Evidence, first: str = "") -> str:
+    """What worked in the rehearsals, with what other arrangements are predicted to do."""
+    said = [first] if first else []
+    said += [f"{name[3:]} (it learns)" for name, r in e.rehearsals.items() if _works(name, r)]
+    for name, other in e.predictions.items():
+        does = "it learns" if other.rehearsal.learns else "does not learn either"
+        said.append(f"{name} (prediction: {does}, and 1 % moves the output {other.moved:.1%})")
+    return "; ".join(said or ["addnorm=pre, admin or deepnorm, or fewer blocks"]) + "."
+
+
+def _works(name: str, rehearsal: Rehearsal) -> bool:
+    return name.startswith("at ") and rehearsal.learns
+
+
+def _try_warmup(e: Evidence) -> str:
+    assert e.plan is not None
+    stable = None if e.sharpness is None else e.sharpness.adam_rate
+    return _try(e, f"Warm-up of {advise_warmup(e.plan, stable):,} steps or more")
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -429,18 +477,18 @@ RULES: tuple[Rule, ...] = (
         "learning rate too high", "problem", _rate,
         "Steps beyond the sharpest direction's limit grow instead of shrinking (Cohen et al. 2022, "
         "2207.14484).",
-        "Lower the peak rate, or warm up.",
+        _try,
     ),
     Rule(
         "needs warm-up", "problem", _warmup,
         "Post-norm's last layers have large gradients at the start (Xiong et al. 2020) and its "
         "output moves with every branch (Liu et al. 2020, 2004.08249).",
-        "Warm up over some thousand steps, or addnorm=admin or pre.",
+        _try_warmup,
     ),
     Rule(
         "will not train", "problem", _hopeless,
         "Neither warm-up nor a lower rate helped: what the blocks do to the stream leaves nothing "
         "to learn from (Liu et al. 2020, 2004.08249; Noci et al. 2022, 2206.03126).",
-        "addnorm=pre, admin or deepnorm, or fewer blocks.",
+        _try,
     ),
 )  # fmt: skip

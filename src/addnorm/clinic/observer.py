@@ -1,7 +1,7 @@
 """The clinic during training: a few signals now and then, early warnings, a case when it breaks.
 
     update ratio    √mean Δw² / √mean w² of one step, Δw = lr · m̂ / (√v̂ + ε): 1e-3 is usual
-    starved         share of weights with √v̂ < ε: Adam's ε swallows their gradient
+    starved         share of weights with 0 < √v̂ < ε: Adam's ε swallows their gradient
     the stream      dependency, attention entropy, distinct positions: of one batch, every k steps
 
 Wortsman et al. 2023 (2309.14322), §3. The stream is looked at in one traced forward pass of the
@@ -21,11 +21,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from addnorm.clinic.call import unchanged
-from addnorm.clinic.case import call, is_spike, see, write_case
+from addnorm.clinic.case import How, call, is_spike, see, write_case
 from addnorm.clinic.measure import dependency, distinct
 from addnorm.clinic.trace import watch
+from addnorm.clinic.words import plain
+from addnorm.disk import read_text, write_whole
+from addnorm.errors import ConfigError
 
 SIGNALS = "clinic.jsonl"
+EVERY = 100
+"""Steps from one look at the stream to the next: bench/clinic_cost.py measures what it costs."""
 MOST_CASES = 3
 """More of one run would say the same."""
 
@@ -33,38 +38,63 @@ MOST_CASES = 3
 class Clinic:
     """Pass it among the loop's observers; `every` steps it looks at the stream."""
 
-    def __init__(self, path: Path | None = None, every: int = 100) -> None:
+    def __init__(self, path: Path | None = None, every: int = EVERY) -> None:
         self.path, self.every = path, every
         self.recent: deque[float] = deque(maxlen=100)
         self.signals: list[dict[str, Any]] = []
         self.warned: set[str] = set()
         self.grads: dict[str, float] = {}
         self.cases = 0
+        self.random: Tensor | None = None
+        """The dice before the step."""
+        self.own: list[Tensor] = []
+        self.weights: dict[str, Tensor] = {}
+        """The model's own weights; and as they were before the step."""
 
     def begin(self, loop: Any) -> None:
-        """Where the run keeps its files is where the signals go."""
+        """Where the run keeps its files is where the signals go; those of a lost future go."""
+        if any(hasattr(p, "full_tensor") for p in loop.model.parameters()):
+            raise ConfigError(
+                "the clinic watches a model that each worker holds whole: got run.parallel=fsdp. "
+                "Try run.parallel=ddp."
+            )
         self.path = self.path or loop.run_directory
+        if self.path is not None and (self.path / SIGNALS).is_file():
+            lines = read_text(self.path / SIGNALS).splitlines(keepends=True)
+            kept = [line for line in lines if _step(line) <= loop.progress.step]
+            write_whole(self.path / SIGNALS, "".join(kept).encode())
+        state = loop.model.state_dict()
+        self.own = list(state.values())
+        self.weights = {name: tensor.detach().clone() for name, tensor in state.items()}
+        self._note_dice(loop)
 
     def gradients(self, loop: Any, step: int) -> None:
-        """The gradient of each block, while there is one."""
+        """The gradient of each block, and the weights, before the optimizer's step."""
         if step % self.every == 0:
             self.grads = by_block(loop.model)
+        torch._foreach_copy_(list(self.weights.values()), self.own)
 
     def stepped(self, loop: Any, step: Any) -> None:
         if not step.applied:
             self._keep_case(loop, step, "not finite")
-            return
-        if is_spike(step.loss, list(self.recent)):
-            self._keep_case(loop, step, "spike")
-        self.recent.append(step.loss)
-        if step.number % self.every == 0:
-            self._look(loop, step)
+        else:
+            if is_spike(step.loss, self.recent):
+                self._keep_case(loop, step, "spike")
+            self.recent.append(step.loss)
+            if step.number % self.every == 0:
+                self._look(loop, step)
+        self._note_dice(loop)
 
-    def evaluated(self, loop: Any, figures: Mapping[str, float], better: bool) -> None: ...
+    def evaluated(self, loop: Any, figures: Mapping[str, float], better: bool) -> None:
+        self._note_dice(loop)
 
     def said(self, loop: Any, text: str) -> None: ...
 
     def end(self, loop: Any) -> None: ...
+
+    def _note_dice(self, loop: Any) -> None:
+        # The dice of other devices are not those that a replay has.
+        self.random = torch.get_rng_state() if loop.device.type == "cpu" else None
 
     def _look(self, loop: Any, step: Any) -> None:
         found: dict[str, Any] = {
@@ -73,13 +103,13 @@ class Clinic:
             "gradient": step.norm,
             "blocks": self.grads,
             **updates(loop.optimizer),
-            **stream(loop.model, batch_of(loop)),
+            **stream(loop.model, batches_of(loop)[-1]),
         }
         self.signals.append(found)
         if self.path is not None:
             self.path.mkdir(parents=True, exist_ok=True)
             with (self.path / SIGNALS).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(found) + "\n")
+                file.write(json.dumps(plain(found)) + "\n")
         for name, text in warnings_of(found).items():
             if name not in self.warned:
                 self.warned.add(name)
@@ -89,24 +119,51 @@ class Clinic:
         self.cases += 1
         if self.cases > MOST_CASES:
             return
-        batch = batch_of(loop)
-        seen = see(loop.model, batch)
+        batches = batches_of(loop)
+        train = getattr(getattr(loop.task, "config", None), "train", None)
+        precision = str(loop.settings.precision).removeprefix("torch.")
+        how = How(getattr(train, "smoothing", 0.0), precision, self.random)
+        after = {name: tensor.clone() for name, tensor in loop.model.state_dict().items()}
+        loop.model.load_state_dict(self.weights)
+        try:
+            seen = see(loop.model, batches, how)
+        finally:
+            loop.model.load_state_dict(after)
         text = f"clinic, step {step.number}: {kind}; {seen.text().replace(chr(10), '; ')}"
         if self.path is not None:
             folder = self.path / "cases" / f"step-{step.number:08d}"
-            facts = {"step": step.number, "kind": kind, "loss": step.loss, "norm": step.norm}
-            # Of a step that is not finite the loop itself keeps batch and weights.
-            write_case(folder, facts, seen, loop.model if step.applied else None, batch)
+            facts = {
+                "step": step.number,
+                "kind": kind,
+                "loss": step.loss,
+                "norm": step.norm,
+                "rate": step.rate,
+                "precision": precision,
+                **updates(loop.optimizer),
+            }
+            # Of a step that was not applied the loop itself keeps batches and weights.
+            weights = self.weights if step.applied else None
+            write_case(folder, facts, seen, batches, weights, self.random)
             text += f"; addnorm clinic replay {folder}"
         loop.say(text)
 
 
-def batch_of(loop: Any) -> dict[str, Tensor]:
-    """The last batch of the step that was just made."""
-    at = loop.progress
-    part = loop.task.plan(at.epoch)[at.index - 1]
-    batch: dict[str, Tensor] = loop.task.batch(part)
-    return {name: tensor.to(loop.device) for name, tensor in batch.items()}
+def _step(line: str) -> float:
+    """The step that a line speaks of; one that is cut off is of no step that was."""
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+
+
+def batches_of(loop: Any) -> list[dict[str, Tensor]]:
+    """The batches of the step that was just made."""
+    at, several = loop.progress, loop.settings.accumulate
+    first = (at.index - 1) // several * several
+    return [
+        {name: tensor.to(loop.device) for name, tensor in loop.task.batch(part).items()}
+        for part in loop.task.plan(at.epoch)[first : at.index]
+    ]
 
 
 def by_block(model: nn.Module) -> dict[str, float]:
@@ -133,8 +190,9 @@ def updates(optimizer: Optimizer) -> dict[str, float]:
                 continue
             step = float(state["step"])
             root = (state["exp_avg_sq"] / (1 - b2**step)).sqrt_()
-            starved += float((root < group["eps"]).sum())
-            count += root.numel()
+            met = root > 0  # embeddings of tokens that have not come up have no gradient at all
+            starved += float(((root < group["eps"]) & met).sum())
+            count += int(met.sum())
             change = state["exp_avg"] / (1 - b1**step) / (root + group["eps"])
             size = float(p.float().norm())
             ratios.append(group["lr"] * float(change.float().norm()) / size if size else 0.0)
@@ -159,22 +217,23 @@ def stream(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, float]:
     return found
 
 
+SIGNS: dict[str, tuple[str, float, str]] = {
+    "update": (">", 0.1, "a step changes weights by {update:.0%}: lower the rate, or warm up"),
+    "starved": (">", 0.5, "Adam's ε swallows {starved:.0%} of gradients: make it smaller"),
+    "entropy": ("<", 0.1, "attention has collapsed, entropy {entropy:.2f}: try model.qk_norm=head"),
+    "logit": (">", 50.0, "attention logits have grown to {logit:.0f}: try model.qk_norm=head"),
+    "distinct": ("<", 0.05, "positions differ in {distinct:.1%} of the stream: lower the rate"),
+}
+"""What goes before divergence: the signal, on which side of which limit, and in words.
+
+bench/clinic_limits.py prints where runs that train lie, and one that does not.
+"""
+
+
 def warnings_of(found: Mapping[str, Any]) -> dict[str, str]:
     """What in these signals goes before divergence, in words."""
-    rules = {
-        "update": (found.get("update", 0.0) > 0.1, "a step changes weights by {update:.0%}"),
-        "starved": (
-            found.get("starved", 0.0) > 0.5,
-            "Adam's ε swallows {starved:.0%} of gradients",
-        ),
-        "entropy": (
-            found.get("entropy", 1.0) < 0.1,
-            "attention has collapsed: entropy {entropy:.2f}",
-        ),
-        "logit": (found.get("logit", 0.0) > 50, "attention logits have grown to {logit:.0f}"),
-        "distinct": (
-            found.get("distinct", 1.0) < 0.05,
-            "positions have become the same: they differ in {distinct:.1%} of the stream",
-        ),
-    }
-    return {name: text.format(**found) for name, (holds, text) in rules.items() if holds}
+    said = {}
+    for name, (side, limit, text) in SIGNS.items():
+        if name in found and (found[name] > limit if side == ">" else found[name] < limit):
+            said[name] = text.format(**found)
+    return said

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from addnorm.clinic.words import headline
+from addnorm.clinic.words import headline, schedule
 from addnorm.report import Page, heat_map, lines
 
 if TYPE_CHECKING:
@@ -61,13 +61,15 @@ def _facts(page: Page, e: "Evidence") -> None:
 
 def _rehearsals(page: Page, e: "Evidence") -> None:
     page.section("A rehearsal of the training")
-    series = {name: list(enumerate(tried.losses)) for name, tried in e.rehearsals.items()}
-    assert e.plan is not None
-    warmup = f"{e.plan.warmup:,} steps of warm-up" if e.plan.warmup else "no warm-up"
+    series = {
+        name: [(float(i + 1), loss) for i, loss in enumerate(rehearsal.losses)]
+        for name, rehearsal in e.tried().items()
+    }
+    said = schedule(e)
     page.figure(
-        lines({n: [(float(a), b) for a, b in s] for n, s in series.items()}, title="Loss"),
-        f"A few steps of Adam on one batch, as planned (lr {e.plan.lr:g}, {warmup}) and, where "
-        "that fails, otherwise. All weights were put back.",
+        lines(series, title="Loss", x="step", y="loss of the step's batch"),
+        "A few steps of Adam, as planned and, where that fails, otherwise; all weights were put "
+        f"back. {said[0].upper() + said[1:]}.",
     )
 
 
@@ -159,11 +161,13 @@ def _amplification(page: Page, e: "Evidence") -> None:
 def _heads(page: Page, e: "Evidence") -> None:
     page.section("Attention")
     most = max(len(heads.entropy) for heads in e.heads)
+    mixing = [site.name for site in e.sites if site.role != "ffn"]
+    names = mixing if len(mixing) == len(e.heads) else [_end(h.path) for h in e.heads]
     table = [[*h.entropy, *[float("nan")] * (most - len(h.entropy))] for h in e.heads]
     page.figure(
         heat_map(
             table,
-            [_end(h.path) for h in e.heads],
+            names,
             [str(i) for i in range(most)],
             title="Entropy by head",
             x="head",

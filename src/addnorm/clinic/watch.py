@@ -82,8 +82,8 @@ class Watch:
             return
         if name in ("masked_fill", "where", "masked_fill_", "new_full", "full_like", "triu"):
             return
-        if not result.numel():
-            return
+        if not result.numel() or (not name.endswith("_") and _is_view(result, given)):
+            return  # it looks at memory that something else made, or that nothing has written yet
         low, high = (float(end) for end in result.detach().aminmax())
         size = max(-low, high)
         if math.isfinite(size):
@@ -96,6 +96,11 @@ class Watch:
         dtype = str(result.dtype).removeprefix("torch.")
         count = int((~result.isfinite()).sum())
         self.bad = Bad(path, name, dtype, count, of)
+
+
+def _is_view(result: Tensor, given: list[Tensor]) -> bool:
+    home = result.untyped_storage().data_ptr()
+    return any(tensor.untyped_storage().data_ptr() == home for tensor in given)
 
 
 def _masks(tensor: Tensor) -> bool:

@@ -1,10 +1,13 @@
-"""An examination as text for a terminal."""
+"""An examination as text for a terminal, and as plain values for JSON."""
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Any
 
+from addnorm.clinic.remedy import advise_warmup
 from addnorm.report import sparkline
 
 if TYPE_CHECKING:
+    from addnorm.clinic.evidence import Evidence
     from addnorm.clinic.examination import Examination
     from addnorm.clinic.findings import Finding
 
@@ -72,14 +75,31 @@ def summary(examination: "Examination") -> list[str]:
             f"sharpness       {e.sharpness.plain:.3g}; Adam is stable up to a rate of about "
             f"{e.sharpness.adam_rate:.2g}"
         )
-    for name, tried in e.rehearsals.items():
-        outcome = "learns" if tried.learns else "does not learn"
-        path = sparkline(tried.losses, 24)
-        course = f"{tried.losses[0]:.2f} to {tried.losses[-1]:.2f}"
+    if e.plan is not None:
+        lines.append(f"schedule        {schedule(e)}")
+    for name, rehearsal in e.tried().items():
+        outcome = "learns" if rehearsal.learns else "does not learn"
+        course = f"{rehearsal.before:.2f} to {rehearsal.after:.2f}"
+        path = sparkline(rehearsal.losses, 24)
         lines.append(f"rehearsal       {name}: {outcome}, {course}   {path}")
     lines += [f"note            {note}" for note in e.notes]
     lines.append(f"examined in     {e.seconds:.1f} s")
     return lines
+
+
+def schedule(e: "Evidence") -> str:
+    """The planned rate beside the one that the sharpness allows, and what warm-up that asks for."""
+    assert e.plan is not None
+    has = f"warm-up over {e.plan.warmup:,} steps" if e.plan.warmup else "no warm-up"
+    said = f"peak {e.plan.lr:g}, {has}"
+    if e.sharpness is None:
+        return said
+    ratio = e.plan.lr / e.sharpness.adam_rate
+    if ratio <= 1:
+        return f"{said}; stable from the first step: needs no warm-up"
+    wanted = advise_warmup(e.plan, e.sharpness.adam_rate)
+    enough = "enough" if e.plan.warmup >= wanted else f"{wanted:,} or more would be stable"
+    return f"{said}; the peak is {ratio:.2g} times what is stable untrained: {enough}"
 
 
 def site_table(examination: "Examination") -> list[str]:
@@ -93,3 +113,14 @@ def site_table(examination: "Examination") -> list[str]:
         for s in e.sites
     ]
     return [head, *rows]
+
+
+def plain(value: Any) -> Any:
+    """Plain values only: JSON knows no NaN."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

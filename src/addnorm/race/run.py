@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from addnorm.config import Config
 from addnorm.disk import read_text, write_whole
 from addnorm.errors import AddnormError, ConfigError, SavedError
@@ -28,6 +30,10 @@ Say = Callable[[str], None]
 RESULT = "race.json"
 SHARE = 0.9
 """Of a time budget: the rest is for starting processes and evaluating."""
+
+
+BETTER = 0.05
+"""By how much of its loss a patient must improve to have recovered."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,17 @@ class Race:
             lines.append(f"{name:<{width}}  {value}   {of:<7}  {sparkline(each, 30)}")
         return "\n".join(lines)
 
+    def recovery(self, patient: str = "as it is") -> str:
+        """Who did clearly better than the patient, in words: by a twentieth of its loss."""
+        means = {name: (mean, bad) for name, mean, _, bad in self.standing()}
+        loss, bad = means[patient]
+        limit = math.inf if bad else (1 - BETTER) * loss
+        better = [n for n, (mean, bad) in means.items() if not bad and mean < limit]
+        better = [name for name in better if name != patient]
+        if not better:
+            return "recovered: nobody"
+        return "recovered: " + ", ".join(f"{name} ({means[name][0]:.4f})" for name in better)
+
     def json(self) -> str:
         """Everything, as JSON; what is not finite is null."""
         plain = asdict(self)
@@ -110,7 +127,7 @@ def race(
     jobs = max(1, min(jobs or cores, len(entries) * seeds))
     steps = _steps(wish, out, entries, seeds, minutes, jobs, say)
     first = wish.over(Config()).run.seed
-    threads = max(1, cores // jobs)
+    threads = max(1, min(torch.get_num_threads(), cores // jobs))
     settings = tuple(wish.settings) + (() if steps is None else (f"train.steps={steps}",))
     todo = [
         (dict(wish.table), (*settings, *entry.settings, f"run.seed={first + k}"), entry.name,
@@ -175,8 +192,6 @@ def _run(
     table: dict[str, Any], settings: tuple[str, ...], name: str, seed: int, path: str, threads: int
 ) -> Result:
     """One run, in this process."""
-    import torch
-
     from addnorm.runs.progress import Journal
 
     torch.set_num_threads(threads)
