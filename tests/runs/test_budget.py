@@ -52,9 +52,14 @@ def test_the_arithmetic() -> None:
     # Evaluations of 10 s: a tenth of the time is 5.7 of them.
     found = fit_to_time(config(), config(), Pace(0.1, 10.0)).train
     assert found.steps == int((570 - 57) / 0.1) and found.evaluate == int(found.steps / 5.7)
-    # Evaluations of 100 s: four at least, whatever it takes.
+    # Evaluations of 40 s: four of them fit into a third of the time.
+    found = fit_to_time(config(), config(), Pace(1.0, 40.0)).train
+    assert found.steps == 570 - 160 and found.evaluate == 102
+    # Evaluations of 100 s: those that do, and of 400 s: one, and half the time to learn.
     found = fit_to_time(config(), config(), Pace(1.0, 100.0)).train
-    assert found.steps == 170 and found.evaluate == 42
+    assert found.steps == 570 - 190 and found.evaluate == 200
+    found = fit_to_time(config(), config(), Pace(1.0, 400.0)).train
+    assert found.steps == 285 and found.evaluate == 285
     found = fit_to_time(config(), config(), Pace(1000.0, 0.0)).train
     assert found.steps == 1 and found.evaluate == 1
 

@@ -19,7 +19,7 @@ STEPS = 24
 RESERVE = 0.95
 """Share of the time that is planned for: the rest is for checkpoints and other small things."""
 MOST_EVALUATING = 0.1
-"""Share of the time that may go into evaluations."""
+"""Share of the time that may go into evaluations; a third, if fewer than four fit into it."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def rehearse(model: Model, task: TextTask, config: Config) -> Pace:
 
 
 def fit_to_time(wish: Config, config: Config, pace: Pace) -> Config:
-    """As many steps as the time allows, with evaluations that take a tenth of it at most.
+    """As many steps as the time allows, with evaluations in a tenth of it, or four in a third.
 
     What the user asked for by name (`wish`) stays: a warm-up, evaluations every so many steps.
     """
@@ -81,8 +81,10 @@ def fit_to_time(wish: Config, config: Config, pace: Pace) -> Config:
     seconds = RESERVE * 60 * config.run.minutes
     evaluations = 40.0
     if pace.evaluation > 0:
-        evaluations = max(4.0, min(40.0, MOST_EVALUATING * seconds / pace.evaluation))
-    left = seconds - evaluations * pace.evaluation
+        four = min(4 * pace.evaluation, seconds / 3)
+        share = max(MOST_EVALUATING * seconds, four)
+        evaluations = max(1.0, min(40.0, share / pace.evaluation))
+    left = max(seconds / 2, seconds - evaluations * pace.evaluation)
     steps = max(1, int(left / pace.step))
     if wish.train.steps is not None:
         steps = min(steps, wish.train.steps)

@@ -251,7 +251,8 @@ def say_plan(settled: Plan) -> str:
     parts = len(task.epoch(0))
     epochs = (train.steps or 0) * train.accumulate / max(parts, 1)
     return (
-        f"{first}\n{train.steps:,} steps of {train.batch:,} tokens ({epochs:.1f} epochs), "
+        f"{first}\n{train.steps:,} step{'s'[: train.steps != 1]} of {train.batch:,} tokens "
+        f"({epochs:.1f} epochs), "
         f"{train.optimizer}, rate {train.lr:g}, {train.schedule} after {train.warmup} steps."
     )
 
