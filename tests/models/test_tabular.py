@@ -150,17 +150,33 @@ def test_every_embedding_serves_tables(embedding: str) -> None:
     assert bool(model(x, codes).isfinite().all())
 
 
-def test_members_have_summaries_and_heads_of_their_own() -> None:
-    model = make("ft", members=3)
-    assert isinstance(model, TokenModel)
+def test_members_have_scales_and_heads_of_their_own() -> None:
+    """Each is a model of one member that is given the tokens through the member's scale."""
+    model, alone = make("ft", members=3), make("ft")
+    assert isinstance(model, TokenModel) and isinstance(alone, TokenModel)
+    assert model.scale is not None and alone.scale is None
+    own = ("head.", "scale")
+    shared = {n: w for n, w in model.state_dict().items() if not n.startswith(own)}
+    assert not alone.load_state_dict(shared, strict=False).unexpected_keys
     x, codes = draw()
-    hidden = model.hidden(model.tokens(x, codes))
-    assert hidden.shape == (3, 3, 16)
     found = model(x, codes)
+    assert found.shape == (3, 3, 2)
     for m in range(3):
-        own = model.head.weight[m], model.head.bias[m]
-        close(found[:, m], relu(hidden[:, m]) @ own[0].T + own[1])
-    assert not torch.allclose(found[:, 0], found[:, 1])
+        summary = alone.hidden(alone.tokens(x, codes) * model.scale[m])[:, 0]
+        close(found[:, m], relu(summary) @ model.head.weight[m].T + model.head.bias[m])
+    columns = [alone.states(alone.tokens(x, codes) * scale) for scale in model.scale]
+    close(model.states(model.tokens(x, codes)), sum(columns) / 3)
+
+
+def test_scales_of_members_start_as_signs() -> None:
+    torch.manual_seed(0)
+    trunk = trunk_of("ft", width=16, depth=1, ffn_width=8)
+    config = TabularConfig(kind="ft", numbers=2, categories=(3,), outputs=1, trunk=trunk, members=4)
+    model = build_tabular(config)
+    assert isinstance(model, TokenModel) and model.scale is not None
+    assert model.scale.shape == (4, 3, 16) and model.scale in model.undecayed()
+    assert set(model.scale.flatten().tolist()) == {-1.0, 1.0}
+    assert abs(float(model.scale.detach().mean())) < 0.3
 
 
 def test_maps_change_nothing_and_have_names() -> None:

@@ -3,9 +3,13 @@
     numbers, codes ─► columns.py ─► [summary; tokens] ─► stack ─► head of each member
                                                                   (batch, members, outputs)
 
-A model may have several members: predictors that share all but their summary token and head, whose
-losses are averaged in training and whose answers are averaged in use (Gorishniy et al. 2024,
-2410.24210, §3: the idea; there the trunk is an MLP).
+A model may have several members: predictors that share the trunk but not the head, and see the
+tokens each through a scale of its own, learned, that starts as signs at random:
+
+    t ← r_m ⊙ t,   y_m = head_m(trunk([summary; t]))
+
+Their losses are averaged in training and their answers in use. Gorishniy et al. 2024 (2410.24210),
+§3.3, TabM-mini, where the trunk is an MLP. Every member is a pass through the trunk.
 """
 
 import dataclasses
@@ -115,7 +119,7 @@ class TabularModel(nn.Module):
 
 
 class TokenModel(TabularModel):
-    """Every column a token; the summary tokens come first, one for each member.
+    """Every column a token; the summary comes first.
 
     FT-Transformer: Gorishniy et al. 2021 (2106.11959), §3.3: y = W ReLU(N(summary)) + b, and in the
     last block the summary alone asks.
@@ -125,7 +129,8 @@ class TokenModel(TabularModel):
         super().__init__(config)
         c = config.trunk
         self.columns = make_columns(config, c.width, Categories)
-        self.summary = uniform(config.members, c.width, width=c.width)
+        self.summary = uniform(1, c.width, width=c.width)
+        self.scale = make_scale(config) if config.members > 1 else None
         self.side = self.make_side(config)
         self.head = MemberHead(c.width, config.outputs, config.members)
         init_side_(self.side, c)
@@ -134,28 +139,38 @@ class TokenModel(TabularModel):
         return make_side(config.trunk)
 
     def undecayed(self) -> set[nn.Parameter]:
-        return super().undecayed() | {self.summary, self.head.bias}
+        own = {self.summary, self.head.bias}
+        return super().undecayed() | own | (set() if self.scale is None else {self.scale})
 
     def asking(self, maps: Maps | None) -> int | None:
         """How many positions the last block answers; all, where a norm looks beyond one."""
         along = self.config.trunk.norm in ("batch", "instance")
-        return None if maps is not None or along else self.config.members
+        return None if maps is not None or along else 1
 
     def tokens(self, numbers: Tensor, codes: Tensor) -> Tensor:
         """The columns as vectors, (batch, columns, width)."""
         return self.columns(numbers, codes)
 
-    def hidden(self, tokens: Tensor, maps: Maps | None = None, whole: bool = False) -> Tensor:
-        """The stream after the stack: the summaries, or with `whole` the columns after them too."""
-        summaries = self.summary.expand(len(tokens), *self.summary.shape)
-        x = torch.cat((summaries, tokens), dim=1)
+    def hidden(self, tokens: Tensor, maps: Maps | None = None) -> Tensor:
+        """The summary of each member after the stack, (batch, members, width)."""
+        return self.run(tokens, maps, self.asking(maps))[:, :, 0]
+
+    def states(self, tokens: Tensor) -> Tensor:
+        """The columns after the stack, the mean over members, (batch, columns, width)."""
+        return self.run(tokens, None, None)[:, :, 1:].mean(dim=1)
+
+    def run(self, tokens: Tensor, maps: Maps | None, asking: int | None) -> Tensor:
+        """The stream after the stack, (batch, members, 1 + columns or what asks, width)."""
+        if self.scale is not None:
+            tokens = (tokens[:, None] * self.scale).flatten(0, 1)
+        x = torch.cat((self.summary.expand(len(tokens), 1, -1), tokens), dim=1)
         context = Context(maps=None if maps is None else {})
-        x = self.side(x, context, None if whole else self.asking(maps))
+        x = self.side(x, context, asking)
         name_maps(self, context, maps)
-        return x
+        return x.unflatten(0, (-1, self.config.members))
 
     def read(self, hidden: Tensor) -> Tensor:
-        return self.head(hidden[:, : self.config.members])
+        return self.head(hidden)
 
     def forward(self, numbers: Tensor, codes: Tensor, maps: Maps | None = None) -> Tensor:
         return self.read(self.hidden(self.tokens(numbers, codes), maps))
@@ -170,7 +185,7 @@ class SaintModel(TokenModel):
     along_rows = True
 
     def make_side(self, config: TabularConfig) -> Side:
-        length = config.members + config.numbers + len(config.categories)
+        length = 1 + config.numbers + len(config.categories)
         roles = ("attention", "ffn", "row_attention", "row_ffn")
         return make_side(config.trunk, roles, partial(make_saint_sublayer, length))
 
@@ -211,7 +226,7 @@ class ContextModel(TabularModel):
         """The categories as vectors, (batch, columns, width)."""
         return self.columns(numbers, codes)
 
-    def hidden(self, tokens: Tensor, maps: Maps | None = None, whole: bool = False) -> Tensor:
+    def states(self, tokens: Tensor, maps: Maps | None = None) -> Tensor:
         """The categories in the context of one another, (batch, columns, width)."""
         context = Context(maps=None if maps is None else {})
         x = self.side(tokens, context)
@@ -224,7 +239,7 @@ class ContextModel(TabularModel):
 
     def read(self, numbers: Tensor, tokens: Tensor, maps: Maps | None = None) -> Tensor:
         """The answer to numbers that are all there, and tokens of the categories."""
-        parts = [self.hidden(tokens, maps).flatten(1)] if self.config.categories else []
+        parts = [self.states(tokens, maps).flatten(1)] if self.config.categories else []
         parts += [self.norm(numbers)] if self.config.numbers else []
         answer = self.head(torch.cat(parts, dim=1))
         return answer.unflatten(1, (self.config.members, self.config.outputs))
@@ -282,6 +297,13 @@ def make_columns(
         missing = uniform(config.numbers, width, width=width)
     sizes = config.categories
     return Columns(numbers, categories(sizes, width) if sizes else None, missing)
+
+
+def make_scale(config: TabularConfig) -> nn.Parameter:
+    """What each member sees the tokens through: +1 or −1 at random, (members, columns, width)."""
+    columns = config.numbers + len(config.categories)
+    signs = torch.randint(2, (config.members, columns, config.trunk.width)) * 2 - 1
+    return nn.Parameter(signs.to(torch.get_default_dtype()))
 
 
 def make_side(c: ModelConfig, roles: Sequence[str] | None = None, make: Any = None) -> Side:

@@ -201,9 +201,7 @@ def attend(estimator: TableEstimator, table: Encoded) -> tuple[Array, list[str],
     mean = torch.stack([each.mean(dim=(0, 1)) for each in found]).mean(dim=0)
     if isinstance(model, ContextModel):
         return mean.numpy(), list(names), None
-    members = model.config.members
-    summary = torch.stack([each.mean(dim=(0, 1)) for each in found])[:, :members, members:]
-    return mean[members:, members:].numpy(), list(names), summary.mean(dim=(0, 1))
+    return mean[1:, 1:].numpy(), list(names), mean[0, 1:]
 
 
 def spearman(one: Array, other: Array) -> float:

@@ -58,9 +58,7 @@ class Guesser(nn.Module):
     def states(self, numbers: Tensor, codes: Tensor) -> Tensor:
         """The stream at every token, (rows, tokens, width)."""
         assert isinstance(self.body, TokenModel | ContextModel)
-        tokens = self.body.tokens(numbers, codes)
-        hidden = self.body.hidden(tokens, whole=True)
-        return hidden if self.alone else hidden[:, self.body.config.members :]
+        return self.body.states(self.body.tokens(numbers, codes))
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         return METHODS[self.method](self, batch)
@@ -98,7 +96,7 @@ class Guesser(nn.Module):
         assert isinstance(self.body, TokenModel)
         views = []
         for numbers, codes in ((batch["numbers"], batch["codes"]), swap(batch)):
-            hidden = self.body.hidden(self.body.tokens(numbers, codes))[:, 0]
+            hidden = self.body.hidden(self.body.tokens(numbers, codes)).mean(dim=1)
             views.append(F.normalize(self.project(hidden), dim=1))
         alike = views[0] @ views[1].T / TAU
         own = torch.arange(len(alike))
