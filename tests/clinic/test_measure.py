@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from addnorm.clinic.amplify import amplification, growth
-from addnorm.clinic.call import Objective, run, tensors, unchanged
+from addnorm.clinic.call import Objective, run, tensors, unchanged, work
 from addnorm.clinic.measure import Measured, dependency_map, distinct, measure, outlier
 from addnorm.clinic.objective import objective
-from addnorm.clinic.sharpness import sharpness, split
+from addnorm.clinic.sharpness import largest, sharpness, split
 from addnorm.clinic.trace import Trace, watch
 from addnorm.clinic.watch import heads, units
 from tests.conftest import draw, make
@@ -255,6 +255,37 @@ class Once(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         return 2 * ctx.saved_tensors[0] * grads[0]
+
+
+def test_large_negative_eigenvalues_do_not_stand_in_the_way() -> None:
+    diagonal = torch.tensor([-9.0, -1.0, 0.5, 3.0]).double()
+
+    def multiply(vector: list[Tensor]) -> list[Tensor]:
+        return [diagonal * vector[0]]
+
+    found = largest(multiply, [diagonal], 50)
+    assert found == pytest.approx(3.0, rel=1e-9)
+    mask = [torch.tensor([1.0, 1.0, 1.0, 0.0]).double()]
+    assert largest(multiply, [diagonal], 50, mask) == pytest.approx(0.5, rel=1e-9)
+    assert largest(lambda v: [0 * v[0]], [diagonal], 5) == 0
+    assert math.isnan(largest(lambda v: [v[0] * math.nan], [diagonal], 5))
+
+
+def test_sharpness_of_a_large_model_is_that_of_the_first_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, x = Small().double(), torch.randn(8, 3).double()
+    aim = Objective(lambda output, batch: (output - batch[:, :2]).pow(2).mean(), "test")
+    few = sharpness(model, x[:2], aim).plain
+    monkeypatch.setattr("addnorm.clinic.sharpness.WORK", work(model, x) / 4)
+    assert sharpness(model, x, aim).plain == pytest.approx(few, rel=1e-9)
+
+    def knows(output: Tensor, batch: Tensor) -> Tensor:
+        return (output - x[:, :2]).pow(2).mean()
+
+    whole = sharpness(model, x, Objective(knows, "test")).plain
+    monkeypatch.undo()
+    assert whole == pytest.approx(sharpness(model, x, aim).plain, rel=1e-9)
 
 
 def test_sharpness_by_differences_where_there_is_no_second_derivative() -> None:

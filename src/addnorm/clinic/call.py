@@ -4,6 +4,7 @@ A batch is what the model is called with: a tensor, a tuple of arguments, or a d
 ones. The answer is the floating-point tensor that comes out, or the `logits` of what does.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,6 +49,12 @@ def with_parts(batch: Batch, changed: Mapping[str, Any]) -> Batch:
 
 def tensors(batch: Batch) -> list[Tensor]:
     return [part for part in parts(batch).values() if isinstance(part, Tensor)]
+
+
+def work(model: nn.Module, batch: Batch) -> float:
+    """Operations of a step, forward and back: 6 for each weight of a matrix and each position."""
+    weights = sum(p.numel() for p in model.parameters() if p.ndim > 1)
+    return 6.0 * weights * sum(math.prod(t.shape[:2]) for t in tensors(batch))
 
 
 def answer_of(output: Any) -> Tensor:

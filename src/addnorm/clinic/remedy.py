@@ -6,7 +6,6 @@ Adam's estimate of the gradient's size settles in about 2 / (1 − β₂) steps 
 1910.04209, §5); the rule asks that the rate stay below the stable one until then.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ import torch
 from torch import nn
 
 from addnorm.clinic.amplify import amplification
-from addnorm.clinic.call import Batch, Objective, run, tensors
+from addnorm.clinic.call import Batch, Objective, run, tensors, work
 from addnorm.clinic.rehearsal import STEPS, Rehearsal, rehearse
 from addnorm.clinic.trace import watch
 from addnorm.config import ModelConfig
@@ -77,10 +76,8 @@ def rehearse_plan(
 
 
 def affordable(model: nn.Module, batch: Batch) -> int:
-    """Steps of a rehearsal: fewer for a large model, at 6 operations a weight and token."""
-    weights = sum(p.numel() for p in model.parameters() if p.ndim > 1)
-    positions = sum(math.prod(t.shape[:2]) for t in tensors(batch))
-    return max(LEAST, min(STEPS, int(WORK / max(6 * weights * positions, 1))))
+    """Steps of a rehearsal: fewer for a large model."""
+    return max(LEAST, min(STEPS, int(WORK / max(work(model, batch), 1.0))))
 
 
 def predict(

@@ -4,8 +4,8 @@
     preconditioned   λ = largest eigenvalue of P⁻½ H P⁻½,  P = diag(√v + ε);
                      Adam is stable below (2 + 2β₁) / ((1 − β₁) λ), 38/λ at β₁ = 0.9
 
-Cohen et al. 2021 (2103.00065), §2; 2022 (2207.14484), §3. Found by power iteration on
-Hessian-vector products, which are exact where everything can be differentiated twice and else
+Cohen et al. 2021 (2103.00065), §2; 2022 (2207.14484), §3. Found by the method of Lanczos
+on Hessian-vector products, which are exact where everything can be differentiated twice and else
 central differences of the gradient. v is the mean square of the gradient over parts of the batch.
 """
 
@@ -18,9 +18,11 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from addnorm.clinic.amplify import moved
-from addnorm.clinic.call import Batch, Objective, parts, with_parts
+from addnorm.clinic.call import Batch, Objective, parts, with_parts, work
 
 Vector = list[Tensor]
+WORK = 5e10
+"""Operations of a pass, beyond which only the first rows of a batch are taken."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ def sharpness(
 ) -> Sharpness:
     """Both largest eigenvalues at the present weights."""
     weights: Vector = [p for p in model.parameters() if p.requires_grad]
+    batch = _fewer_rows(model, batch, objective)
     multiply = _products(model, batch, objective, weights)
     plain = largest(multiply, weights, iterations)
     square = _squares(model, batch, objective, weights, chunks)
@@ -77,36 +80,35 @@ def largest(
     iterations: int,
     mask: Vector | None = None,
 ) -> float:
-    """The largest eigenvalue of a symmetric matrix, by power iteration.
+    """The largest eigenvalue of a symmetric matrix A, by the method of Lanczos 1950.
 
-    If the one of largest size is negative, the matrix less that one has the same order and no
-    negative eigenvalue, and is iterated again.
+    β_i v_{i+1} = A v_i − α_i v_i − β_{i−1} v_{i−1},  α_i = v_iᵀ A v_i; then that of the matrix with
+    α on its diagonal and β beside it. Large negative eigenvalues do not stand in its way.
     """
-    value = _dominant(multiply, like, iterations, mask, 0.0)
-    return value if value >= 0 else _dominant(multiply, like, iterations, mask, value)
-
-
-def _dominant(
-    multiply: Callable[[Vector], Vector],
-    like: Sequence[Tensor],
-    iterations: int,
-    mask: Vector | None,
-    shift: float,
-) -> float:
     generator = torch.Generator().manual_seed(0)
     vector = [torch.randn(w.shape, generator=generator).to(w) for w in like]
-    value = 0.0
-    for _ in range(iterations):
-        if mask is not None:
-            vector = [m * v for m, v in zip(mask, vector, strict=True)]
-        norm = math.sqrt(_dot(vector, vector))
-        if norm == 0 or not math.isfinite(norm):
-            break
+    vector = vector if mask is None else [m * v for m, v in zip(mask, vector, strict=True)]
+    before, norm = [torch.zeros_like(v) for v in vector], math.sqrt(_dot(vector, vector))
+    alphas: list[float] = []
+    betas: list[float] = []
+    while len(alphas) < iterations and norm > 1e-6 * max(map(abs, alphas), default=0.0):
         vector = [v / norm for v in vector]
         product = multiply(vector)
-        value = _dot(vector, product)
-        vector = [p - shift * v for p, v in zip(product, vector, strict=True)]
-    return value
+        if mask is not None:
+            product = [m * p for m, p in zip(mask, product, strict=True)]
+        alphas.append(_dot(vector, product))
+        betas.append(norm)
+        back = norm if len(alphas) > 1 else 0.0
+        rest = [
+            p - alphas[-1] * v - back * b for p, v, b in zip(product, vector, before, strict=True)
+        ]
+        before, vector = vector, rest
+        norm = math.sqrt(_dot(rest, rest))
+    if not all(map(math.isfinite, alphas)):
+        return math.nan
+    beside = torch.diag(torch.tensor(betas[1:], dtype=torch.float64), 1)
+    whole = torch.diag(torch.tensor(alphas, dtype=torch.float64)) + beside + beside.T
+    return float(torch.linalg.eigvalsh(whole)[-1]) if alphas else 0.0
 
 
 def split(batch: Batch, count: int) -> list[Batch]:
@@ -124,6 +126,17 @@ def split(batch: Batch, count: int) -> list[Batch]:
         )
         for i in range(0, size * min(count, rows), size)
     ]
+
+
+def _fewer_rows(model: nn.Module, batch: Batch, objective: Objective) -> Batch:
+    """As many of the first rows as one product may take work for."""
+    fewer = split(batch, math.ceil(work(model, batch) / WORK))[0]
+    try:
+        with torch.no_grad():
+            objective(model, fewer)
+    except (RuntimeError, ValueError):  # a loss that knows its targets has no parts
+        return batch
+    return fewer
 
 
 def _squares(
