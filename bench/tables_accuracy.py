@@ -32,7 +32,7 @@ from addnorm.tabular.compare import compare
 from addnorm.tabular.metrics import class_figures, number_figures
 
 VALID = 0.2
-SETTINGS: dict[str, dict[str, Any]] = {"recommended": RECOMMENDED, "default": {}}
+WAYS = ("boosting", "recommended", "default")
 Split = tuple[tuple[Frame, Array], tuple[Frame, Array]]
 
 
@@ -68,8 +68,10 @@ def fit(data: str, how: str, seed: int, folder: Path, keep: Path | None) -> list
         rows = compare(learnt, test, 2 if data == "adult" else 0, seed)
         return [{"data": data, "how": how, "seed": seed, **row} for row in rows]
     kind = FTTransformerClassifier if data == "adult" else FTTransformerRegressor
+    task = "classes" if data == "adult" else "number"
+    settings = RECOMMENDED[task] if how == "recommended" else {}
     began, worked = time.perf_counter(), time.process_time()
-    model = kind(**SETTINGS[how], valid=VALID, random_state=seed).fit(X, y)
+    model = kind(**settings, valid=VALID, random_state=seed).fit(X, y)
     fitted, work = time.perf_counter(), time.process_time() - worked
     if data == "adult":
         figures = class_figures(model.predict_proba(X_test), y_test)
@@ -95,8 +97,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--keep", type=Path, help="folder for the fitted models")
     parser.add_argument("--data", nargs="+", choices=sorted(DATA), default=["california", "adult"])
-    ways = ["boosting", *SETTINGS]
-    parser.add_argument("--how", nargs="+", choices=ways, default=ways)
+    parser.add_argument("--how", nargs="+", choices=WAYS, default=WAYS)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()

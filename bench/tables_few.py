@@ -26,8 +26,8 @@ from bench.tables_accuracy import adult
 METHODS = ("none", "masked", "replaced", "contrastive")
 SIZES = (50, 200, 500)
 SMALL: dict[str, Any] = {
-    **RECOMMENDED,
-    **{"width": 32, "depth": 2, "heads": 4, "ffn_width": 64, "members": 1},
+    **RECOMMENDED["classes"],
+    **{"width": 32, "depth": 2, "heads": 4, "ffn_width": 64},
     **{"bins": "quantile", "embedding_options": {"bins": 16}},
 }
 EPOCHS = 15

@@ -54,9 +54,9 @@ def gelu(x: Tensor) -> Tensor:
 
 def test_tab_transformer() -> None:
     """[MLP of] post-norm blocks over [column; value], beside the normed numbers."""
-    model = make("tab")
+    model = make("tab", numbers=3)
     assert isinstance(model, ContextModel)
-    x, codes = draw()
+    codes, x = draw()[1], torch.randn(3, 3).double()
     w = weights(model)
     c = w.under("columns.categories")
     starts = (0, 3)
@@ -79,7 +79,7 @@ def test_tab_transformer() -> None:
         inner = linear(gelu(linear(tokens, f.under("inward"))), f.under("output"))
         tokens = layer_norm(tokens + inner, b.under("addnorms.ffn.norm"))
     joined = torch.cat((tokens.flatten(1), layer_norm(x, w.under("norm"))), dim=1)
-    assert w["head.0.weight"].shape == (4 * 34, 34) and w["head.2.weight"].shape == (2 * 34, 4 * 34)
+    assert w["head.0.weight"].shape == (4 * 35, 35) and w["head.2.weight"].shape == (2 * 35, 4 * 35)
     for number in (0, 2):
         joined = relu(linear(joined, w.under(f"head.{number}")))
     close(model(x, codes)[:, 0], linear(joined, w.under("head.4")), 1e-9)
@@ -196,6 +196,13 @@ def test_a_missing_number_is_learnt_in_tab_transformer() -> None:
     filled = x.clone()
     x[1, 0], filled[1, 0] = float("nan"), model.missing[0].detach()
     close(model(x, codes), model(filled, codes))
+
+
+@pytest.mark.parametrize("numbers", (1, 2))
+def test_a_norm_does_not_swallow_one_or_two_numbers(numbers: int) -> None:
+    model = make("tab", numbers=numbers)
+    x, codes = torch.randn(3, numbers).double(), draw()[1]
+    assert not torch.allclose(model(x, codes), model(2 * x + 1, codes))
 
 
 def test_a_table_of_numbers_alone_serves_tab_transformer() -> None:

@@ -17,7 +17,7 @@ from sklearn.preprocessing import StandardScaler
 
 from addnorm.data.frame import Frame
 from addnorm.data.guess import infer
-from addnorm.data.schema import Schema
+from addnorm.data.schema import TASKS, Schema
 from addnorm.errors import ConfigError, InputError, SavedError
 from addnorm.tabular import (
     FTTransformerClassifier,
@@ -171,8 +171,12 @@ def test_averaged_weights_survive_every_embedding() -> None:
 
 
 def test_members_and_recommended_settings() -> None:
-    model = FTTransformerClassifier(**RECOMMENDED | {"epochs": 1, "members": 3}).fit(X, Y)
+    settings = RECOMMENDED["classes"] | {"epochs": 1, "members": 3}
+    model = FTTransformerClassifier(**settings).fit(X, Y)
     assert model.model_.config.members == 3 and model.predict_proba(X).shape == (240, 2)
+    numbers = FTTransformerRegressor(**RECOMMENDED["number"] | {"epochs": 1, "width": 16})
+    assert numbers.fit(X, X.columns["noise"]).predict(X).shape == (240,)
+    assert set(RECOMMENDED) == set(TASKS)
 
 
 def test_kinds_of_columns_can_be_asked_for(tmp_path: Path) -> None:

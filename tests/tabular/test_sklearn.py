@@ -26,6 +26,8 @@ SMALL: dict[str, Any] = {
     "drop_cells": 0.0,
     "random_state": 0,
 }
+LONGER = SMALL | {"epochs": 60, "learning_rate": 1e-2}
+"""For the few units of a plain network whose size is that of the table."""
 WEIGHTS = {"check_sample_weight_equivalence_on_dense_data": "batches are drawn by row"}
 COMPANY = "a row is predicted in the light of the rows it comes with"
 
@@ -50,8 +52,8 @@ def test_checks(estimator: Any, check: Any) -> None:
 @pytest.mark.slow
 @parametrize_with_checks(
     [
-        TabTransformerClassifier(**SMALL),
-        TabTransformerRegressor(**SMALL),
+        TabTransformerClassifier(**LONGER),
+        TabTransformerRegressor(**LONGER),
         SAINTClassifier(**SMALL),
         SAINTRegressor(**SMALL),
     ],

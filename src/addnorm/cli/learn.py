@@ -132,7 +132,9 @@ def _estimator(given: "Schema", args: argparse.Namespace) -> "TableClassifier | 
 
     ending = "Regressor" if given.task == "number" else "Classifier"
     kind = ESTIMATORS[f"{MODELS[args.model]}{ending}"]
-    settings: dict[str, Any] = dict(RECOMMENDED) if args.model == "ft" else {}
+    settings: dict[str, Any] = (
+        dict(RECOMMENDED[given.task or "classes"]) if args.model == "ft" else {}
+    )
     settings |= _settings(args, kind)
     return kind(
         **{

@@ -199,7 +199,8 @@ class ContextModel(TabularModel):
         y = MLP([stack(categories) flattened; N(numbers)]), hidden 4l and 2l for l inputs
 
     TabTransformer: Huang et al. 2020 (2012.06678), §2. A missing number is a learned number. A
-    table without categories has the plain network alone.
+    table without categories has the plain network alone. One or two numbers go in as they are: the
+    norm would leave nothing of one, and of two which is the greater.
     """
 
     def __init__(self, config: TabularConfig) -> None:
@@ -211,7 +212,7 @@ class ContextModel(TabularModel):
             self.columns = Columns(None, NamedCategories(config.categories, c.width))
             self.side = make_side(c)
             init_side_(self.side, c)
-        self.norm = make_norm(c)(numbers) if numbers else nn.Identity()
+        self.norm = make_norm(c)(numbers) if numbers > 2 else nn.Identity()
         self.missing = nn.Parameter(torch.zeros(numbers)) if numbers and config.missing else None
         inputs = categories * c.width + numbers
         self.head = nn.Sequential(

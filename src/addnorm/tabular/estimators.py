@@ -169,13 +169,12 @@ ESTIMATORS: dict[str, type[TableClassifier] | type[TableRegressor]] = {
 }
 
 
-RECOMMENDED: dict[str, Any] = {
-    "width": 64,
-    "depth": 2,
-    "heads": 4,
-    "ffn_width": 128,
-    "embedding": "piecewise",
-    "learning_rate": 1e-3,
-    "weight_decay": 1e-4,
+COMMON: dict[str, Any] = {
+    **{"width": 64, "depth": 2, "heads": 4, "ffn_width": 128},
+    **{"embedding": "piecewise", "learning_rate": 1e-3, "weight_decay": 1e-4},
 }
-"""Settings of FT-Transformer that are better and faster than the published default."""
+RECOMMENDED: dict[str, dict[str, Any]] = {
+    "classes": {**COMMON, "patience": 8},
+    "number": {**COMMON, "members": 4, "drop_cells": 0.0, "ema": 0.995, "epochs": 60},
+}
+"""Settings of FT-Transformer, by task, that are better and faster than the published default."""
