@@ -15,6 +15,7 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from addnorm.data.bins import make_edges
 from addnorm.data.frame import Frame
 from addnorm.data.guess import infer
 from addnorm.data.schema import TASKS, Schema
@@ -143,6 +144,38 @@ def test_early_stopping_keeps_the_best_weights() -> None:
     losses = {row["step"]: row["loss"] for row in model.report_["history"]}
     assert model.report_["best_step"] == min(losses, key=lambda step: losses[step])
     assert len(losses) < 30
+
+
+def test_the_best_weights_are_those_that_predict() -> None:
+    settings = QUICK | {"epochs": 12, "patience": 12, "learning_rate": 0.1}
+    found = FTTransformerClassifier(**settings).fit(X, Y).report_
+    losses = [row["loss"] for row in found["history"]]
+    assert min(losses) < losses[-1] - 1e-3
+    assert found["uncalibrated"]["log_loss"] == pytest.approx(min(losses), abs=1e-4)
+
+
+def test_all_that_is_learnt_comes_from_training_rows() -> None:
+    """The last fifth, held out, has other numbers, another category, and a column that varies."""
+    rng, inside = np.random.default_rng(0), np.arange(100) < 80
+    columns = {
+        "v": np.where(inside, rng.random(100), 1000.0),
+        "c": np.where(inside, rng.choice(["a", "b"], 100), "z").astype(object),
+        "k": np.where(inside, 1.0, rng.random(100)),
+    }
+    y = np.where(inside, rng.random(100) + columns["v"], 1e6)
+    settings = QUICK | {"epochs": 1, "split": "time", "valid": 0.2, "rare": 1, "bins": "target"}
+    model = FTTransformerRegressor(
+        **settings, embedding="piecewise", embedding_options={"bins": 8}
+    ).fit(Frame("t", columns), y)
+    assert model.recipe_.names == ["v", "c"]
+    assert "column 'k' is left out: constant: always '1'." in model.report_["notes"]
+    assert model.recipe_.numbers[0].high < 1 and model.recipe_.categories[0].values == ("a", "b")
+    assert model.mean_ == pytest.approx(y[:80].mean()) and model.scale_ == pytest.approx(
+        y[:80].std()
+    )
+    numbers = model.recipe_.encode(Frame("t", columns)).numbers[:80].numpy()
+    wanted = make_edges(numbers, y[:80], kind="target", classes=False, bins=8, seed=0)
+    assert model.model_.config.embedding_options["edges"] == wanted
 
 
 def test_time_is_kept() -> None:

@@ -11,14 +11,15 @@ from sklearn import metrics as sk
 from addnorm.data.frame import Frame
 from addnorm.data.prepare import Encoded
 from addnorm.errors import InputError
+from addnorm.models.tabular import TokenModel
 from addnorm.tabular import (
     FTTransformerClassifier,
     FTTransformerRegressor,
     TabTransformerClassifier,
 )
 from addnorm.tabular.calibration import fit_temperature, logits_of, probabilities_of
-from addnorm.tabular.compare import compare
-from addnorm.tabular.explain import explain, explain_row, integrated, spearman
+from addnorm.tabular.compare import compare, matrix, small_categories
+from addnorm.tabular.explain import attend, explain, explain_row, integrated, spearman
 from addnorm.tabular.fitting import answer, drop_cells, losses
 from addnorm.tabular.metrics import auc, brier, class_figures, number_figures, reliability
 from tests.tabular.data import QUICK, people
@@ -107,6 +108,17 @@ def test_temperature_keeps_the_order_and_needs_rows() -> None:
     assert fit_temperature(answers, torch.zeros(50).long(), torch.ones(50)) == 1.0
 
 
+def test_the_temperature_heeds_weights() -> None:
+    answers = 2 * torch.randn(60, 3)
+    target = torch.where(torch.arange(60) % 4 > 0, answers.argmax(dim=1), torch.randint(3, (60,)))
+    weight = (torch.arange(60) % 3).float()
+    again = torch.repeat_interleave(torch.arange(60), weight.long())
+    found = fit_temperature(answers, target, weight)
+    one = torch.ones(len(again))
+    assert found == pytest.approx(fit_temperature(answers[again], target[again], one), rel=1e-6)
+    assert found != pytest.approx(fit_temperature(answers, target, torch.ones(60)), rel=1e-3)
+
+
 # ── Training ──────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -178,6 +190,45 @@ def test_shares_add_up(kind: Any) -> None:
         explain_row(model, X, 240)
 
 
+def test_gradients_are_taken_in_the_middle_of_each_step(fitted: FTTransformerClassifier) -> None:
+    """A loop over rows, columns and the middles of three parts of the path."""
+    model, table = fitted.model_, fitted.recipe_.encode(X.take(np.arange(4)))
+    assert isinstance(model, TokenModel)
+    tokens = model.tokens(table.numbers, table.codes).detach()
+    start = tokens.mean(dim=0)
+    found, _, _ = integrated(model, table, steps=3)
+    for row in range(4):
+        slopes = torch.zeros_like(start)
+        for middle in (1 / 6, 3 / 6, 5 / 6):
+            at = (start + middle * (tokens[row] - start)).requires_grad_()
+            model.read(model.hidden(at[None])).sum().backward()
+            assert at.grad is not None
+            slopes += at.grad / 3
+        for column in range(len(start)):
+            share = float((slopes[column] * (tokens[row] - start)[column]).sum())
+            assert float(found[row, column]) == pytest.approx(share, abs=1e-5)
+
+
+def test_attention_is_from_the_summary_and_from_column_to_column() -> None:
+    model = FTTransformerClassifier(**QUICK | {"epochs": 1, "depth": 2}).fit(X, Y)
+    table = model.recipe_.encode(X.take(np.arange(5)))
+    looks, names, summary = attend(model, table)
+    assert names == model.recipe_.names and summary is not None
+    maps: dict[str, torch.Tensor] = {}
+    with torch.no_grad():
+        model.model_(table.numbers, table.codes, maps=maps)
+    for i in range(len(names) + 1):
+        for j in range(len(names)):
+            each = [
+                float(maps[f"{layer}.attention"][row, head, i, 1 + j])
+                for layer in range(2)
+                for row in range(5)
+                for head in range(2)
+            ]
+            told = float(summary[j]) if i == 0 else float(looks[i - 1, j])
+            assert told == pytest.approx(sum(each) / len(each), abs=1e-6)
+
+
 def test_numbers_are_explained_in_their_unit() -> None:
     y = 500 + 10 * X.columns["noise"]
     model = FTTransformerRegressor(**QUICK).fit(X, y)
@@ -199,6 +250,13 @@ def test_boosting_stands_beside(fitted: FTTransformerClassifier) -> None:
     assert found[0]["model"] == "HistGradientBoosting" and found[0]["accuracy"] > 0.9
     (first, *_) = compare((encode(X), X.columns["noise"]), (encode(X), X.columns["noise"]), 0)
     assert first["rmse"] < 0.5 and first["fit_seconds"] > 0
+
+
+def test_boosters_are_given_missing_values_as_missing() -> None:
+    table = Encoded(torch.tensor([[1.0], [float("nan")]]), torch.tensor([[0], [7]]))
+    assert np.array_equal(matrix(table), [[1.0, np.nan], [np.nan, 7.0]], equal_nan=True)
+    many = Encoded(torch.zeros(1, 2), torch.tensor([[300, 4]]))
+    assert small_categories(many) == [3]
 
 
 def test_answers_do_not_depend_on_company(fitted: FTTransformerClassifier) -> None:
