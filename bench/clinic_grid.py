@@ -1,6 +1,6 @@
 """Is the clinic's prediction honest? A grid of small runs, examined before and trained after.
 
-    python -m bench.clinic_grid [first|second] [--out grid.json]
+    python -m bench.clinic_grid [first|second] [--out grid.json] [--show grid.json]
 
 Every configuration (arrangement × depth × rate × warm-up) is examined with its plan: the prediction
 is `will train` unless the rehearsal finds otherwise. Then it is trained, on a language of 32 tokens
@@ -23,10 +23,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from addnorm import ModelConfig, build
+from addnorm.clinic import Plan
 from addnorm.clinic.call import unchanged
 from addnorm.clinic.objective import objective
 from addnorm.clinic.rehearsal import STEPS as REHEARSED
-from addnorm.clinic.rehearsal import rehearse
+from addnorm.clinic.remedy import rehearse_once
 
 VOCAB, LENGTH, ROWS, STEPS, SURE = 32, 16, 16, 150, 0.9
 FLOOR = -SURE * math.log(SURE + (1 - SURE) / VOCAB) - (1 - SURE) * math.log((1 - SURE) / VOCAB)
@@ -118,7 +119,7 @@ def one(grid: Grid, addnorm: str, depth: int, lr: float, warmup: int) -> dict[st
     model = make(addnorm, depth, grid.weights)
     with unchanged(model):  # as `examine` does, without what the prediction does not rest on
         aim = objective(model, batch, None)
-        rehearsal = rehearse(model, [batch, *more], aim, lr=lr, warmup=warmup)
+        rehearsal = rehearse_once(model, [batch, *more], aim, Plan(lr=lr, warmup=warmup))
     loss = train(make(addnorm, depth, grid.weights), lr, warmup, grid.data)
     trained = loss < (FLOOR + math.log(VOCAB)) / 2
     return {
@@ -127,34 +128,39 @@ def one(grid: Grid, addnorm: str, depth: int, lr: float, warmup: int) -> dict[st
         "lr": lr,
         "warmup": warmup,
         "predicted": rehearsal.learns,
+        "steps": len(rehearsal.losses),
         "trained": trained,
         "loss": round(loss, 3) if math.isfinite(loss) else None,
         "distinct": [round(each, 4) for each in rehearsal.distinct],
-        "rehearsed": round(rehearsal.after, 3),
+        "rehearsed": [round(rehearsal.before, 3), round(rehearsal.after, 3)],
     }
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The rows as Markdown, the wrong ones marked."""
-    lines = [
-        "| arrangement | depth | lr | warm-up | predicted | loss after | trained | |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    """The losses as Markdown: – where it did not train, ✗ where the prediction was wrong."""
+    columns = list(dict.fromkeys((r["lr"], r["warmup"]) for r in rows))
+    lines: dict[str, list[str]] = {}
     for r in rows:
-        mark = "" if r["predicted"] == r["trained"] else "wrong"
-        told = ("yes" if r["predicted"] else "no", "yes" if r["trained"] else "no")
-        lines.append(
-            f"| {r['addnorm']} | {r['depth']} | {r['lr']:g} | {r['warmup']} | {told[0]} | "
-            f"{r['loss']} | {told[1]} | {mark} |"
-        )
-    return "\n".join(lines)
+        loss = "NaN" if r["loss"] is None else f"{r['loss']:.2f}"
+        marks = ("" if r["trained"] else " –") + ("" if r["predicted"] == r["trained"] else " ✗")
+        lines.setdefault(f"{r['addnorm']}, {r['depth']}", []).append(loss + marks)
+    head = "| | " + " | ".join(f"{lr:g}, {warmup}" for lr, warmup in columns) + " |"
+    body = [f"| {name} | {' | '.join(cells)} |" for name, cells in lines.items()]
+    right = sum(r["predicted"] == r["trained"] for r in rows)
+    trained = sum(r["trained"] for r in rows)
+    last = f"\n{right} of {len(rows)} right; {trained} trained"
+    return "\n".join([head, "|---" * (len(columns) + 1) + "|", *body, last])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("grid", nargs="?", default="second", choices=GRIDS)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--show", type=Path, help="print the table of what --out wrote, and stop")
     args = parser.parse_args()
+    if args.show is not None:
+        print(table(json.loads(args.show.read_text())))
+        return
     torch.set_num_threads(1)
     rows = []
     grid = GRIDS[args.grid]

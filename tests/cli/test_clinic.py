@@ -62,6 +62,8 @@ def test_misuse_is_said(tmp_path: Path) -> None:
         call("clinic", "base", "gpt2")
     with pytest.raises(ConfigError, match=r"--try trains, so it needs .* Try --data text.txt"):
         call("clinic", "base", "--try")
+    with pytest.raises(ConfigError, match=r"--warmup 9 is of a rate: .* Try --lr 1e-3"):
+        call("clinic", "base", "--warmup", "9")
     with pytest.raises(ConfigError, match="--data takes a file, or two to translate: got 3"):
         call("clinic", "base", "--data", "a", "b", "c")
     with pytest.raises(ConfigError, match="an encoder with head=none learns from no text"):

@@ -127,6 +127,8 @@ def test_positions_are_told_apart_or_not() -> None:
     with torch.no_grad():
         for positions in ("sinusoidal", "learned", "rotary", "linear-bias", "buckets"):
             assert same_positions(decoder(positions=positions).eval(), batch) == (), positions
+        small = decoder(positions="rotary", init="normal", addnorm="post", scale_embedding=False)
+        assert same_positions(small.eval(), batch) == ()
         assert same_positions(decoder(positions="none").eval(), batch) == (0, 1, 2, 3)
 
 

@@ -1,11 +1,13 @@
 """Sick models are found with the right name; healthy ones have no finding above a note."""
 
+import dataclasses
 from functools import cache
 
 import pytest
 
-from addnorm.clinic import Examination, examine
-from addnorm.clinic.findings import LIMITS, RULES, SEVERITIES
+from addnorm.clinic import Examination, Plan, examine
+from addnorm.clinic.findings import LIMITS, RULES, SEVERITIES, find
+from addnorm.clinic.rehearsal import Rehearsal
 from tests.clinic.patients import SICK, WELL, Patient
 
 
@@ -38,6 +40,17 @@ def test_other_arrangements_are_built_and_rehearsed_in_the_patients_place() -> N
     own = seen.evidence.amplification[-1] ** 0.5
     assert all(other.moved < own for other in seen.evidence.predictions.values())
     assert "rehearsal       addnorm=pre: learns" in seen.text()
+
+
+def test_of_a_model_too_large_to_rehearse_its_warm_up_no_more_is_said() -> None:
+    seen = sick("learning rate too high").evidence
+    short = Rehearsal((4.0,) * 12, 4.0, 4.5, (0.3, 0.2, 0.1))
+    for warmup, name in ((1000, "warm-up not rehearsed"), (3, "learning rate too high")):
+        tries = {"planned": short, "at lr 0.03": Rehearsal((4.0,), 4.0, 3.0, (0.3, 0.3))}
+        plan = Plan(lr=0.3, warmup=warmup)
+        found = find(dataclasses.replace(seen, plan=plan, rehearsals=tries))
+        assert [finding.name for finding in found] == [name]
+    assert found[0].severity == "problem" and "rehearsed for 12 steps" in found[0].evidence
 
 
 @pytest.mark.parametrize("name", WELL)

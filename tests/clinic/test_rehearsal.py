@@ -12,7 +12,14 @@ from addnorm.clinic import Plan, examine
 from addnorm.clinic.call import Objective
 from addnorm.clinic.objective import objective
 from addnorm.clinic.rehearsal import STEPS, Rehearsal, lessons_of, rehearse
-from addnorm.clinic.remedy import LEAST, advise_warmup, affordable, predict, rehearse_plan
+from addnorm.clinic.remedy import (
+    LEAST,
+    advise_warmup,
+    affordable,
+    predict,
+    rehearse_once,
+    rehearse_plan,
+)
 from addnorm.clinic.sharpness import Sharpness
 from addnorm.clinic.words import schedule
 from tests.clinic.patients import VOCAB, decoder, ids
@@ -80,7 +87,7 @@ def test_a_model_that_learns_one_batch_by_heart_is_not_said_to_learn() -> None:
 
 def test_what_counts_as_learning() -> None:
     def of(losses: tuple[float, ...], after: float, apart: float) -> Rehearsal:
-        return Rehearsal(losses, losses[0], after, (0.0, 0.2, apart))
+        return Rehearsal(losses, losses[0], after, (0.3, 0.2, apart))
 
     assert of((4.0, 3.0), 1.0, 0.5).learns
     assert not of((4.0, 3.0), 1.0, 0.01).learns
@@ -88,7 +95,21 @@ def test_what_counts_as_learning() -> None:
     assert not of((4.0, float("nan")), 1.0, 0.5).learns
     assert not of((4.0, 3.0), float("nan"), 0.5).learns
     assert of((4.0, 3.0), 1.0, 0.5).gain == 3.0
-    assert not Rehearsal((4.0, 3.0), 4.0, 1.0, (0.2, 0.001, 0.5)).learns
+    for apart, learns in (
+        ((0.2, 0.001, 0.5), False),  # collapsed, though it came back
+        ((0.001, 0.0005, 0.002), True),  # began so, and comes out of it
+        ((0.001, 0.0005, 0.0009), False),
+        ((0.001, 0.00005, 0.002), False),
+    ):
+        assert Rehearsal((4.0, 3.0), 4.0, 1.0, apart).learns is learns
+
+
+def test_a_shortened_warm_up_that_fails_is_given_three_times_as_long() -> None:
+    model, batch = decoder(depth=1).eval(), ids(4, 8)
+    aim = objective(model, batch, None)
+    for lr, warmup, steps in ((1e-3, 99, 48), (3.0, 99, 144), (3.0, 24, 48), (3.0, 0, 48)):
+        found = rehearse_once(model, [batch], aim, Plan(lr=lr, warmup=warmup))
+        assert (len(found.losses), found.learns) == (steps, lr < 1)
 
 
 # ── Where it fails ────────────────────────────────────────────────────────────────────────────────

@@ -2,10 +2,14 @@
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from addnorm.cli.flags import add_set
-from addnorm.cli.patient import find_patient, find_wish, of_wish, talk
+from addnorm.cli.patient import Patient, find_patient, find_wish, of_wish, talk
 from addnorm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from addnorm.clinic import Examination
 
 
 def clinic_flags(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +30,7 @@ def clinic_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--report", metavar="FILE.html", help="write a page with pictures, too")
     parser.add_argument("--lr", type=float, help="the planned rate: the training is rehearsed")
-    parser.add_argument("--warmup", type=int, default=0, help="the planned warm-up (default 0)")
+    parser.add_argument("--warmup", type=int, help="the planned warm-up, with --lr (default 0)")
     parser.add_argument("--quick", action="store_true", help="leave out the sharpness")
     parser.add_argument(
         "--try",
@@ -51,7 +55,7 @@ def race_flags(parser: argparse.ArgumentParser) -> None:
         help="what the runners differ in; may be repeated",
     )
     add_set(parser, "change one field for all; may be repeated")
-    parser.add_argument("--out", required=True, metavar="FOLDER", help="where the runs are kept")
+    parser.add_argument("--out", metavar="FOLDER", help="where the runs are (default runs/race-…)")
     parser.add_argument("--seeds", type=int, default=1, help="seeds for each (default 1)")
     parser.add_argument("--minutes", type=float, help="time for all of them together")
     parser.add_argument("--jobs", type=int, help="runs at a time (default: one a core)")
@@ -80,22 +84,15 @@ def clinic(args: argparse.Namespace) -> None:
         return
     if args.case is not None:
         raise ConfigError(f"one target at a time: got {args.target!r} and {args.case!r}.")
+    if args.warmup is not None and args.lr is None:
+        raise ConfigError(f"--warmup {args.warmup} is of a rate: give it with --lr. Try --lr 1e-3.")
     keep_memory()
     if args.try_out:
         _try(args)
         return
     patient = find_patient(args)
-    from addnorm.clinic import examine
-
     talk(f"{patient.said}.")
-    seen = examine(
-        patient.model,
-        patient.batches[0],
-        patient.loss,
-        plan=patient.plan,
-        more=patient.batches[1:],
-        sharp=not args.quick,
-    )
+    seen = _examine(patient, args)
     if args.report is not None:
         talk(f"page: {seen.write_page(args.report)}")
     print(seen.json() if args.json else seen.text())
@@ -109,18 +106,28 @@ def race(args: argparse.Namespace) -> None:
     from addnorm.runs.recipe import Wish
 
     wish = Wish.load(args.config, args.settings)
+    out = Path(args.out or Path("runs") / f"race-{Path(args.config).stem}")
     done = run_race(
         wish,
         vary(args.vary),
-        args.out,
+        out,
         seeds=args.seeds,
         minutes=args.minutes,
         jobs=args.jobs,
         say=talk,
     )
-    page = make_page(done, f"Race: {Path(args.out).name}", [*args.vary, *args.settings])
-    talk(f"page: {page.write(Path(args.out) / 'race.html')}")
+    page = make_page(done, f"Race: {out.name}", [*args.vary, *args.settings])
+    talk(f"page: {page.write(out / 'race.html')}")
     print(done.json() if args.json else done.text())
+
+
+def _examine(patient: Patient, args: argparse.Namespace) -> "Examination":
+    from addnorm.clinic import examine
+
+    first, *more = patient.batches
+    return examine(
+        patient.model, first, patient.loss, plan=patient.plan, more=more, sharp=not args.quick
+    )
 
 
 def _replay(args: argparse.Namespace) -> None:
@@ -134,7 +141,6 @@ def _replay(args: argparse.Namespace) -> None:
 
 def _try(args: argparse.Namespace) -> None:
     """Examine the patient, then race it against the remedies."""
-    from addnorm.clinic import examine
     from addnorm.race import race as run_race
     from addnorm.race.entries import remedies
     from addnorm.race.page import make_page
@@ -148,14 +154,7 @@ def _try(args: argparse.Namespace) -> None:
         )
     wish = Wish(wish.table, (*wish.settings, *_planned(args), f"train.steps={args.steps}"))
     patient = of_wish(wish)
-    seen = examine(
-        patient.model,
-        patient.batches[0],
-        patient.loss,
-        plan=patient.plan,
-        more=patient.batches[1:],
-        sharp=not args.quick,
-    )
+    seen = _examine(patient, args)
     for finding in seen.findings:
         talk(f"{finding.name}: {finding.evidence}.")
     out = Path(args.out or Path("runs") / f"try-{Path(args.target).stem}")
@@ -171,4 +170,4 @@ def _planned(args: argparse.Namespace) -> list[str]:
     """The flags of the plan as settings."""
     if args.lr is None:
         return []
-    return [f"train.lr={args.lr}", f"train.warmup={args.warmup}"]
+    return [f"train.lr={args.lr}", f"train.warmup={args.warmup or 0}"]

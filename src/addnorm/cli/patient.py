@@ -61,7 +61,7 @@ def find_patient(args: argparse.Namespace) -> Patient:
     from addnorm.clinic import Plan
 
     path = Path(args.target)
-    plan = None if args.lr is None else Plan(lr=args.lr, warmup=args.warmup)
+    plan = None if args.lr is None else Plan(lr=args.lr, warmup=args.warmup or 0)
     if (path / "config.json").is_file() and not (path / "config.toml").exists():
         return _foreign(path, args.data, plan)
     if (path / "run.json").is_file():

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from addnorm.clinic.evidence import Evidence
-from addnorm.clinic.rehearsal import Rehearsal
+from addnorm.clinic.rehearsal import STEPS, Rehearsal
 from addnorm.clinic.remedy import Plan, advise_warmup
 
 SEVERITIES = ("problem", "warning", "note")
@@ -258,7 +258,7 @@ def _labels(e: Evidence) -> str | None:
 def _failed(e: Evidence, remedy: str) -> str | None:
     """The words for a plan that fails its rehearsal, if the first remedy that works is this one."""
     planned = e.rehearsals.get("planned")
-    if e.plan is None or planned is None or planned.learns:
+    if e.plan is None or planned is None or planned.learns or _too_short(e):
         return None
     works = next((name for name, tried in e.rehearsals.items() if tried.learns), "nothing tried")
     if not works.startswith(remedy):
@@ -270,6 +270,23 @@ def _failed(e: Evidence, remedy: str) -> str | None:
         "the stream"
     )
     return said[0].lower() + said[1:]
+
+
+def _too_short(e: Evidence) -> bool:
+    """Whether the model is too large to rehearse its warm-up in earnest."""
+    steps = len(e.rehearsals["planned"].losses)
+    return e.plan is not None and steps < STEPS and e.plan.warmup > steps // 2
+
+
+def _untold(e: Evidence) -> str | None:
+    planned = e.rehearsals.get("planned")
+    if planned is None or planned.learns or not _too_short(e):
+        return None
+    steps = len(planned.losses)
+    return (
+        f"rehearsed for {steps} steps, its warm-up shortened to {steps // 2}, it does not learn: "
+        f"the loss goes from {planned.before:.2f} to {planned.after:.2f}"
+    )
 
 
 KINDS = {"post": "post-norm", "pre": "pre-norm", "mixed": "mixed norms", "none": "no norms"}
@@ -478,6 +495,11 @@ RULES: tuple[Rule, ...] = (
         "Steps beyond the sharpest direction's limit grow instead of shrinking (Cohen et al. 2022, "
         "2207.14484).",
         _try,
+    ),
+    Rule(
+        "warm-up not rehearsed", "note", _untold,
+        "A model this large is rehearsed for a few steps only, in which no warm-up has its effect.",
+        "Examine one of the same depth and a smaller width; see the rehearsals at lower rates.",
     ),
     Rule(
         "needs warm-up", "problem", _warmup,

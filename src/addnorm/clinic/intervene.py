@@ -5,6 +5,8 @@ off by one: the shapes are right and the loss falls, so only an experiment shows
 looks at the code of the model, so it holds for anyone's.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +17,8 @@ from addnorm.clinic.trace import watch
 
 MOVED = 1e-4
 """Change, relative to the answers' spread, from which an answer has moved: beyond rounding."""
+MOVED_DOUBLE = 1e-10
+"""The same in float64: with small initial weights positions are told apart by very little."""
 
 
 @dataclass(frozen=True)
@@ -159,8 +163,10 @@ def same_positions(model: nn.Module, batch: Batch, most: int = 4) -> tuple[int, 
         tried += 1
         swapped = row.clone()
         swapped[:, p], swapped[:, p + 1] = row[:, p + 1], row[:, p]
-        after = _first_attention(model, with_parts(alone, {name: swapped}))
-        if after is not None and not bool((_far(branch, after)[:, p + 2 :] > MOVED).any()):
+        other = with_parts(alone, {name: swapped})
+        after = _first_attention(model, other)
+        moves = after is None or bool((_far(branch, after)[:, p + 2 :] > MOVED).any())
+        if not (moves or _moves_in_double(model, alone, other, p + 2)):
             found.append(p)
     return tuple(found) if tried else None
 
@@ -169,6 +175,32 @@ def _first_attention(model: nn.Module, batch: Batch) -> Tensor | None:
     sites = watch(model, lambda: run(model, batch), tensors(batch)).sites
     branch = next((site.branch for site in sites if site.role == "attention"), None)
     return branch if branch is not None and branch.ndim == 3 else None
+
+
+def _moves_in_double(model: nn.Module, batch: Batch, other: Batch, start: int) -> bool:
+    """Whether the first attention's branch differs in float64, from a position on."""
+    try:
+        with _double(model):
+            one, two = (_first_attention(model, each) for each in (batch, other))
+    except RuntimeError:  # a model that insists on float32
+        return False
+    if one is None or two is None or one.dtype != torch.float64:
+        return False
+    return float((one - two)[:, start:].abs().max() / one.std()) > MOVED_DOUBLE
+
+
+@contextmanager
+def _double(model: nn.Module) -> Iterator[None]:
+    """The model in float64 for a while; its own tensors are kept and put back."""
+    every = [*model.parameters(), *model.buffers()]
+    kept = [(tensor, tensor.data) for tensor in every if tensor.is_floating_point()]
+    try:
+        for tensor, data in kept:
+            tensor.data = data.double()
+        yield
+    finally:
+        for tensor, data in kept:
+            tensor.data = data
 
 
 def token_share(model: nn.Module, batch: Batch) -> float | None:

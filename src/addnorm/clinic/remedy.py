@@ -62,17 +62,28 @@ def rehearse_plan(
     model: nn.Module, batches: Sequence[Batch], aim: Objective, plan: Plan
 ) -> dict[str, Rehearsal]:
     """The plan, and where it fails: with warm-up, and at lower rates, until one does not."""
-    tries = {"planned": (plan.lr, plan.warmup)}
+    tries = {"planned": plan}
     if not plan.warmup:
-        tries["with warm-up"] = (plan.lr, LONG)
-    tries |= {f"at lr {plan.lr / part:.2g}": (plan.lr / part, plan.warmup) for part in (10, 100)}
+        tries["with warm-up"] = Plan(lr=plan.lr, warmup=LONG)
+    for part in (10, 100):
+        tries[f"at lr {plan.lr / part:.2g}"] = Plan(lr=plan.lr / part, warmup=plan.warmup)
     done: dict[str, Rehearsal] = {}
-    steps = affordable(model, batches[0])
-    for name, (lr, warmup) in tries.items():
-        done[name] = rehearse(model, batches, aim, lr=lr, warmup=warmup, steps=steps)
+    for name, each in tries.items():
+        done[name] = rehearse_once(model, batches, aim, each)
         if done[name].learns:
             break
     return done
+
+
+def rehearse_once(
+    model: nn.Module, batches: Sequence[Batch], aim: Objective, plan: Plan
+) -> Rehearsal:
+    """One plan; if it fails with its warm-up shortened, it is given three times as long."""
+    steps = affordable(model, batches[0])
+    done = rehearse(model, batches, aim, lr=plan.lr, warmup=plan.warmup, steps=steps)
+    if done.learns or steps < STEPS or plan.warmup <= steps // 2:
+        return done
+    return rehearse(model, batches, aim, lr=plan.lr, warmup=plan.warmup, steps=3 * steps)
 
 
 def affordable(model: nn.Module, batch: Batch) -> int:
@@ -88,7 +99,7 @@ def predict(
     found: dict[str, Prediction] = {}
     if not isinstance(config, ModelConfig):
         return found
-    batch, steps = batches[0], affordable(model, batches[0])
+    batch = batches[0]
     for kind in OTHERS:
         if kind == config.addnorm:
             continue
@@ -102,7 +113,7 @@ def predict(
         with torch.no_grad():
             sites = watch(other, lambda other=other: run(other, batch), tensors(batch)).sites  # type: ignore[misc]
         moved = amplification(other, batch, sites, draws=1)[-1] ** 0.5
-        tried = rehearse(other, batches, aim, lr=plan.lr, warmup=plan.warmup, steps=steps)
+        tried = rehearse_once(other, batches, aim, plan)
         found[f"addnorm={kind}"] = Prediction(moved, tried)
     return found
 
