@@ -11,6 +11,7 @@ import torch
 from addnorm import Config, ModelConfig
 from addnorm.cli import clinic as verbs
 from addnorm.cli.main import main
+from addnorm.cli.patient import ROWS, of_wish
 from addnorm.errors import ConfigError, SavedError
 from tests.clinic import models
 
@@ -122,6 +123,25 @@ def test_a_configuration_is_examined_with_its_own_text(
     assert "the batches are the first " in said.err and "text.txt." in said.err
     assert "cross-entropy of the task's targets" in said.out
     assert "schedule        peak 0.01, warm-up over 2 steps" in said.out
+
+
+def test_the_loss_is_that_of_the_task(run_file: Path) -> None:
+    from addnorm.runs.recipe import Wish
+    from addnorm.runs.train import plan
+
+    patient = of_wish(Wish.load(run_file))
+    settled = plan(Wish.load(run_file), say=lambda text: None)
+    batch = settled.task.batch(settled.task.plan(0)[0])
+    few = {name: tensor[:ROWS] for name, tensor in batch.items()}
+    assert patient.loss is not None
+    first = patient.batches[0]
+    with torch.no_grad():
+        found = patient.loss(patient.model(*first), first)
+        expected = settled.task.total_loss(settled.model, few, settled.task.tokens(few), 0.0)
+    assert torch.allclose(found, expected, rtol=1e-5)
+    assert len(patient.batches) > 1 and patient.plan is not None and patient.plan.lr == 0.01
+    with pytest.raises(ValueError, match="targets of this batch are not known"):
+        patient.loss(patient.model(*first), (first[0].clone(),))
 
 
 def test_a_preset_is_examined_with_text(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

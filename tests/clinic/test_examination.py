@@ -1,6 +1,8 @@
 """Examining leaves no mark; the examination says the same as text, JSON and page."""
 
 import json
+from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 from addnorm import ModelConfig, build
 from addnorm.clinic import Evidence, Plan, examine
 from addnorm.clinic.call import answer_of, unchanged, with_parts
-from addnorm.clinic.draw import draw_batch
+from addnorm.clinic.draw import draw_batch, draw_batches
 from addnorm.clinic.intervene import padding_change, same_positions, sees_future
 from addnorm.clinic.objective import objective
 from addnorm.errors import ConfigError, InputError
@@ -157,6 +159,29 @@ def test_batches_are_drawn_for_foreign_models(name: str) -> None:
     assert said.startswith("the batch was drawn at random")
     with unchanged(model):
         model(**batch)
+
+
+def test_drawn_tokens_follow_a_rule_mostly() -> None:
+    batches, _ = draw_batches(decoder(vocab=500, pad=3), 4)
+    pairs = [(int(a), int(b)) for batch in batches for row in batch for a, b in pairwise(row)]
+    followers: dict[int, Counter[int]] = {}
+    for a, b in pairs:
+        followers.setdefault(a, Counter())[b] += 1
+    usual = sum(counts.most_common(1)[0][1] for counts in followers.values())
+    assert 0.85 < usual / len(pairs) < 0.97 and len(followers) <= 65
+    assert not torch.equal(batches[0], batches[1])
+
+
+def test_padding_is_not_asked_for() -> None:
+    batch = ids()
+    model = decoder(pad=PAD).eval()
+    whole = objective(model, batch, None)(model, batch)
+    batch[1, 9:] = PAD
+    logits = model(batch)[:, :-1]
+    kept = batch[:, 1:] != PAD
+    expected = torch.nn.functional.cross_entropy(logits[kept], batch[:, 1:][kept])
+    found = objective(model, batch, None)(model, batch)
+    assert torch.allclose(found, expected) and not torch.allclose(found, whole)
 
 
 @pytest.mark.parametrize("mode", ("encoder", "decoder", "encoder-decoder"))

@@ -257,6 +257,31 @@ class Once(torch.autograd.Function):
         return 2 * ctx.saved_tensors[0] * grads[0]
 
 
+class Views(nn.Module):
+    """Memory that nothing has written yet, looked at, then written; and what comes out."""
+
+    def __init__(self, bad: bool) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+        self.bad = bad
+
+    def forward(self, x: Tensor) -> Tensor:
+        room = torch.full_like(x, math.nan)
+        room.detach().view(-1)
+        torch.mul(x, 2.0, out=room)
+        return self.inner(room) / (0.0 if self.bad else 1.0)
+
+
+def test_a_view_of_unwritten_memory_is_no_bad_number() -> None:
+    x = torch.randn(2, 3)
+    for bad in (False, True):
+        model = Views(bad)
+        with torch.no_grad():
+            seen = watch(model, lambda model=model: model(x), [x]).watch.bad
+        assert (seen is not None) is bad
+    assert seen is not None and seen.operation == "div"
+
+
 def test_large_negative_eigenvalues_do_not_stand_in_the_way() -> None:
     diagonal = torch.tensor([-9.0, -1.0, 0.5, 3.0]).double()
 

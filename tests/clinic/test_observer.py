@@ -23,6 +23,7 @@ class Copying:
     """A task of random tokens; one part may be made bad. With an odd part, all others are alike."""
 
     metric, higher_is_better = "loss", False
+    config: Config
 
     def __init__(self, bad: int | None = None, odd: range | None = None) -> None:
         self.bad, self.odd = bad, odd
@@ -44,7 +45,8 @@ class Copying:
             with torch.no_grad():
                 model.decoder.stack.blocks[1].sublayers["ffn"].inward.bias.fill_(3e38)
         hidden = model.hidden(batch["inputs"])
-        return token_loss(model, hidden, batch["targets"], total=total)
+        smoothing = self.config.train.smoothing
+        return token_loss(model, hidden, batch["targets"], total=total, smoothing=smoothing)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         return {"loss": 0.0}
@@ -56,16 +58,19 @@ def run(
     bad: int | None = None,
     odd: range | None = None,
     accumulate: int = 1,
+    smoothing: float = 0.0,
 ) -> Loop:
     torch.manual_seed(0)
     model = build(CONFIG)
+    whole = Config(model=CONFIG).override(f"train.smoothing={smoothing}")
     settings = Settings(steps=25, schedule=lambda step: 1.0, accumulate=accumulate)
     optimizer = make_optimizer(model, "adam", lr=1e-3 if odd is None else 1e-2)
     task = Copying(bad, odd)
+    task.config = whole
     loop = Loop(model, task, optimizer, settings, run=path, observers=observers)
     if path is not None:
         path.mkdir(exist_ok=True)
-        (path / "config.toml").write_text(Config(model=CONFIG).dump())
+        (path / "config.toml").write_text(whole.dump())
     loop.run()
     return loop
 
@@ -116,7 +121,7 @@ def test_a_step_that_is_not_finite_is_a_case_that_replays(tmp_path: Path) -> Non
 def test_a_spike_is_a_case_that_replays_to_the_same_loss(tmp_path: Path, accumulate: int) -> None:
     clinic, step = Said(every=100), 23
     odd = range(accumulate * (step - 1), accumulate * step)
-    run(tmp_path / "run", [clinic], odd=odd, accumulate=accumulate)
+    run(tmp_path / "run", [clinic], odd=odd, accumulate=accumulate, smoothing=0.1)
     folder = tmp_path / "run" / "cases" / f"step-{step:08d}"
     facts = json.loads((folder / "case.json").read_text())
     assert (facts["step"], facts["kind"]) == (step, "spike") and facts["update"] > 0
