@@ -20,7 +20,7 @@ from addnorm.tabular import (
 from addnorm.tabular.calibration import fit_temperature, logits_of, probabilities_of
 from addnorm.tabular.compare import compare, matrix, small_categories
 from addnorm.tabular.explain import attend, explain, explain_row, integrated, spearman
-from addnorm.tabular.fitting import answer, drop_cells, losses
+from addnorm.tabular.fitting import answer, drop_cells, losses, swap_cells
 from addnorm.tabular.metrics import auc, brier, class_figures, number_figures, reliability
 from tests.tabular.data import QUICK, people
 
@@ -148,6 +148,21 @@ def test_cells_are_dropped_at_the_rate_asked_for() -> None:
     assert float((codes == 0).float().mean()) == pytest.approx(0.15, abs=0.02)
     assert float((codes == 1).float().mean()) == pytest.approx(0.05, abs=0.02)
     assert drop_cells(table, 0.0)[0] is table.numbers
+
+
+def test_cells_are_swapped_inside_their_column() -> None:
+    rows = torch.arange(4000)
+    table = Encoded(torch.stack((rows, rows + 9000), dim=1).float(), rows[:, None] + 100)
+    found = swap_cells(table, 0.2)
+    for given, part in ((table.numbers, found.numbers), (table.codes, found.codes)):
+        changed = (part != given).float().mean(dim=0)
+        assert changed.tolist() == pytest.approx([0.2] * len(changed), abs=0.02)
+        assert bool((part.amin(dim=0) >= given.amin(dim=0)).all())
+        assert bool((part.amax(dim=0) <= given.amax(dim=0)).all())
+    assert swap_cells(table, 0.0) is table
+    settings = QUICK | {"epochs": 1, "swap_cells": 0.5}
+    one, other = (FTTransformerClassifier(**s).fit(X, Y) for s in (settings, QUICK | {"epochs": 1}))
+    assert not np.array_equal(one.predict_proba(X), other.predict_proba(X))
 
 
 # ── Explanations ──────────────────────────────────────────────────────────────────────────────────

@@ -12,7 +12,7 @@ from addnorm.data.prepare import Encoded
 from addnorm.errors import ConfigError
 from addnorm.models.tabular import TabularConfig, TokenModel, build_tabular, trunk_of
 from addnorm.tabular import FTTransformerClassifier, SAINTClassifier, TabTransformerClassifier
-from addnorm.tabular.pretrain import METHODS, Guesser, mark, swap
+from addnorm.tabular.pretrain import METHODS, Guesser, mark, replaced
 from tests.tabular.data import QUICK, people
 
 X, Y = people()
@@ -61,7 +61,7 @@ def test_masked_cells_are_told() -> None:
 @torch.no_grad()
 def test_replaced_cells_are_found() -> None:
     model, batch = guesser("replaced"), rows()
-    numbers, codes = swap(batch)
+    numbers, codes = replaced(batch)
     for r in range(6):
         other = int(batch["order"][r])
         for j in range(2):
@@ -84,7 +84,7 @@ def test_rows_are_told_apart() -> None:
     body = model.body
     assert isinstance(body, TokenModel)
     views = []
-    for numbers, codes in ((batch["numbers"], batch["codes"]), swap(batch)):
+    for numbers, codes in ((batch["numbers"], batch["codes"]), replaced(batch)):
         z = model.project(body.hidden(body.tokens(numbers, codes))[:, 0])
         views.append([row / row.norm() for row in z])
     total = 0.0

@@ -63,7 +63,8 @@ def train_table(args: argparse.Namespace) -> None:
         X, answers, test = _set_aside(X, answers, given, estimator)
     if args.unlabelled is not None:
         more = read_frame(args.unlabelled)
-        estimator.pretrain(join(X, more.without(args.target)))
+        given.check(more)
+        estimator.pretrain(join(X, more))
         say(f"pre-trained on {len(X) + len(more):,} rows, those of both files.")
     estimator.fit(X, answers)
     for note in estimator.report_["notes"]:

@@ -56,14 +56,14 @@ def with_target(table: "Frame", target: str) -> tuple["Frame", "Array"]:
 
 
 def join(one: "Frame", other: "Frame") -> "Frame":
-    """The rows of both, by the columns of the first."""
+    """The rows of both, by the columns of the first that the other has, too."""
     import numpy as np
 
     from addnorm.data.frame import Frame, as_text
 
     columns = {}
-    for name, column in one.columns.items():
-        more = other.column(name)
+    for name in (name for name in one.names if name in other.columns):
+        column, more = one.columns[name], other.columns[name]
         if column.dtype != more.dtype:
             column, more = as_text(column), as_text(more)
         columns[name] = np.concatenate((column, more))

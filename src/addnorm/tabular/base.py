@@ -61,9 +61,10 @@ class TableEstimator(BaseEstimator):  # type: ignore[misc]
     piecewise, hidden; its options beside it, among them `bins` (how many) of piecewise, whose edges
     are placed by `bins`: target or quantile. `members`: predictors that share the trunk.
     `scaling` of numbers: quantile, robust, standard, none. `impute`: none, median, mean. `rare`:
-    how often a value must be met. `drop_cells`: share of cells hidden in training. `batch_size`,
-    `epochs`: from the number of rows. `valid`: share of rows held out, `split`: random or time.
-    `schema`: a Schema, a path, or a table of column: kind.
+    how often a value must be met. `drop_cells`, `swap_cells`: shares of cells that are hidden, or
+    given another row's value, in training. `batch_size`, `epochs`: from the number of rows.
+    `valid`: share of rows held out, `split`: random or time. `schema`: a Schema, a path, or a table
+    of column: kind.
     """
 
     kind = "ft"
@@ -91,6 +92,7 @@ class TableEstimator(BaseEstimator):  # type: ignore[misc]
         impute: str = "none",
         rare: int | None = None,
         drop_cells: float = 0.02,
+        swap_cells: float = 0.0,
         learning_rate: float | None = None,
         weight_decay: float = 1e-5,
         schedule: str = "constant",
@@ -124,6 +126,7 @@ class TableEstimator(BaseEstimator):  # type: ignore[misc]
         self.impute = impute
         self.rare = rare
         self.drop_cells = drop_cells
+        self.swap_cells = swap_cells
         self.learning_rate = learning_rate
         self.weight_decay = weight_decay
         self.schedule = schedule
@@ -301,7 +304,9 @@ class TableEstimator(BaseEstimator):  # type: ignore[misc]
         try:
             torch.manual_seed(self.seed_)
             body = build_tabular(choose_network(self, table, np.zeros(len(part)), "quantile", 0))
-            plan = replace(choose_plan(self, len(part), bool(len(held))), drop_cells=0.0)
+            plan = replace(
+                choose_plan(self, len(part), bool(len(held))), drop_cells=0.0, swap_cells=0.0
+            )
             plan = plan if epochs is None else replace(plan, epochs=epochs)
             valid = recipe.encode(frame.take(held)) if len(held) else None
             fitted = pretrain(body, table, valid, plan, method, verbose=self.verbose)

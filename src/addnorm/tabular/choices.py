@@ -79,6 +79,7 @@ def choose_plan(asked: "TableEstimator", rows: int, held_out: bool) -> Plan:
         warmup=asked.warmup,
         patience=asked.patience,
         drop_cells=asked.drop_cells,
+        swap_cells=asked.swap_cells,
         ema=asked.ema,
         minutes=asked.minutes,
         seed=asked.seed_,

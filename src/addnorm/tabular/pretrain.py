@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from addnorm.data.prepare import MISSING, Encoded
 from addnorm.errors import ConfigError, choose
 from addnorm.models.tabular import ContextModel, TabularModel, TokenModel
-from addnorm.tabular.fitting import Fitted, Plan, Watch, run
+from addnorm.tabular.fitting import Fitted, Plan, Watch, run, swap
 
 SHARE = 0.3
 """Of the cells that are hidden or replaced: TabTransformer's."""
@@ -84,7 +84,7 @@ class Guesser(nn.Module):
         return loss
 
     def tell_replaced(self, batch: dict[str, Tensor]) -> Tensor:
-        numbers, codes = swap(batch)
+        numbers, codes = replaced(batch)
         changed_numbers = batch["numbers"].nan_to_num(1e9) != numbers.nan_to_num(1e9)
         changed = codes != batch["codes"]
         changed = changed if self.alone else torch.cat((changed_numbers, changed), dim=1)
@@ -95,7 +95,7 @@ class Guesser(nn.Module):
     def tell_rows_apart(self, batch: dict[str, Tensor]) -> Tensor:
         assert isinstance(self.body, TokenModel)
         views = []
-        for numbers, codes in ((batch["numbers"], batch["codes"]), swap(batch)):
+        for numbers, codes in ((batch["numbers"], batch["codes"]), replaced(batch)):
             hidden = self.body.hidden(self.body.tokens(numbers, codes)).mean(dim=1)
             views.append(F.normalize(self.project(hidden), dim=1))
         alike = views[0] @ views[1].T / TAU
@@ -110,13 +110,11 @@ METHODS: dict[str, Callable[[Guesser, dict[str, Tensor]], Tensor]] = {
 }
 
 
-def swap(batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+def replaced(batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Numbers and codes with the marked cells taken from the row that the batch names."""
-    numbers, codes, order = batch["numbers"], batch["codes"], batch["order"]
-    return (
-        torch.where(batch["hide_numbers"], numbers[order], numbers),
-        torch.where(batch["hide_codes"], codes[order], codes),
-    )
+    table = Encoded(batch["numbers"], batch["codes"])
+    found = swap(table, batch["hide_numbers"], batch["hide_codes"], batch["order"])
+    return found.numbers, found.codes
 
 
 class GuessTask:
