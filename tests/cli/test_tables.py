@@ -103,7 +103,7 @@ def test_compare_without_a_test_file_sets_rows_aside(
     found = json.loads(shown.out)
     assert found["rows"] + found["held_out"] == 80
     assert {row["on"] for row in found["results"][1:]} == {"rows set aside"}
-    assert sum(count for *_, count in found["reliability"]["test rows"]) == 20
+    assert sum(count for *_, count in found["reliability"]["test"]) == 20
     path.write_text("age,y\n1,a\n2,b\n")
     with pytest.raises(AddnormError, match=r"rows enough to set some aside for --compare: got 2"):
         train(path, "--compare")
@@ -129,7 +129,7 @@ def test_the_page_has_its_pictures(tmp_path: Path) -> None:
     path.write_text(rows(150))
     train(path, "--test", path)
     page = (tmp_path / "run/summary.html").read_text()
-    for said in ("Held-out loss", "What was said, and how often it came true", "test rows"):
+    for said in ("Held-out loss", "What was said, and how often it came true", ">test<"):
         assert said in page
     path.write_text("x,y\n" + "".join(f"{i},{i * 1.5}\n{i + 0.5},{i}\n" for i in range(40)))
     train(path)

@@ -132,6 +132,7 @@ def test_eval_set_is_what_stops_and_calibrates() -> None:
     other = people(60, seed=3)
     model = FTTransformerClassifier(**QUICK | {"epochs": 2}).fit(X, Y, eval_set=[other])
     assert model.report_["held_out"] == 60 and model.report_["rows"] == 240
+    assert model.n_iter_ == model.report_["epochs"] == 2
     with pytest.raises(InputError, match="eval_set must have the classes of the training rows"):
         model.fit(X, Y, eval_set=(other[0], np.array(["maybe"] * 60)))
     with pytest.raises(InputError, match=r"eval_set must be a pair \(X, y\)"):

@@ -21,7 +21,14 @@ from addnorm.tabular.calibration import fit_temperature, logits_of, probabilitie
 from addnorm.tabular.compare import compare, matrix, small_categories
 from addnorm.tabular.explain import attend, explain, explain_row, integrated, spearman
 from addnorm.tabular.fitting import answer, drop_cells, losses, swap_cells
-from addnorm.tabular.metrics import auc, brier, class_figures, number_figures, reliability
+from addnorm.tabular.metrics import (
+    auc,
+    brier,
+    class_figures,
+    number_figures,
+    reliability,
+    reliability_bins,
+)
 from tests.tabular.data import QUICK, people
 
 RNG = np.random.default_rng(0)
@@ -117,6 +124,17 @@ def test_the_temperature_heeds_weights() -> None:
     one = torch.ones(len(again))
     assert found == pytest.approx(fit_temperature(answers[again], target[again], one), rel=1e-6)
     assert found != pytest.approx(fit_temperature(answers, target, torch.ones(60)), rel=1e-3)
+
+
+@pytest.mark.parametrize(("rows", "most"), ((20, 4), (300, 7)))
+def test_pictures_of_reliability_have_few_bins_of_few_rows(rows: int, most: int) -> None:
+    bins = reliability_bins(TWO[:rows], TWO_TRUE[:rows])
+    assert 1 < len(bins) <= most and sum(count for *_, count in bins) == rows
+    for said, happened, count in bins:
+        low = int(said * most) / most
+        inside = (TWO[:rows, 1] >= low) & (TWO[:rows, 1] < low + 1 / most)
+        assert count == inside.sum() and said == pytest.approx(TWO[:rows, 1][inside].mean())
+        assert happened == pytest.approx(TWO_TRUE[:rows][inside].mean())
 
 
 # ── Training ──────────────────────────────────────────────────────────────────────────────────────

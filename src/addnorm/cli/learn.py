@@ -188,7 +188,7 @@ def _measure(
     import numpy as np
 
     from addnorm.tabular.compare import compare
-    from addnorm.tabular.metrics import class_figures, number_figures, reliability
+    from addnorm.tabular.metrics import class_figures, number_figures, reliability_bins
 
     (X, answers), (X_test, wanted) = learnt, test
     for note in estimator.recipe_.unseen(X_test):
@@ -203,7 +203,7 @@ def _measure(
         told = estimator.predict_proba(X_test)
         figures = class_figures(told, wanted)
         pictures = estimator.report_.setdefault("reliability", {})
-        pictures["test rows"] = reliability(told, wanted).bins()
+        pictures["test"] = reliability_bins(told, wanted)
     took = {
         "fit_seconds": estimator.report_["seconds"],
         "predict_seconds": time.perf_counter() - began,

@@ -269,7 +269,7 @@ class TableEstimator(BaseEstimator):  # type: ignore[misc]
         plan = choose_plan(self, len(rows), valid is not None)
         self.batch_ = plan.batch
         fitted = train(self.model_, rows, valid, plan, classes, verbose=self.verbose)
-        self.n_iter_ = max(1, fitted.progress.epoch)
+        self.n_iter_ = max(1, -(-fitted.progress.step // -(-len(rows) // plan.batch)))
         self.temperature_ = 1.0
         self.report_: dict[str, Any] = {
             "rows": len(rows),

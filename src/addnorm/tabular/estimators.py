@@ -14,7 +14,7 @@ from addnorm.tabular.base import TableEstimator
 from addnorm.tabular.calibration import fit_temperature, probabilities_of
 from addnorm.tabular.fitting import Rows
 from addnorm.tabular.inputs import pair_of, to_labels, to_targets
-from addnorm.tabular.metrics import class_figures, number_figures, reliability
+from addnorm.tabular.metrics import class_figures, number_figures, reliability_bins
 
 
 class TableClassifier(ClassifierMixin, TableEstimator):  # type: ignore[misc]
@@ -62,8 +62,8 @@ class TableClassifier(ClassifierMixin, TableEstimator):  # type: ignore[misc]
         self.report_["uncalibrated"] = class_figures(before, target)
         self.report_["valid"] = class_figures(after, target)
         self.report_["reliability"] = {
-            "held out, as trained": reliability(before, target).bins(),
-            "held out, calibrated": reliability(after, target).bins(),
+            "as trained": reliability_bins(before, target),
+            "calibrated": reliability_bins(after, target),
         }
 
     def predict_proba(self, X: Any) -> Array:

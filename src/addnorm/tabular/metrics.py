@@ -73,11 +73,6 @@ class Reliability:
         total = self.rows.sum()
         return float((np.abs(self.said - self.happened) * self.rows).sum() / max(total, 1))
 
-    def bins(self) -> list[tuple[float, float, int]]:
-        """(said, happened, rows) of the bins that have rows, as a picture takes them."""
-        rows = zip(self.said.tolist(), self.happened.tolist(), self.rows.tolist(), strict=True)
-        return [(said, happened, int(count)) for said, happened, count in rows if count]
-
 
 def reliability(probabilities: Array, target: Array, bins: int = BINS) -> Reliability:
     """Bins of equal width over the probability of the predicted class; of two classes the second's.
@@ -95,6 +90,13 @@ def reliability(probabilities: Array, target: Array, bins: int = BINS) -> Reliab
     said = np.bincount(place, weights=sure, minlength=bins) / many
     happened = np.bincount(place, weights=right.astype(float), minlength=bins) / many
     return Reliability(said, happened, rows)
+
+
+def reliability_bins(probabilities: Array, target: Array) -> list[tuple[float, float, int]]:
+    """(said, happened, rows) of bins for a picture: fewer where rows are few, and none empty."""
+    found = reliability(probabilities, target, int(np.clip(len(target) // 40, 4, BINS)))
+    rows = zip(found.said.tolist(), found.happened.tolist(), found.rows.tolist(), strict=True)
+    return [(said, happened, count) for said, happened, count in rows if count]
 
 
 def class_figures(probabilities: Array, target: Array) -> dict[str, float]:
