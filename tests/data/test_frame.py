@@ -3,6 +3,7 @@
 import datetime
 import gzip
 import math
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,26 @@ def test_how_far_a_text_is_read_is_told(tmp_path: Path, name: str) -> None:
     shares: list[float] = []
     assert sum(len(part) for part in read_parts(tmp_path / name, 10_000, shares.append)) == 40_000
     assert shares == sorted(shares) and 0 < shares[0] < 0.6 and shares[-1] == 1
+
+
+@pytest.mark.parametrize("ending", ("csv", "csv.gz", "parquet"))
+def test_memory_does_not_grow_with_the_file(tmp_path: Path, ending: str) -> None:
+    """Rows are read, and written, a part at a time: four times as many take no more."""
+    peaks = []
+    for rows in (4000, 16_000):
+        path, out = tmp_path / f"t.{ending}", tmp_path / f"o.{ending}"
+        column = np.array([f"value {i * 7919 % 10007}" for i in range(rows)], dtype=object)
+        with open_sink(path) as sink:
+            sink.write(Frame("t", {"a": column, "b": column}))
+        del column
+        tracemalloc.start()
+        with open_sink(out) as sink:
+            for part in read_parts(path, 500):
+                sink.write(part)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert sum(len(part) for part in read_parts(out, 5000)) == rows
+    assert peaks[1] < 1.3 * peaks[0]
 
 
 @pytest.mark.parametrize("name", ("o.csv", "o.tsv", "o.csv.gz", "o.parquet"))
