@@ -1,11 +1,11 @@
 """Deep stacks on a real corpus: post-norm, pre-norm and Admin at 18+18 blocks, and at 6+6.
 
-    python -m bench.clinic_depth FOLDER --out runs/depth [--steps 800] [--jobs 1]
+    python -m bench.clinic_depth FOLDER --out runs/depth [--jobs 1]
 
 FOLDER holds Multi30k as train.en.gz, train.de.gz, val.en.gz, val.de.gz. Width 64, a joint
 vocabulary of 2,000 pieces, about 1,000 tokens a step, the same batches and as many steps for all;
-Adam at a peak of 2e-3 after 200 steps of warm-up. Liu et al. 2020 (2004.08249), table 1: at 18+18
-post-norm diverges and the others train; at 6+6 post-norm is not worse than pre-norm. Half an hour
+Adam at a peak of 1e-3 after 200 steps of warm-up. Liu et al. 2020 (2004.08249), table 1: at 18+18
+post-norm diverges and the others train; at 6+6 post-norm is not worse than pre-norm. Twenty minutes
 or so on one core; goes on where it was stopped.
 """
 
@@ -16,7 +16,8 @@ from addnorm.race import race, vary
 from addnorm.race.page import make_page
 from addnorm.runs.recipe import Wish
 
-DEPTHS = {"6+6": (6, "post,pre"), "18+18": (18, "post,pre,admin")}
+DEPTHS = {"18+18": (18, "post,pre,admin", 400), "6+6": (6, "post,pre", 1500)}
+"""Blocks a side, who takes part, and for how many steps."""
 
 
 def wish(folder: Path, depth: int, steps: int) -> Wish:
@@ -42,7 +43,7 @@ def wish(folder: Path, depth: int, steps: int) -> Wish:
             "train": {
                 "steps": steps,
                 "batch": 1000,
-                "lr": 2e-3,
+                "lr": 1e-3,
                 "warmup": 200,
                 "schedule": "inverse-sqrt",
                 "optimizer": "adam",
@@ -59,12 +60,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--jobs", type=int, default=1)
     args = parser.parse_args()
-    for name, (depth, kinds) in DEPTHS.items():
+    for name, (depth, kinds, steps) in DEPTHS.items():
         out = args.out / name
-        asked = wish(args.folder, depth, args.steps)
+        asked = wish(args.folder, depth, steps)
         done = race(asked, vary([f"model.addnorm={kinds}"]), out, jobs=args.jobs)
         make_page(done, f"{name} blocks").write(out / "race.html")
         print(f"{name} blocks\n{done.text()}", flush=True)

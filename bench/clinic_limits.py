@@ -28,11 +28,11 @@ from bench.clinic_grid import make, text
 Measure = Callable[[Evidence], float]
 
 MEASURES: dict[str, Measure] = {
-    "attention spread": lambda e: max(max(h.spread) for h in e.heads),
+    "attention spread": lambda e: max(e.heads[0].spread),
     "weight gain": lambda e: e.weight_gain or 0.0,
     "norm gain": lambda e: max((g.size for g in e.gains), default=0.0),
     "token share": lambda e: e.experiments.token_share or 1.0,
-    "dead units": lambda e: max(u.dead for u in e.units),
+    "dead units": lambda e: max(u.dead for u in e.units if u.kind not in ("tanh", "sigmoid")),
     "outlier": lambda e: max(s.outlier for s in e.sites),
     "padding": lambda e: e.experiments.padding or 0.0,
     "answer spread": lambda e: e.spread,

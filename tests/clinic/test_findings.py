@@ -8,7 +8,8 @@ import pytest
 from addnorm.clinic import Examination, Plan, examine
 from addnorm.clinic.findings import LIMITS, RULES, SEVERITIES, find
 from addnorm.clinic.rehearsal import Rehearsal
-from tests.clinic.patients import SICK, WELL, Patient
+from addnorm.layers.addnorm import ADDNORMS
+from tests.clinic.patients import SICK, WELL, Patient, decoder, ids
 
 
 @cache
@@ -58,6 +59,13 @@ def test_healthy_models_are_well(name: str) -> None:
     seen = examined(WELL[name]())
     assert seen.names() == [], seen.text()
     assert seen.healthy
+
+
+@pytest.mark.parametrize("addnorm", ADDNORMS)
+def test_every_arrangement_is_well(addnorm: str) -> None:
+    depth = 6 if addnorm == "res-post" else 2
+    seen = examine(decoder(addnorm=addnorm, width=64, depth=depth), ids(), sharp=False)
+    assert seen.names() == [], seen.text()
 
 
 def test_rules_are_complete() -> None:

@@ -227,6 +227,6 @@ def test_spikes() -> None:
 
 def test_warnings() -> None:
     assert warnings_of({"update": 0.001, "entropy": 0.9, "distinct": 0.5}) == {}
-    bad = {"update": 0.5, "starved": 0.9, "entropy": 0.01, "logit": 99.0, "distinct": 0.01}
+    bad = {"update": 0.5, "starved": 0.9, "entropy": 0.01, "logit": 99.0, "distinct": 0.001}
     assert set(warnings_of(bad)) == set(bad)
     assert "50%" in warnings_of(bad)["update"]

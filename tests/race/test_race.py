@@ -67,6 +67,24 @@ def test_runners_in_processes_equal_runners_in_a_row(wish: Wish, tmp_path: Path)
     assert [r.curve for r in row.results] == [r.curve for r in side.results]
 
 
+def test_a_race_that_is_stopped_goes_on_with_the_run_it_was_in(
+    wish: Wish, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = vary(["model.addnorm=post,pre"])
+    whole = race(wish, entries, tmp_path / "whole", jobs=1, say=lambda text: None)
+    monkeypatch.setattr(
+        "addnorm.runs.progress.Journal.evaluated",
+        lambda self, loop, figures, better: setattr(loop, "stop_asked", True),
+    )
+    with pytest.raises(KeyboardInterrupt):
+        race(wish, entries, tmp_path / "out", jobs=1, say=lambda text: None)
+    assert not list((tmp_path / "out").rglob(RESULT))
+    assert not (tmp_path / "out" / "addnorm-pre").exists()
+    monkeypatch.undo()
+    again = race(wish, entries, tmp_path / "out", jobs=1, say=lambda text: None)
+    assert [result.loss for result in again.results] == [result.loss for result in whole.results]
+
+
 def test_a_time_budget_gives_every_runner_the_same_steps(wish: Wish, tmp_path: Path) -> None:
     said: list[str] = []
     entries = vary(["train.lr=0.01,0.001"])

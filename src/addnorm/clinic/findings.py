@@ -17,11 +17,11 @@ from addnorm.clinic.remedy import Plan, advise_warmup
 SEVERITIES = ("problem", "warning", "note")
 
 LIMITS = {
-    "attention spread": 3.0,
+    "attention spread": 2.3,
     "attention entropy": 0.35,
     "weight gain": 2.0,
     "norm gain": 8.0,
-    "token share": 0.05,
+    "token share": 0.12,
     "dead units": 0.5,
     "dead positions": 64.0,
     "outlier": 20.0,
@@ -148,12 +148,12 @@ def _frozen(e: Evidence) -> str | None:
 
 
 def _logits(e: Evidence) -> str | None:
-    worst = max(e.heads, key=lambda h: max(h.spread), default=None)
-    if worst is None or not e.fresh or max(worst.spread) <= LIMITS["attention spread"]:
+    first = e.heads[0] if e.heads else None  # later ones also read a stream that may have grown
+    if first is None or not e.fresh or max(first.spread) <= LIMITS["attention spread"]:
         return None
     return (
-        f"{worst.path}: attention logits spread by {max(worst.spread):.1f} before any training "
-        f"(1 is usual), entropy {min(worst.entropy):.2f} of what is possible"
+        f"{first.path}: attention logits spread by {max(first.spread):.1f} before any training "
+        f"(1 is usual), entropy {min(first.entropy):.2f} of what is possible"
     )
 
 
@@ -194,7 +194,8 @@ def _loud(e: Evidence) -> str | None:
 
 
 def _dead(e: Evidence) -> str | None:
-    worst = max(e.units, key=lambda u: u.dead, default=None)
+    cut = [units for units in e.units if units.kind not in ("tanh", "sigmoid")]
+    worst = max(cut, key=lambda u: u.dead, default=None)
     if worst is None or worst.dead < LIMITS["dead units"]:
         return None
     if worst.positions < LIMITS["dead positions"]:

@@ -153,8 +153,8 @@ def same_positions(model: nn.Module, batch: Batch, most: int = 4) -> tuple[int, 
     )
     row = parts(alone)[name]
     branch = _first_attention(model, alone)
-    if branch is None or branch.shape[1] != first.shape[1]:
-        return None
+    if branch is None or branch.shape[1] != first.shape[1] or not bool(branch.any()):
+        return None  # a branch that starts at zero tells nothing
     found = []
     tried = 0
     for p in range(min(most, row.shape[1] - 3)):

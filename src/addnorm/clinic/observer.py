@@ -222,7 +222,7 @@ SIGNS: dict[str, tuple[str, float, str]] = {
     "starved": (">", 0.5, "Adam's ε swallows {starved:.0%} of gradients: make it smaller"),
     "entropy": ("<", 0.1, "attention has collapsed, entropy {entropy:.2f}: try model.qk_norm=head"),
     "logit": (">", 50.0, "attention logits have grown to {logit:.0f}: try model.qk_norm=head"),
-    "distinct": ("<", 0.05, "positions differ in {distinct:.1%} of the stream: lower the rate"),
+    "distinct": ("<", 0.01, "positions differ in {distinct:.1%} of the stream: lower the rate"),
 }
 """What goes before divergence: the signal, on which side of which limit, and in words.
 

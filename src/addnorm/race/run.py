@@ -208,9 +208,11 @@ def _run(
 
     try:
         if (folder / FACTS).is_file():
-            resume(folder, watch=watch, say=talk)
+            outcome = resume(folder, watch=watch, say=talk)
         else:
-            start(Wish(table, settings), folder, watch=watch, say=lambda text: None)
+            outcome = start(Wish(table, settings), folder, watch=watch, say=lambda text: None)
+        if not outcome.progress.finished:
+            raise KeyboardInterrupt  # asked to stop: it goes on next time, and so does the race
     except DivergedError:
         diverged = True
     run = Run.open(folder)
