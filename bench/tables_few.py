@@ -30,7 +30,7 @@ SMALL: dict[str, Any] = {
     **{"width": 32, "depth": 2, "heads": 4, "ffn_width": 64},
     **{"bins": "quantile", "embedding_options": {"bins": 16}},
 }
-EPOCHS = 15
+EPOCHS = 10
 """Of pre-training."""
 
 

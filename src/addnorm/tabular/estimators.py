@@ -177,4 +177,4 @@ RECOMMENDED: dict[str, dict[str, Any]] = {
     "classes": {**COMMON, "swap_cells": 0.03, "patience": 8},
     "number": {**COMMON, "members": 4, "drop_cells": 0.0, "ema": 0.995, "epochs": 60},
 }
-"""Settings of FT-Transformer, by task, that are better and faster than the published default."""
+"""Settings of FT-Transformer, by task; docs/results/tables.md says what they reach."""
