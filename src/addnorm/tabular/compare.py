@@ -29,7 +29,9 @@ def boosters(classes: int, categories: list[int], seed: int) -> Iterator[tuple[s
     others: dict[str, Callable[[Any], Any]] = {
         "lightgbm": lambda m: getattr(m, f"LGBM{word}")(random_state=seed, verbose=-1),
         "xgboost": lambda m: getattr(m, f"XGB{word}")(random_state=seed),
-        "catboost": lambda m: getattr(m, f"CatBoost{word}")(random_seed=seed, verbose=False),
+        "catboost": lambda m: getattr(m, f"CatBoost{word}")(
+            random_seed=seed, verbose=False, allow_writing_files=False
+        ),
     }
     for package, make in others.items():
         if find_spec(package) is not None:
