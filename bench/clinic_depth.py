@@ -16,7 +16,7 @@ from addnorm.race import race, vary
 from addnorm.race.page import make_page
 from addnorm.runs.recipe import Wish
 
-DEPTHS = {"18+18": (18, "post,pre,admin", 400), "6+6": (6, "post,pre", 1500)}
+DEPTHS = {"18+18": (18, "post,pre,admin", 400), "6+6": (6, "post,pre", 800)}
 """Blocks a side, who takes part, and for how many steps."""
 
 

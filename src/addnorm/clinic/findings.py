@@ -22,7 +22,7 @@ LIMITS = {
     "weight gain": 2.0,
     "norm gain": 8.0,
     "token share": 0.12,
-    "dead units": 0.5,
+    "dead units": 0.7,
     "dead positions": 64.0,
     "outlier": 20.0,
     "padding": 1e-3,
