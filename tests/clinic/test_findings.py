@@ -61,7 +61,14 @@ def test_healthy_models_are_well(name: str) -> None:
     assert seen.healthy
 
 
-@pytest.mark.parametrize("addnorm", ADDNORMS)
+ONCE_WRONG = {"res-post", "rezero", "hyper"}
+"""Called sick, before the rules were measured on all of them."""
+
+
+@pytest.mark.parametrize(
+    "addnorm",
+    [pytest.param(name, marks=() if name in ONCE_WRONG else pytest.mark.slow) for name in ADDNORMS],
+)
 def test_every_arrangement_is_well(addnorm: str) -> None:
     depth = 6 if addnorm == "res-post" else 2
     seen = examine(decoder(addnorm=addnorm, width=64, depth=depth), ids(), sharp=False)
