@@ -26,7 +26,7 @@ tests: $(READY)
 	$(BIN)/pytest -n 2 -m "not slow"
 
 slow: $(READY)
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -n 2 -m slow
 
 bench: $(BENCH_READY)
 	$(BIN)/python -m bench

@@ -101,7 +101,11 @@ def test_what_counts_as_learning() -> None:
         ((0.001, 0.0005, 0.0009), False),
         ((0.001, 0.00005, 0.002), False),
     ):
-        assert Rehearsal((4.0, 3.0), 4.0, 1.0, apart).learns is learns
+        assert Rehearsal((4.0, 3.0), 4.0, 3.0, apart).learns is learns
+    # Half the loss makes up for positions that met on the way, not for those that end as one.
+    assert Rehearsal((4.0, 3.0), 4.0, 1.9, (0.3, 0.001, 0.3)).learns
+    assert not Rehearsal((4.0, 3.0), 4.0, 2.1, (0.3, 0.001, 0.3)).learns
+    assert not Rehearsal((4.0, 3.0), 4.0, 1.9, (0.3, 0.3, 0.001)).learns
 
 
 def test_a_shortened_warm_up_that_fails_is_given_three_times_as_long() -> None:

@@ -102,7 +102,8 @@ def test_the_contents_are_listed_only_when_there_are_several() -> None:
 
 
 def test_light_dark_paper_phone() -> None:
-    assert "prefers-color-scheme:dark" in STYLE and "@media print" in STYLE
+    # `(not print)` is no condition that a browser knows: it would never be dark.
+    assert "@media screen and (prefers-color-scheme:dark){" in STYLE and "@media print" in STYLE
     assert "max-width:34rem" in STYLE
     names = [set(re.findall(r"--\w+(?=:)", colours)) for colours in (LIGHT, DARK)]
     used = set(re.findall(r"var\((--\w+)\)", STYLE))

@@ -106,7 +106,7 @@ SERIES = "".join(
 )
 STYLE = (
     f":root{{color-scheme:light dark;{LIGHT}}}"
-    f"@media (prefers-color-scheme:dark) and (not print){{:root{{{DARK}}}}}"
+    f"@media screen and (prefers-color-scheme:dark){{:root{{{DARK}}}}}"
     f"{LAYOUT}{PICTURES}{SERIES}"
     f"@media (max-width:34rem){{{PHONE}}}"
     f"@media print{{:root{{color-scheme:light}}{PAPER}}}"
