@@ -186,10 +186,11 @@ def test_a_run_is_watched(task: str, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     calm = ("train.steps=100", "train.evaluate=100", "train.batch=128", "train.schedule=constant")
     assert watched(task, data, out, *calm) == 0
-    (line,) = (out / "clinic.jsonl").read_text().splitlines()
-    found = json.loads(line)
-    assert found["step"] == 100 and found["dependency"] > 0 and 0 < found["entropy"] <= 1
-    assert 0 < found["update"] < 1 and found["blocks"]
+    rows = [json.loads(line) for line in (out / "clinic.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [10, 30, 100]
+    for found in rows:
+        assert found["dependency"] > 0 and 0 < found["entropy"] <= 1
+        assert 0 < found["update"] < 1 and found["blocks"]
 
 
 def test_a_run_that_breaks_leaves_a_case_that_the_command_line_replays(

@@ -31,6 +31,8 @@ from addnorm.errors import ConfigError
 SIGNALS = "clinic.jsonl"
 EVERY = 100
 """Steps from one look at the stream to the next: bench/clinic_cost.py measures what it costs."""
+EARLY = (10, 30)
+"""Steps at which it is looked at besides: what diverges often does so before the first hundred."""
 MOST_CASES = 3
 """More of one run would say the same."""
 
@@ -68,9 +70,12 @@ class Clinic:
         self.weights = {name: tensor.detach().clone() for name, tensor in state.items()}
         self._note_dice(loop)
 
+    def _is_due(self, step: int) -> bool:
+        return step % self.every == 0 or step in EARLY
+
     def gradients(self, loop: Any, step: int) -> None:
         """The gradient of each block, and the weights, before the optimizer's step."""
-        if step % self.every == 0:
+        if self._is_due(step):
             self.grads = by_block(loop.model)
         torch._foreach_copy_(list(self.weights.values()), self.own)
 
@@ -81,7 +86,7 @@ class Clinic:
             if is_spike(step.loss, self.recent):
                 self._keep_case(loop, step, "spike")
             self.recent.append(step.loss)
-            if step.number % self.every == 0:
+            if self._is_due(step.number):
                 self._look(loop, step)
         self._note_dice(loop)
 
