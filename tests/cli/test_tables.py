@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from addnorm.cli import tables
+from addnorm.cli import learn, tables
 from addnorm.cli.main import main
 from addnorm.data.frame import read_frame
 from addnorm.data.schema import Schema
@@ -25,7 +25,7 @@ def run(verb: str, *arguments: object) -> None:
     """A verb as the command line runs it."""
     parser = argparse.ArgumentParser()
     actions: dict[str, tuple[Callable[..., None], Callable[..., None]]] = {
-        "train": (tables.add_train_flags, tables.train_table),
+        "train": (learn.add_train_flags, learn.train_table),
         "predict": (tables.add_predict_flags, tables.predict),
         "explain": (tables.add_explain_flags, tables.explain),
         "schema": (tables.add_schema_flags, tables.schema),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from addnorm import __version__
-from addnorm.cli import clinic, tables
+from addnorm.cli import clinic, learn, tables
 from addnorm.cli.flags import add_set
 from addnorm.errors import AddnormError
 
@@ -87,7 +87,7 @@ def _train_flags(parser: argparse.ArgumentParser) -> None:
         "--clinic", action="store_true", help="watch its health: warn early, keep what went wrong"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    tables.add_train_flags(parser.add_argument_group("table"))
+    learn.add_train_flags(parser.add_argument_group("table"))
 
 
 def _run_flags(parser: argparse.ArgumentParser, *, int8: bool = True) -> None:

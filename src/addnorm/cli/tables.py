@@ -8,7 +8,6 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from addnorm.cli.learn import add_train_flags, train_table
 from addnorm.cli.targets import known_answers, say, with_target
 from addnorm.errors import ConfigError, InputError
 
@@ -16,16 +15,6 @@ if TYPE_CHECKING:
     from addnorm.data.frame import Array, Frame
     from addnorm.tabular.base import TableEstimator
 
-__all__ = [
-    "add_explain_flags",
-    "add_predict_flags",
-    "add_schema_flags",
-    "add_train_flags",
-    "explain",
-    "predict",
-    "schema",
-    "train_table",
-]
 PART = 20_000
 """Rows predicted at a time."""
 

@@ -28,7 +28,7 @@ def train(args: argparse.Namespace) -> None:
     if args.task == "table":
         if args.clinic:
             raise ConfigError("--clinic watches models of text: not tables. Leave it out.")
-        from addnorm.cli.tables import train_table
+        from addnorm.cli.learn import train_table
 
         train_table(args)
         return
