@@ -12,34 +12,18 @@ import time
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from addnorm import ModelConfig, build, keep_memory, token_loss
+from addnorm import ModelConfig, build, keep_memory
 from addnorm.clinic.observer import EVERY, Clinic
 from addnorm.train.loop import Loop, Settings
 from addnorm.train.optimizer import make_optimizer
+from bench.clinic_task import Drawn
 
 
-class Noise:
+def noise(generator: torch.Generator) -> Tensor:
     """Random tokens."""
-
-    metric, higher_is_better = "loss", False
-
-    def plan(self, epoch: int) -> list[int]:
-        return list(range(1000))
-
-    def batch(self, part: int) -> dict[str, Tensor]:
-        ids = torch.randint(1000, (16, 129), generator=torch.Generator().manual_seed(part))
-        return {"inputs": ids[:, :-1], "targets": ids[:, 1:]}
-
-    def tokens(self, batch: dict[str, Tensor]) -> int:
-        return batch["targets"].numel()
-
-    def loss(self, model: Any, batch: dict[str, Tensor], total: int) -> Tensor:
-        return token_loss(model, model.hidden(batch["inputs"]), batch["targets"], total=total)
-
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
-        return {"loss": 0.0}
+    return torch.randint(1000, (16, 129), generator=generator)
 
 
 class Timed(Clinic):
@@ -65,7 +49,7 @@ def share(every: int) -> tuple[float, float]:
     optimizer = make_optimizer(model, "adamw", lr=1e-3)
     settings = Settings(steps=every, schedule=lambda step: 1.0)
     clinic = Timed(every=every)
-    loop = Loop(model, Noise(), optimizer, settings, observers=[clinic])
+    loop = Loop(model, Drawn(noise), optimizer, settings, observers=[clinic])
     began = time.perf_counter()
     loop.run()
     rest = time.perf_counter() - began - clinic.spent

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from addnorm import ModelConfig, build, token_loss
+from addnorm import ModelConfig, build
 from addnorm.clinic import Evidence, examine
 from addnorm.clinic.draw import draw_batch
 from addnorm.clinic.findings import LIMITS
@@ -24,6 +24,7 @@ from addnorm.layers.addnorm import ADDNORMS
 from addnorm.train.loop import Loop, Settings
 from addnorm.train.optimizer import make_optimizer
 from bench.clinic_grid import make, text
+from bench.clinic_task import Drawn
 
 Measure = Callable[[Evidence], float]
 
@@ -83,7 +84,7 @@ def sick() -> dict[str, Evidence]:
 
 def signals(addnorm: str, lr: float, depth: int = 6) -> list[dict[str, Any]]:
     """What the clinic sees of 100 steps on the language of the grid, every 5 of them."""
-    task, clinic = Language(), Clinic(every=5)
+    task, clinic = Drawn(text), Clinic(every=5)
     model = make(addnorm, depth, seed=0)
     settings = Settings(steps=100, schedule=lambda step: min(1.0, step / 20))
     optimizer = make_optimizer(model, "adam", lr=lr)
@@ -99,28 +100,6 @@ def watched() -> None:
         most = min if worse == "<" else max
         ends = [most(row[name] for row in rows) for rows in (ok, bad)]
         print(f"| {name} | {ends[0]:.3g} | {limit:g} | {ends[1]:.3g} |")
-
-
-class Language:
-    """The grid's language as the loop wants it."""
-
-    metric, higher_is_better = "loss", False
-
-    def plan(self, epoch: int) -> list[int]:
-        return list(range(1000))
-
-    def batch(self, part: int) -> dict[str, Tensor]:
-        ids = text(torch.Generator().manual_seed(part))
-        return {"inputs": ids[:, :-1], "targets": ids[:, 1:]}
-
-    def tokens(self, batch: dict[str, Tensor]) -> int:
-        return batch["targets"].numel()
-
-    def loss(self, model: Any, batch: dict[str, Tensor], total: int) -> Tensor:
-        return token_loss(model, model.hidden(batch["inputs"]), batch["targets"], total=total)
-
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
-        return {"loss": 0.0}
 
 
 def main() -> None:
