@@ -128,7 +128,7 @@ def scatter(
                 picture.dot(frame.x(a), frame.y(b), 3, f"point c{index % COLOURS}", tip)
         else:
             _cloud(picture, list(drawn), index)
-    _key(picture, frame, list(kept))
+    _key(picture, frame, list(kept), y)
     return picture.close()
 
 
@@ -160,7 +160,7 @@ def reliability(bins: Mapping[str, Sequence[tuple[float, float, int]]], *, title
             tip = f"{name}: stated {say(p)}, observed {say(f)}, {count} rows"
             radius = 2.5 + 7 * math.sqrt(count / total)
             picture.dot(frame.x(p), frame.y(f), radius, f"dot c{index % COLOURS}", tip)
-    _key(picture, frame, list(kept))
+    _key(picture, frame, list(kept), "observed frequency")
     return picture.close()
 
 
@@ -278,13 +278,14 @@ def _cross(picture: Picture, x: float, y: float, kind: str, tip: str) -> None:
     picture.path(steps, kind, tip)
 
 
-def _key(picture: Picture, frame: Frame, names: list[str]) -> None:
-    """Which colour is which, at the top right, where it covers nothing."""
+def _key(picture: Picture, frame: Frame, names: list[str], label: str) -> None:
+    """Which colour is which, at the top right, in what the label of the axis leaves free."""
     if len(names) < 2:
         return
     right = frame.right
+    room = (right - frame.left - text_width(label, 12) - 12) / len(names) - 23
     for index, name in reversed(list(enumerate(names))):
-        short = shorten(name, 150, BOLD)
+        short = shorten(name, min(150, room), BOLD)
         picture.text(right, 14, short, f"name c{index % COLOURS}", "end", tip=name)
         right -= text_width(short, BOLD) + 7
         picture.dot(right, 10, 4, f"dot c{index % COLOURS}")
