@@ -18,8 +18,8 @@ from torch import nn
 from addnorm import ModelConfig, build
 from addnorm.clinic import Evidence, examine
 from addnorm.clinic.draw import draw_batch
-from addnorm.clinic.findings import LIMITS
 from addnorm.clinic.observer import SIGNS, Clinic
+from addnorm.clinic.signs import LIMITS
 from addnorm.layers.addnorm import ADDNORMS
 from addnorm.train.loop import Loop, Settings
 from addnorm.train.optimizer import make_optimizer

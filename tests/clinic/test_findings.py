@@ -6,8 +6,9 @@ from functools import cache
 import pytest
 
 from addnorm.clinic import Examination, Plan, examine
-from addnorm.clinic.findings import LIMITS, RULES, SEVERITIES, find
+from addnorm.clinic.findings import RULES, SEVERITIES, find
 from addnorm.clinic.rehearsal import Rehearsal
+from addnorm.clinic.signs import LIMITS
 from addnorm.layers.addnorm import ADDNORMS
 from tests.clinic.patients import SICK, WELL, Patient, decoder, ids
 
