@@ -1,6 +1,6 @@
 """AUC on Adult's test set when a share of its cells is missing, or replaced by noise.
 
-    python -m bench.tables_robust DATA --model RUN --out F.json [--threads 2]
+    python -m bench.tables_robust DATA --model RUN --out F.json [--threads 2] [--picture F.svg]
 
 RUN is an FT-Transformer that bench.tables_accuracy kept. Gradient boosting is trained on the same
 rows. Noise is a value of the same column from another row of the test set (Huang et al. 2020,
@@ -19,6 +19,8 @@ from addnorm.data.frame import Array
 from addnorm.data.prepare import MISSING, Encoded
 from addnorm.disk import write_whole
 from addnorm.machine import keep_memory
+from addnorm.report import lines, write_picture
+from addnorm.report.svg import Svg
 from addnorm.tabular import load
 from addnorm.tabular.calibration import probabilities_of
 from addnorm.tabular.compare import boosters, matrix, small_categories
@@ -41,12 +43,25 @@ def harm(table: Encoded, kind: str, share: float, seed: int) -> Encoded:
     return Encoded(numbers, codes)
 
 
+def curves(rows: list[dict[str, Any]]) -> Svg:
+    """The mean AUC of each model over runs and draws, by the share of cells that are harmed."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for kind in ("missing", "noise"):
+        for name, label in (("FTTransformer", "FT"), ("HistGradientBoosting", "boosting")):
+            for share in SHARES:
+                same = [r[name] for r in rows if (r["kind"], r["share"]) == (kind, share)]
+                point = (100 * share, float(np.mean(same)))
+                found.setdefault(f"{label}, {kind}", []).append(point)
+    return lines(found, title="AUC with harmed cells", x="cells harmed, %", y="AUC")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--model", type=Path, nargs="+", required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--picture", type=Path, metavar="F.svg", help="draw the curves")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     keep_memory()
@@ -74,6 +89,8 @@ def main() -> None:
                     rows.append({**row, **figures})
                     write_whole(args.out, json.dumps(rows, indent=1).encode())
                     print(json.dumps(rows[-1]), flush=True)
+    if args.picture is not None:
+        write_picture(curves(rows), args.picture)
 
 
 if __name__ == "__main__":

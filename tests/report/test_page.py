@@ -7,7 +7,17 @@ from pathlib import Path
 import pytest
 
 from addnorm.errors import InputError, SavedError
-from addnorm.report import Mark, Page, attention, bars, heat_map, intervals, lines, reliability
+from addnorm.report import (
+    Mark,
+    Page,
+    attention,
+    bars,
+    heat_map,
+    intervals,
+    lines,
+    reliability,
+    write_picture,
+)
 from addnorm.report.style import DARK, LIGHT, STYLE
 
 EVIL = "<script>alert('x')</script>\"&"
@@ -184,3 +194,28 @@ def test_six_pictures_are_light() -> None:
     page.figure(intervals([(n, float(n), 1) for n in names], title="I"))
     page.figure(reliability({"m": [(n / 10, n / 10, 9) for n in range(10)]}, title="R"))
     assert len(page.html().encode()) < 200_000
+
+
+def test_a_picture_stands_alone(tmp_path: Path) -> None:
+    """Well-formed, with every class and every colour that it names."""
+    import xml.etree.ElementTree as tree
+
+    picture = lines({"a & b": [(0, 1.0), (1, 2.0)], "c": [(0, 2.0)]}, title=EVIL)
+    path = write_picture(picture, tmp_path / "one.svg")
+    root = tree.parse(path).getroot()
+    space = "{http://www.w3.org/2000/svg}"
+    assert root.tag == f"{space}svg"
+    assert root.findtext(f"{space}title") == EVIL
+    style = root.findtext(f"{space}style") or ""
+    assert "prefers-color-scheme:dark" in style
+    used = set(re.findall(r"var\((--\w+)\)", style))
+    assert used and all(f"{name}:" in style for name in used)
+    kinds = {kind for part in root.iter() for kind in part.get("class", "").split()}
+    assert {"c0", "c1", "curve"} <= kinds
+    assert all(f".{kind}" in style for kind in kinds & {"c0", "c1", "curve", "grid", "axis"})
+
+
+def test_only_our_pictures_stand_alone(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"must be a picture made by addnorm.report: got str"):
+        write_picture("<svg></svg>", tmp_path / "one.svg")  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())

@@ -2,7 +2,7 @@
 
 from addnorm.report.curves import Mark, lines, reliability, scatter
 from addnorm.report.maps import attention, heat_map
-from addnorm.report.page import Page
+from addnorm.report.page import Page, write_picture
 from addnorm.report.rows import bars, intervals
 from addnorm.report.terminal import plot_text, sparkline
 
@@ -18,4 +18,5 @@ __all__ = [
     "reliability",
     "scatter",
     "sparkline",
+    "write_picture",
 ]

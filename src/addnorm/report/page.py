@@ -7,7 +7,7 @@ from pathlib import Path
 from addnorm.disk import write_whole
 from addnorm.errors import InputError, nearest
 from addnorm.report.axes import say
-from addnorm.report.style import STYLE
+from addnorm.report.style import ALONE, STYLE
 from addnorm.report.svg import Svg, escape
 
 Cell = str | int | float | None
@@ -138,12 +138,25 @@ class Page:
         return Path(path)
 
 
-def _figure(picture: Svg, caption: str) -> str:
+def write_picture(picture: Svg, path: str | Path) -> Path:
+    """Write a picture as an SVG file of its own, light and dark as a page is."""
+    _check_picture(picture)
+    start, title = picture.split("<title>", 1)
+    markup = f"{start}<style>{ALONE}</style><title>{title}"
+    write_whole(Path(path), f"{markup}\n".encode())
+    return Path(path)
+
+
+def _check_picture(picture: Svg) -> None:
     if not isinstance(picture, Svg):
         raise InputError(
             "a figure must be a picture made by addnorm.report: "
             f"got {type(picture).__name__}. Try lines(...)."
         )
+
+
+def _figure(picture: Svg, caption: str) -> str:
+    _check_picture(picture)
     below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
     return f'<figure><div class="wide">{picture}</div>{below}</figure>'
 

@@ -17,8 +17,7 @@ DARK = """
 LAYOUT = """
 *{box-sizing:border-box}
 html{-webkit-text-size-adjust:100%;text-size-adjust:100%}
-body{margin:0;background:var(--ground);color:var(--ink);
-font:16px/1.6 system-ui,-apple-system,"Segoe UI",Roboto,"Noto Sans","Helvetica Neue",sans-serif}
+body{margin:0;background:var(--ground);color:var(--ink)}
 main{max-width:46rem;margin:0 auto;padding:3.5rem 1.25rem 5rem}
 header{margin-bottom:2rem}
 h1{font-size:2rem;line-height:1.2;letter-spacing:-.015em;margin:0;text-wrap:balance}
@@ -104,11 +103,18 @@ SERIES = "".join(
     f"text.c{n}{{stroke:var(--ground)}}"
     for n in range(6)
 )
-STYLE = (
+FONT = 'system-ui,-apple-system,"Segoe UI",Roboto,"Noto Sans","Helvetica Neue",sans-serif'
+THEMES = (
     f":root{{color-scheme:light dark;{LIGHT}}}"
     f"@media screen and (prefers-color-scheme:dark){{:root{{{DARK}}}}}"
-    f"{LAYOUT}{PICTURES}{SERIES}"
+)
+STYLE = (
+    f"{THEMES}body{{font:16px/1.6 {FONT}}}{LAYOUT}{PICTURES}{SERIES}"
     f"@media (max-width:34rem){{{PHONE}}}"
     f"@media print{{:root{{color-scheme:light}}{PAPER}}}"
 ).replace("\n", "")
 """All of it, as a page carries it."""
+ALONE = (f"{THEMES}:root{{background:var(--ground);font-family:{FONT}}}{PICTURES}{SERIES}").replace(
+    "\n", ""
+)
+"""What a picture needs in a file of its own."""
