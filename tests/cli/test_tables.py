@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,8 @@ from addnorm.data.frame import read_frame
 from addnorm.data.schema import Schema
 from addnorm.errors import AddnormError
 from addnorm.tabular import load
+from addnorm.tabular.holdout import hold_out
+from addnorm.tabular.pretrain import METHODS, pretrain
 
 pytest.importorskip("sklearn")
 QUICK = ["table.epochs=1", "table.width=8", "table.depth=1", "table.heads=1", "table.ffn_width=8"]
@@ -116,12 +119,130 @@ def test_rows_without_answers_are_learnt_from_first(
     path.write_text(rows())
     more.write_text(rows(90, unseen="c").replace(",yes", ",").replace(",no", ","))
     train(path, "--unlabelled", more)
-    assert "pre-trained on 150 rows, those of both files" in capsys.readouterr().err
+    assert "pre-trained (masked) on 150 rows, those of both files" in capsys.readouterr().err
     kept = load(tmp_path / "run").recipe_
     assert kept.categories[0].values == ("a", "b", "c") and kept.schema.target == "y"
     more.write_text("age,jobs\n3,a\n")
     with pytest.raises(AddnormError, match="it comes without 'job' and with 'jobs'"):
         train(path, "--unlabelled", more)
+
+
+@pytest.mark.parametrize("method", learn.METHODS)
+def test_how_rows_without_answers_are_learnt_from_is_chosen(
+    tmp_path: Path,
+    method: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    def remember(*given: Any, **more: Any) -> Any:
+        asked.append(given[4])
+        return pretrain(*given, **more)
+
+    monkeypatch.setattr("addnorm.tabular.base.pretrain", remember)
+    path = tmp_path / "t.csv"
+    path.write_text(rows())
+    train(path, "--unlabelled", path, "--pretrain", method)
+    assert asked == [method]
+    assert f"pre-trained ({method}) on 120 rows" in capsys.readouterr().err
+    with pytest.raises(AddnormError, match=f"--pretrain {method} needs rows to learn from: give"):
+        train(path, "--pretrain", method)
+
+
+def test_choices_are_those_that_there_are() -> None:
+    assert tuple(METHODS) == learn.METHODS
+    for split in learn.SPLITS:
+        hold_out(40, 0.2, order=split)
+
+
+def patients(count: int = 60, *, lost: int = 0) -> str:
+    """Five rows of each patient; the first rows are nobody's."""
+    head, *lines = rows(count).strip().split("\n")
+    named = [f"{'' if i < lost else f'p{i // 5}'},{line}" for i, line in enumerate(lines)]
+    return "\n".join([f"patient,{head}", *named]) + "\n"
+
+
+def test_groups_are_held_out_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(patients())
+    train(path, "--groups", "patient", "--compare", "--json")
+    shown = capsys.readouterr()
+    assert "10 rows, 2 groups of 12 are set aside to compare on" in shown.err
+    assert "2 of 10 groups are held out, whole." in shown.err
+    assert "column 'patient' is left out: it says which rows belong together." in shown.err
+    found = json.loads(shown.out)
+    assert (found["rows"], found["held_out"]) == (40, 10)
+    assert load(tmp_path / "run").recipe_.names == ["age", "job"]
+    (tmp_path / "new.csv").write_text(rows(7))
+    run("predict", tmp_path / "run", tmp_path / "new.csv")
+    run("predict", tmp_path / "run", path)
+    assert len(capsys.readouterr().out.splitlines()) == 8 + 61
+
+
+def test_a_schema_decides_if_groups_are_learnt_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, schema = tmp_path / "t.csv", tmp_path / "s.toml"
+    path.write_text(patients())
+    run("schema", path, "--target", "y", "-o", schema)
+    Schema.load(schema).change({"patient": "category"}).save(schema)
+    train(path, "--groups", "patient", "--schema", schema)
+    assert "column 'patient' is learnt from, too, as" in capsys.readouterr().err
+    assert "patient" in load(tmp_path / "run").recipe_.names
+    run("schema", path, "--target", "y", "-o", schema)
+    left = [column for column in Schema.load(schema).columns if column.name != "patient"]
+    Schema(columns=tuple(left)).save(schema)
+    train(path, "--groups", "patient", "--schema", schema)
+    assert "patient" not in load(tmp_path / "run").recipe_.names
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    (
+        (("--groups", "patient", "--split", "time"), "by groups or by time, not by both"),
+        (("--groups", "patient", "--set", "table.split=time"), "by groups or by time, not by both"),
+        (("--groups", "pateint"), "has no column 'pateint'. Did you mean 'patient'?"),
+        (("--groups", "y"), "--groups must name another column than the target 'y'."),
+        (("--groups", "patient"), "every row must have a group: 3 have none. Leave the row out"),
+    ),
+)
+def test_groups_that_cannot_be(tmp_path: Path, flags: tuple[str, ...], said: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(patients(lost=3))
+    with pytest.raises(AddnormError) as caught:
+        train(path, *flags, "--unlabelled", path)
+    assert said in str(caught.value)
+
+
+def test_the_last_rows_can_be_held_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(rows().replace(",a,", ",z,", 100) + "30,late,no\n40,late,yes\n" * 10)
+    train(path, "--split", "time")
+    assert load(tmp_path / "run").recipe_.categories[0].values == ("b", "late", "z")
+    train(path, "--split", "time", "--compare")
+    assert load(tmp_path / "run").recipe_.categories[0].values == ("b", "z")
+    assert "16 rows are set aside to compare on" in capsys.readouterr().err
+
+
+def test_every_verb_prints_json(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = trained.parent / "run"
+    capsys.readouterr()
+    run("schema", trained, "--target", "y", "--json")
+    found = json.loads(capsys.readouterr().out)
+    assert (found["target"], found["task"]) == ("y", "classes")
+    assert [column["kind"] for column in found["columns"]] == ["number", "category"]
+    run("predict", where, trained, "--json", "--proba")
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["row"] for line in lines] == list(range(1, 61))
+    assert list(lines[0]) == ["row", "y (predicted)", "p(no)", "p(yes)"]
+    assert lines[0]["p(no)"] + lines[0]["p(yes)"] == pytest.approx(1)
+    run("predict", where, trained, "--json", "-o", tmp_path / "o.csv")
+    shown = capsys.readouterr()
+    told = {"rows": 60, "out": str(tmp_path / "o.csv"), "columns": ["y (predicted)"]}
+    assert json.loads(shown.out) == told and not shown.err
 
 
 def test_the_page_has_its_pictures(tmp_path: Path) -> None:

@@ -350,3 +350,53 @@ def test_groups_and_time() -> None:
         hold_out(5, 0.2, groups=np.zeros(5))
     with pytest.raises(ConfigError, match="split has no choice 'tme'"):
         hold_out(50, 0.2, order="tme")
+
+
+def test_groups_take_nothing_away_where_nothing_is_held_out() -> None:
+    groups = np.repeat(np.arange(10), 7)
+    train, valid = hold_out(70, 0, groups=groups)
+    assert len(train) == 70 and not len(valid)
+    rows, answers = X.take(np.arange(70)), Y[:70]
+    model = FTTransformerClassifier(**QUICK | {"epochs": 1})
+    model.fit(rows, answers, eval_set=people(30, seed=3), groups=groups)
+    assert model.report_["rows"] == 70 and model.report_["held_out"] == 30
+    assert "eval_set is what is held out: groups have no part in it." in model.report_["notes"]
+    model.fit(rows, answers, groups=groups)
+    assert model.report_["rows"] == 56
+    assert "2 of 10 groups are held out, whole." in model.report_["notes"]
+
+
+def test_a_group_that_is_most_of_the_rows_is_learnt_from() -> None:
+    groups = np.array(["all"] * 90 + ["a"] * 4 + ["b"] * 6)
+    for seed in range(9):
+        train, valid = hold_out(100, 0.1, groups=groups, seed=seed)
+        assert set(groups[valid]) == {"a", "b"} and len(train) == 90
+    _, valid = hold_out(100, 0.01, groups=groups)
+    assert set(groups[valid]) == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("groups", "said"),
+    (
+        (np.arange(3), "groups must be as many as the rows: got 3 for 240"),
+        ([None, *range(239)], "every row must have a group: 1 has none. Leave the row out"),
+    ),
+)
+def test_bad_groups(groups: Any, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        FTTransformerClassifier(**QUICK).fit(X, Y, groups=groups)
+
+
+def test_rows_are_held_out_in_one_way() -> None:
+    groups = np.arange(240) % 6
+    with pytest.raises(ConfigError, match="by groups or by time, not by both"):
+        FTTransformerClassifier(**QUICK, split="time").fit(X, Y, groups=groups)
+    mixed = [1, "1", 2.0, "b", True, np.float64(3)] * 40
+    model = FTTransformerClassifier(**QUICK | {"epochs": 1}).fit(X, Y, groups=mixed)
+    assert "1 of 5 groups are held out, whole." in model.report_["notes"]
+
+
+def test_a_class_that_is_held_out_whole_is_said() -> None:
+    y = np.where(np.arange(240) < 230, Y, "late")
+    model = FTTransformerClassifier(**QUICK | {"epochs": 1}, split="time").fit(X, y)
+    assert "no row of class 'late' is learnt from: all are held out." in model.report_["notes"]

@@ -28,6 +28,9 @@ TEXT_ONLY = (
     *("dry_run", "board"),
 )
 """Flags of `train` that mean nothing for tables."""
+SPLITS = ("random", "time")
+METHODS = ("masked", "replaced", "contrastive")
+"""Ways to pre-train, as tabular/pretrain.py has them; named here, as help must be instant."""
 
 
 def add_train_flags(parser: argparse._ActionsContainer) -> None:
@@ -36,7 +39,10 @@ def add_train_flags(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--test", metavar="FILE", help="rows to measure the trained model on")
     parser.add_argument("--compare", action="store_true", help="gradient boosting beside it")
     parser.add_argument("--schema", metavar="FILE", help="what the columns are; see addnorm schema")
+    parser.add_argument("--groups", metavar="COLUMN", help="rows of one value stay together")
+    parser.add_argument("--split", choices=SPLITS, help="hold out any rows, or the last (time)")
     parser.add_argument("--unlabelled", metavar="FILE", help="more rows, to learn from first")
+    parser.add_argument("--pretrain", choices=METHODS, help="how (default masked)")
     parser.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
 
 
@@ -45,6 +51,8 @@ def train_table(args: argparse.Namespace) -> None:
     from addnorm.data.frame import read_frame
     from addnorm.machine import keep_memory
     from addnorm.tabular import save
+    from addnorm.tabular.holdout import need_one_way
+    from addnorm.tabular.inputs import to_groups
     from addnorm.tabular.page import summary_page
 
     _check(args)
@@ -52,21 +60,27 @@ def train_table(args: argparse.Namespace) -> None:
     table = read_frame(args.file)
     for note in table.notes:
         say(note)
-    given = settle_schema(table, args.target, args.schema)
+    given = settle_schema(table, args.target, args.schema, args.groups)
     table, y = with_target(table, args.target)
     answers = to_answers(y, given.task, args.target)
     estimator = _estimator(given, args)
+    need_one_way(estimator.split, args.groups is not None)
+    groups = to_groups(None if args.groups is None else table.columns[args.groups], len(table))
     X, test = table.without(args.target), None
     if args.test is not None:
         test = _read_test(args.test, given, answers)
     elif args.compare:
-        X, answers, test = _set_aside(X, answers, given, estimator)
+        inside, aside = _set_aside(X, answers, groups, given, estimator)
+        test = X.take(aside), answers[aside]
+        X, answers = X.take(inside), answers[inside]
+        groups = None if groups is None else groups[inside]
     if args.unlabelled is not None:
         more = read_frame(args.unlabelled)
         given.check(more)
-        estimator.pretrain(join(X, more))
-        say(f"pre-trained on {len(X) + len(more):,} rows, those of both files.")
-    estimator.fit(X, answers)
+        method = args.pretrain or METHODS[0]
+        estimator.pretrain(join(X, more), method=method)
+        say(f"pre-trained ({method}) on {len(X) + len(more):,} rows, those of both files.")
+    estimator.fit(X, answers, groups=groups)
     for note in estimator.report_["notes"]:
         say(note)
     rows = [{"model": type(estimator).__name__, "on": "held-out rows", **_valid(estimator)}]
@@ -95,6 +109,10 @@ def _check(args: argparse.Namespace) -> None:
         if getattr(args, name, None):
             flag = "from" if name == "start" else name.replace("_", "-")
             raise ConfigError(f"--{flag} is for models of text, not for tables. Leave it out.")
+    if args.pretrain is not None and args.unlabelled is None:
+        raise ConfigError(
+            f"--pretrain {args.pretrain} needs rows to learn from: give --unlabelled FILE, too."
+        )
 
 
 def _read_test(path: str, given: "Schema", answers: "Array") -> "tuple[Frame, Array]":
@@ -111,21 +129,29 @@ def _read_test(path: str, given: "Schema", answers: "Array") -> "tuple[Frame, Ar
 
 
 def _set_aside(
-    X: "Frame", answers: "Array", given: "Schema", estimator: "TableEstimator"
-) -> "tuple[Frame, Array, tuple[Frame, Array]]":
+    X: "Frame",
+    answers: "Array",
+    groups: "Array | None",
+    given: "Schema",
+    estimator: "TableEstimator",
+) -> "tuple[Array, Array]":
     """A fifth of the rows that no model is to see, as there is no test file to compare on."""
     from addnorm.tabular.holdout import hold_out
 
     classes = None if given.task == "number" else answers
     seed, order = estimator.random_state, estimator.split
-    inside, aside = hold_out(len(X), 0.2, classes=classes, order=order, seed=seed)
+    inside, aside = hold_out(len(X), 0.2, classes=classes, groups=groups, order=order, seed=seed)
     if not len(aside):
         raise InputError(
             f"{X.name} must have rows enough to set some aside for --compare: got {len(X)}. "
             "Give --test FILE."
         )
-    say(f"{len(aside):,} rows are set aside to compare on; with --test FILE all would be learnt.")
-    return X.take(inside), answers[inside], (X.take(aside), answers[aside])
+    whole = "" if groups is None else f", {len(set(groups[aside]))} groups of {len(set(groups))}"
+    say(
+        f"{len(aside):,} rows{whole} are set aside to compare on; with --test FILE all would be "
+        "learnt."
+    )
+    return inside, aside
 
 
 def _estimator(given: "Schema", args: argparse.Namespace) -> "TableClassifier | TableRegressor":
@@ -137,6 +163,8 @@ def _estimator(given: "Schema", args: argparse.Namespace) -> "TableClassifier | 
         dict(RECOMMENDED[given.task or "classes"]) if args.model == "ft" else {}
     )
     settings |= _settings(args, kind)
+    if args.split is not None:
+        settings.setdefault("split", args.split)
     return kind(
         **{
             "schema": given,

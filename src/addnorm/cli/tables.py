@@ -4,6 +4,7 @@ Results on stdout, talk on stderr.
 """
 
 import argparse
+import dataclasses
 import json
 import sys
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ def add_predict_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", help="rows to predict: .csv, .tsv, .parquet or .feather")
     parser.add_argument("-o", "--out", metavar="FILE", help="where to write .csv, .tsv, .parquet")
     parser.add_argument("--proba", action="store_true", help="the probability of each class, too")
+    parser.add_argument("--json", action="store_true", help="print JSON, a line each")
 
 
 def add_explain_flags(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +40,7 @@ def add_schema_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", help="a table: .csv, .tsv, .parquet or .feather")
     parser.add_argument("--target", metavar="COLUMN", help="what is to be predicted")
     parser.add_argument("-o", "--out", metavar="FILE.toml", help="write it, to edit and give back")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def schema(args: argparse.Namespace) -> None:
@@ -52,6 +55,9 @@ def schema(args: argparse.Namespace) -> None:
     if args.out is not None:
         found.save(args.out)
         say(f"written to {args.out}: edit it and give it to --schema.")
+    if args.json:
+        print(json.dumps(dataclasses.asdict(found), indent=1))
+        return
     print(found.dump(), end="")
 
 
@@ -66,7 +72,7 @@ def predict(args: argparse.Namespace) -> None:
     if args.out is None:
         for part in read_parts(args.file, PART):
             scored = _score(estimator, part, target, args.proba)
-            _print_scored(scored, first=not done)
+            _print_scored(scored, done, args.json)
             done += len(part)
         return
     with Bar() as bar, open_sink(args.out) as sink:
@@ -80,6 +86,9 @@ def predict(args: argparse.Namespace) -> None:
             sink.write(type(part)(part.name, {**part.columns, **scored}))
             done += len(part)
             bar.done(done)
+    if args.json:
+        print(json.dumps({"rows": done, "out": args.out, "columns": list(scored)}))
+        return
     say(f"{done:,} rows predicted: {args.out}")
 
 
@@ -181,10 +190,17 @@ def _score(estimator: Any, part: "Frame", target: str | None, proba: bool) -> "d
     return found
 
 
-def _print_scored(scored: "dict[str, Array]", *, first: bool) -> None:
+def _print_scored(scored: "dict[str, Array]", done: int, as_json: bool) -> None:
+    """The new columns as lines of .csv, or as a line of JSON for each row, counted from 1."""
     import csv
 
+    lines = zip(*(column.tolist() for column in scored.values()), strict=True)
+    if as_json:
+        for row, line in enumerate(lines, start=done + 1):
+            told = {"row": row, **dict(zip(scored, line, strict=True))}
+            print(json.dumps(told, ensure_ascii=False))
+        return
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    if first:
+    if not done:
         writer.writerow(scored)
-    writer.writerows(zip(*(column.tolist() for column in scored.values()), strict=True))
+    writer.writerows(lines)

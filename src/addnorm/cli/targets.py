@@ -15,16 +15,29 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def settle_schema(table: "Frame", target: str, path: str | None) -> "Schema":
-    """The schema of a file, checked against the table, or one that is guessed."""
+def settle_schema(
+    table: "Frame", target: str, path: str | None, groups: str | None = None
+) -> "Schema":
+    """The schema of a file, checked against the table, or one that is guessed.
+
+    The column that names the groups is not learnt from, unless the file says what it is.
+    """
     from dataclasses import replace
 
     from addnorm.data.guess import guess_task, infer
-    from addnorm.data.schema import Schema
+    from addnorm.data.schema import Column, Schema
 
     table.column(target)
+    beside = []
+    if groups is not None:
+        table.column(groups)
+        if groups == target:
+            raise ConfigError(f"--groups must name another column than the target {target!r}.")
+        note = "it says which rows belong together"
+        beside = [Column(name=groups, kind="ignore", note=note)]
     if path is None:
-        return infer(table, target)
+        found = infer(table if groups is None else table.without(groups), target)
+        return replace(found, columns=(*found.columns, *beside))
     found = Schema.load(path)
     if found.target not in (None, target):
         raise ConfigError(
@@ -32,7 +45,12 @@ def settle_schema(table: "Frame", target: str, path: str | None) -> "Schema":
         )
     for column in found.columns:
         table.column(column.name)
-    known = {column.name for column in found.columns} | {target}
+    if groups in found.kinds():
+        beside = []
+        if found.kinds()[groups] != "ignore":
+            say(f"column {groups!r} is learnt from, too, as {path!r} says it is to be.")
+    found = replace(found, columns=(*found.columns, *beside))
+    known = {*found.kinds(), target}
     extra = [name for name in table.names if name not in known]
     if extra:
         raise ConfigError(

@@ -27,8 +27,8 @@ from addnorm.errors import ConfigError, InputError
 from addnorm.models.tabular import TabularModel, build_tabular
 from addnorm.tabular.choices import choose_network, choose_plan
 from addnorm.tabular.fitting import Rows, answer, train
-from addnorm.tabular.holdout import hold_out
-from addnorm.tabular.inputs import as_frame, left_out, normal, seed_of
+from addnorm.tabular.holdout import hold_out, say_groups
+from addnorm.tabular.inputs import as_frame, left_out, normal, say_unlearnt, seed_of, to_groups
 from addnorm.tabular.pretrain import pretrain
 
 PREDICT_BATCH = 1024
@@ -240,9 +240,9 @@ class TableEstimator(BaseEstimator):  # type: ignore[misc]
     ) -> None:
         share = 0.0 if eval_rows is not None else self.valid
         labels = target if classes else None
-        order = None if groups is None else np.asarray(groups)
+        together = to_groups(groups, len(frame))
         inside, held = hold_out(
-            len(frame), share, classes=labels, groups=order, order=self.split, seed=self.seed_
+            len(frame), share, classes=labels, groups=together, order=self.split, seed=self.seed_
         )
         part = frame.take(inside)
         schema = self._schema(part)
@@ -279,7 +279,13 @@ class TableEstimator(BaseEstimator):  # type: ignore[misc]
             "best_step": fitted.progress.best_step,
             "parameters": self.model_.count(),
             "stopped": fitted.stopped,
-            "notes": [*frame.notes, *left_out(schema), *fitted.notes],
+            "notes": [
+                *frame.notes,
+                *left_out(schema),
+                *say_groups(together, held, eval_rows is not None),
+                *say_unlearnt(getattr(self, "classes_", ()), target[inside]),
+                *fitted.notes,
+            ],
             "history": fitted.progress.history,
         }
         if valid is not None:

@@ -16,8 +16,8 @@ from sklearn.utils.validation import (  # type: ignore[import-untyped]
 )
 from torch import Tensor
 
-from addnorm.data.frame import Array, Frame, to_frame
-from addnorm.data.schema import Schema
+from addnorm.data.frame import Array, Frame, as_text, to_frame
+from addnorm.data.schema import Schema, gone
 from addnorm.errors import InputError
 
 
@@ -59,9 +59,9 @@ def to_labels(y: Any) -> Array:
         raise InputError("y must be given: requires y to be passed, but the target y is None.")
     y = column_or_1d(np.asarray(y), warn=True)
     if y.dtype.kind == "O":
-        gone = [value for value in y if value is None or value != value]
-        if gone:
-            raise InputError(f"Input y contains NaN or None: {len(gone)} targets are missing.")
+        lost = [value for value in y if value is None or value != value]
+        if lost:
+            raise InputError(f"Input y contains NaN or None: {len(lost)} targets are missing.")
         kinds = {type(value) for value in y.tolist()}
         if kinds <= {bool} or kinds <= {int} or kinds <= {str}:
             y = np.array(y.tolist())
@@ -81,6 +81,21 @@ def to_targets(y: Any) -> Array:
     if not np.isfinite(y).all():
         raise InputError("Input y contains NaN or infinity: every row must have a number.")
     return y
+
+
+def to_groups(groups: Any, rows: int) -> Array | None:
+    """Which rows belong together, as texts: 1 and "1" are one group."""
+    if groups is None:
+        return None
+    named = to_frame({"groups": groups}).columns["groups"]
+    if len(named) != rows:
+        raise InputError(f"groups must be as many as the rows: got {len(named)} for {rows}.")
+    if lost := int(gone(named).sum()):
+        raise InputError(
+            f"every row must have a group: {lost} {'has' if lost == 1 else 'have'} none. "
+            "Leave the row out, or give it a group of its own."
+        )
+    return as_text(named).astype(str)
 
 
 def pair_of(eval_set: Any) -> tuple[Any, Any]:
@@ -106,4 +121,12 @@ def left_out(schema: Schema) -> list[str]:
         f"column {column.name!r} is left out: {column.note or 'as asked for'}."
         for column in schema.columns
         if column.kind == "ignore"
+    ]
+
+
+def say_unlearnt(classes: Sequence[Any] | Array, target: Array) -> list[str]:
+    """Sentences on classes that no row to learn from has."""
+    return [
+        f"no row of class {str(classes[place])!r} is learnt from: all are held out."
+        for place in np.setdiff1d(np.arange(len(classes)), target)
     ]
