@@ -1,4 +1,4 @@
-"""Eighteen models made sick on purpose, each in one way, and six that are well."""
+"""Models made sick on purpose, each in one way, and others that are well."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,8 +10,10 @@ from torch.nn import functional as F
 
 from addnorm import ModelConfig, build
 from addnorm.clinic import Plan
+from addnorm.clinic.draw import draw_batch
 from addnorm.layers.addnorm import AddNorm, Branch
 from addnorm.models.build import Model
+from addnorm.models.tabular import TabularConfig, build_tabular, trunk_of
 from tests.clinic import models
 
 VOCAB, PAD = 32, 0
@@ -213,6 +215,24 @@ def bad_batch() -> Patient:
     return Patient(model, batch)
 
 
+def table(kind: str, categories: tuple[int, ...] = (4, 7, 3, 9), members: int = 1) -> Patient:
+    """A model for tables, with rows drawn for it; nothing in them is a token."""
+    embedding = "hidden" if kind == "saint" else "linear"
+    trunk = trunk_of(kind, width=16, depth=2, heads=2)
+    sizes: dict[str, Any] = {"numbers": 5, "categories": categories, "outputs": 10}
+    config = TabularConfig(kind=kind, trunk=trunk, embedding=embedding, members=members, **sizes)
+    model = build_tabular(config)
+    return Patient(model, draw_batch(model)[0], None, {"plan": Plan(lr=1e-3)})
+
+
+def table_with_exploding_gain() -> Patient:
+    patient = table("ft")
+    gain = patient.model.get_parameter("side.stack.blocks.1.addnorms.ffn.norm.weight")
+    with torch.no_grad():
+        gain.mul_(100)
+    return patient
+
+
 SICK: dict[str, tuple[Callable[[], Patient], str]] = {
     "wrong-sign residual": (wrong_sign, "branch subtracted"),
     "residual taken after the norm": (residual_after_norm, "residual after the norm"),
@@ -234,6 +254,7 @@ SICK: dict[str, tuple[Callable[[], Patient], str]] = {
     "labels not shifted": (labels_not_shifted, "labels off"),
     "labels shifted twice in GPT-2": (labels_shifted_twice, "labels off"),
     "exploding norm gain": (exploding_gain, "norm gain too large"),
+    "exploding norm gain in a table": (table_with_exploding_gain, "norm gain too large"),
     "NaN in one batch": (bad_batch, "batch not finite"),
 }
 
@@ -278,6 +299,11 @@ def well_encoder() -> Patient:
 
 
 WELL: dict[str, Callable[[], Patient]] = {
+    "our FT-Transformer": lambda: table("ft"),
+    "our FT-Transformer of numbers": lambda: table("ft", categories=()),
+    "our FT-Transformer, four members": lambda: table("ft", members=4),
+    "our TabTransformer": lambda: table("tab"),
+    "our SAINT": lambda: table("saint"),
     "our decoder": well_decoder,
     "our translator": well_translator,
     "GPT-2": well_gpt2,

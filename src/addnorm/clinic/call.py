@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from addnorm.config import ModelConfig
 from addnorm.errors import InputError
+from addnorm.models.tabular import TabularConfig
 
 Batch = Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]
 Loss = Callable[[Any, Any], Tensor]
@@ -97,6 +98,11 @@ class Objective:
                 "Try its mean."
             )
         return value.reshape(())
+
+
+def is_table(model: nn.Module) -> bool:
+    """Whether whole numbers are codes of columns: neither tokens of one kind nor in an order."""
+    return isinstance(getattr(model, "config", None), TabularConfig)
 
 
 def ids_of(batch: Batch) -> dict[str, Tensor]:

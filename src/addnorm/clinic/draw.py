@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from addnorm.clinic.call import Batch
 from addnorm.config import ModelConfig
 from addnorm.errors import InputError
+from addnorm.models.tabular import TabularConfig
 
 ROWS, LENGTH = 8, 32
+TABLE_ROWS = 64
 USED, SURE = 64, 0.9
 """How many tokens of the vocabulary are used, and how often one follows from the last."""
 SAID = "the batch was drawn at random: {what}"
@@ -34,7 +36,9 @@ def draw_batches(
     """Several of one kind."""
     generator = torch.Generator().manual_seed(0)
     config = getattr(model, "config", None)
-    if isinstance(config, ModelConfig):
+    if isinstance(config, TabularConfig):
+        draw, what = _rows(config, TABLE_ROWS, generator)
+    elif isinstance(config, ModelConfig):
         draw, what = _ours(config, rows, length, generator)
     else:
         draw, what = _theirs(model, config, rows, length, generator)
@@ -61,6 +65,18 @@ def _ours(
         return (ids, target()) if config.mode == "encoder-decoder" else ids
 
     return draw, f"{rows} × {length} tokens of {config.vocab:,}"
+
+
+def _rows(config: TabularConfig, rows: int, generator: torch.Generator) -> tuple[Draw, str]:
+    """Rows of a table: numbers as scaling leaves them, and codes of each category."""
+    sizes = torch.tensor(config.categories, dtype=torch.float64)
+
+    def draw() -> Batch:
+        numbers = torch.randn(rows, config.numbers, generator=generator)
+        share = torch.rand(rows, len(sizes), generator=generator, dtype=torch.float64)
+        return numbers, (share * sizes).long()
+
+    return draw, f"{rows} rows of {config.numbers} numbers and {len(sizes)} categories"
 
 
 def _theirs(

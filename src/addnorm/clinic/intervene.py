@@ -12,7 +12,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from addnorm.clinic.call import Batch, Objective, answer_of, ids_of, parts, run, tensors, with_parts
+from addnorm.clinic.call import (
+    Batch,
+    Objective,
+    answer_of,
+    ids_of,
+    is_table,
+    parts,
+    run,
+    tensors,
+    with_parts,
+)
 from addnorm.clinic.trace import watch
 
 MOVED = 1e-4
@@ -41,7 +51,7 @@ def experiment(
     model: nn.Module, batch: Batch, objective: Objective, pad: int | None
 ) -> Experiments:
     """Do every experiment that the batch allows."""
-    if not ids_of(batch):
+    if is_table(model) or not ids_of(batch):
         return Experiments()
     with torch.no_grad():
         return Experiments(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from addnorm.clinic.call import Batch, Loss, Objective, answer_of, ids_of, is_causal, run
+from addnorm.clinic.call import Batch, Loss, Objective, answer_of, ids_of, is_causal, is_table, run
 from addnorm.clinic.intervene import sees_future
 
 
@@ -18,7 +18,7 @@ def objective(model: nn.Module, batch: Batch, loss: Loss | None) -> Objective:
         output = run(model, batch)
     if isinstance(getattr(output, "loss", None), Tensor):
         return Objective(lambda output, batch: output.loss, "the model's own loss")
-    answer, ids = answer_of(output), list(ids_of(batch).values())
+    answer, ids = answer_of(output), [] if is_table(model) else list(ids_of(batch).values())
     beside = answer.ndim == 3 and bool(ids) and ids[-1].shape == answer.shape[:2]
     if beside and int(ids[-1].max()) < answer.shape[-1] and _answers_tokens(model, answer):
         return _tokens(model, batch)
