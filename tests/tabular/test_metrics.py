@@ -86,6 +86,56 @@ def test_calibration_error_is_the_mean_gap_of_bins() -> None:
     assert reliability(sure, np.array([0, 1])).ece == 0.0
 
 
+def test_calibration_error_of_several_classes_is_of_the_predicted_one() -> None:
+    """Fifteen bins over the probability of the class that was predicted, right or wrong."""
+    total = 0.0
+    for b in range(15):
+        rows = [i for i in range(300) if b / 15 <= max(FOUR[i]) < (b + 1) / 15]
+        if rows:
+            said = sum(max(FOUR[i]) for i in rows)
+            right = sum(int(np.argmax(FOUR[i])) == FOUR_TRUE[i] for i in rows)
+            total += abs(said - right) / 300
+    assert class_figures(FOUR, FOUR_TRUE)["ece"] == pytest.approx(total)
+    every = reliability(FOUR, FOUR_TRUE)
+    assert len(every.rows) == 15 and every.rows.sum() == 300
+    assert every.said[0] == every.happened[0] == 0, "an empty bin says nothing"
+
+
+def test_the_last_bin_has_what_is_certain() -> None:
+    certain = np.array([[0.0, 1.0]] * 3 + [[1.0, 0.0]])
+    found = reliability(certain, np.array([1, 1, 0, 0]), bins=5)
+    assert found.rows.tolist() == [1, 0, 0, 0, 3]
+    assert found.happened[-1] == pytest.approx(2 / 3) and found.ece == pytest.approx(1 / 4)
+
+
+def test_certainty_that_is_wrong_costs_much_but_not_everything() -> None:
+    """−log of 1e-15 is what an impossible row costs, so that a mean of many can be read."""
+    told = np.array([[1.0, 0.0], [0.5, 0.5]])
+    found = class_figures(told, np.array([1, 0]))["log_loss"]
+    assert found == pytest.approx((15 * math.log(10) + math.log(2)) / 2)
+
+
+def test_a_class_that_no_row_has_does_not_count_for_the_auc() -> None:
+    few = FOUR_TRUE.copy()
+    few[few == 2] = 1
+    each = [sk.roc_auc_score(few == k, FOUR[:, k]) for k in (0, 1, 3)]
+    assert class_figures(FOUR, few)["auc"] == pytest.approx(sum(each) / 3)
+    assert math.isnan(class_figures(FOUR, np.zeros(300, dtype=int))["auc"])
+
+
+def test_a_constant_target_has_no_r2() -> None:
+    found = number_figures(np.array([1.0, 4.0]), np.array([2.0, 2.0]))
+    assert found["mae"] == 1.5 and found["rmse"] == pytest.approx(math.sqrt(2.5))
+    assert math.isnan(found["r2"])
+
+
+@pytest.mark.parametrize(("rows", "bins"), ((100, 4), (239, 5), (280, 7), (900, 15)))
+def test_a_picture_has_a_bin_for_forty_rows_four_to_fifteen(rows: int, bins: int) -> None:
+    second = (np.arange(rows) + 0.5) / rows
+    found = reliability_bins(np.column_stack((1 - second, second)), np.arange(rows) % 2)
+    assert len(found) == bins
+
+
 # ── Temperature ───────────────────────────────────────────────────────────────────────────────────
 
 

@@ -12,7 +12,8 @@ from addnorm.data.prepare import Encoded
 from addnorm.errors import ConfigError
 from addnorm.models.tabular import TabularConfig, TokenModel, build_tabular, trunk_of
 from addnorm.tabular import FTTransformerClassifier, SAINTClassifier, TabTransformerClassifier
-from addnorm.tabular.pretrain import METHODS, Guesser, mark, replaced
+from addnorm.tabular.fitting import Plan
+from addnorm.tabular.pretrain import METHODS, Guesser, GuessTask, mark, pretrain, replaced
 from tests.tabular.data import QUICK, people
 
 X, Y = people()
@@ -93,6 +94,117 @@ def test_rows_are_told_apart() -> None:
             each = [math.exp(float(one[i] @ other[j]) / 0.7) for j in range(6)]
             total -= math.log(each[i] / sum(each)) / 12
     assert float(model(batch)) == pytest.approx(total, rel=1e-4)
+
+
+def table_of(rows: int) -> Encoded:
+    generator = torch.Generator().manual_seed(rows)
+    numbers = torch.randn(rows, 2, generator=generator)
+    codes = torch.stack([torch.randint(n, (rows,), generator=generator) for n in (4, 3)], dim=1)
+    return Encoded(numbers, codes)
+
+
+def test_three_cells_in_ten_are_marked_each_by_itself() -> None:
+    batch = mark(table_of(4000), torch.Generator().manual_seed(0))
+    for name in ("hide_numbers", "hide_codes"):
+        assert batch[name].shape == (4000, 2)
+        assert batch[name].float().mean(dim=0).tolist() == pytest.approx([0.3, 0.3], abs=0.03)
+        both = float((batch[name][:, 0] & batch[name][:, 1]).float().mean())
+        assert both == pytest.approx(0.09, abs=0.02)
+    assert sorted(batch["order"].tolist()) == list(range(4000))
+
+
+def test_every_epoch_has_every_row_once_in_another_order() -> None:
+    task = GuessTask(table_of(20), None, Plan(batch=8, epochs=1, rate=0.1, seed=3))
+    orders = [torch.cat(list(task.plan(epoch))).tolist() for epoch in (0, 1, 0)]
+    assert all(sorted(order) == list(range(20)) for order in orders)
+    assert orders[0] == orders[2] != orders[1]
+    assert [len(part) for part in task.plan(0)] == [8, 8, 4]
+    part = task.plan(0)[2]
+    assert torch.equal(task.batch(part)["numbers"], table_of(20).numbers[part])
+
+
+@torch.no_grad()
+def test_parts_of_a_step_add_up_by_their_rows() -> None:
+    model, task = guesser("masked"), GuessTask(table_of(6), None, Plan(batch=6, epochs=1, rate=0.1))
+    batch = rows()
+    assert task.tokens(batch) == 6
+    whole = float(model(batch))
+    assert float(task.loss(model, batch, 6)) == pytest.approx(whole)
+    assert float(task.loss(model, batch, 24)) == pytest.approx(whole / 4)
+
+
+@torch.no_grad()
+def test_held_out_rows_are_marked_the_same_every_time() -> None:
+    """The mean over batches, whatever the random state is."""
+    model, held = guesser("masked"), table_of(16)
+    task = GuessTask(table_of(20), held, Plan(batch=8, epochs=1, rate=0.1, seed=3))
+    torch.manual_seed(1)
+    first = task.evaluate(model)
+    torch.manual_seed(2)
+    assert task.evaluate(model) == first
+    generator = torch.Generator().manual_seed(3)
+    some = [mark(held.take(torch.arange(i, i + 8)), generator) for i in (0, 8)]
+    assert first["loss"] == pytest.approx(sum(float(model(batch)) for batch in some) / 2)
+    assert GuessTask(held, None, Plan(batch=8, epochs=1, rate=0.1)).evaluate(model) == {"loss": 0}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_teaches_the_body_and_its_own_head_alone(method: str) -> None:
+    model, batch = guesser(method).train(), rows()
+    batch["hide_codes"][0] = True
+    model(batch).backward()
+    for name, parameter in model.body.named_parameters():
+        assert (parameter.grad is None) is name.startswith("head."), name
+    own = {"masked": ("numbers", "categories"), "replaced": ("found",), "contrastive": ("project",)}
+    for name, parameter in model.named_parameters():
+        if not name.startswith("body."):
+            assert (parameter.grad is not None) is name.startswith(own[method]), name
+
+
+def test_heads_are_learnt_with_the_body_and_every_parameter_once() -> None:
+    model = guesser("masked")
+    decayed, spared = model.groups(0.25)
+    assert decayed["weight_decay"] == 0.25 and spared["weight_decay"] == 0
+    every = [*decayed["params"], *spared["params"]]
+    assert {id(p) for p in every} == {id(p) for p in model.parameters()}
+    assert len(every) == len(list(model.parameters()))
+    heads = [p for name, p in model.named_parameters() if not name.startswith("body.")]
+    assert {id(p) for p in heads} <= {id(p) for p in decayed["params"]}
+
+
+def test_pretraining_stops_and_keeps_the_best_on_held_out_rows() -> None:
+    """With rows held out they are looked at after every epoch, and what did best is kept."""
+    body = guesser("masked").body
+    plan = Plan(batch=8, epochs=6, rate=0.03, patience=6)
+    found = pretrain(body, table_of(24), table_of(16), plan, "masked").progress
+    assert [row["step"] for row in found.history] == [3, 6, 9, 12, 15, 18]
+    best = min(found.history, key=lambda row: row["loss"])
+    assert found.best_step == best["step"]
+    alone = pretrain(guesser("masked").body, table_of(24), None, plan, "masked")
+    assert alone.progress.step == 18 and not alone.stopped
+
+
+def test_pretraining_has_its_own_epochs_and_leaves_the_random_state() -> None:
+    settings = QUICK | {"epochs": 7, "valid": 0.25, "batch_size": 30}
+    before = torch.get_rng_state()
+    model = FTTransformerClassifier(**settings).pretrain(X.take(np.arange(80)), epochs=2)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert [row["step"] for row in model.pretrained_.history] == [2, 4]
+    again = FTTransformerClassifier(**settings).pretrain(X.take(np.arange(80)), epochs=2)
+    one, two = (m.pretrained_.body.state_dict() for m in (model, again))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_a_head_begins_for_as_many_classes_as_there_are() -> None:
+    """Few answers come later, and of any number of classes; numbers too."""
+    model = FTTransformerClassifier(**QUICK | {"epochs": 1}).pretrain(X)
+    for classes, outputs in ((0, 1), (2, 1), (3, 3), (5, 5)):
+        begun = model.pretrained_.begin(classes)
+        assert begun.config.outputs == outputs
+        body = model.pretrained_.body
+        assert begun.config.replace(outputs=1) == body.config
+    y = np.array(["a", "b", "c"])[np.arange(240) % 3]
+    assert model.fit(X, y).predict_proba(X).shape == (240, 3)
 
 
 @pytest.mark.parametrize("method", METHODS)

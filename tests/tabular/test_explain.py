@@ -1,0 +1,251 @@
+"""Which columns matter, each view by hand: by shuffling, by gradients, by attention."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.exceptions import NotFittedError
+
+from addnorm.data.frame import Frame
+from addnorm.data.prepare import Encoded
+from addnorm.errors import InputError
+from addnorm.models.tabular import ContextModel
+from addnorm.tabular import (
+    FTTransformerClassifier,
+    FTTransformerRegressor,
+    TabTransformerClassifier,
+    TabTransformerRegressor,
+)
+from addnorm.tabular.explain import (
+    MOST_ROWS,
+    Explanation,
+    RowExplanation,
+    attend,
+    explain,
+    explain_row,
+    integrated,
+    permute,
+)
+from tests.tabular.data import QUICK, people
+
+X, Y = people(120)
+Z = 300 + 60 * X.columns["noise"] + np.nan_to_num(X.columns["age"], nan=40)
+THREE = np.where(X.columns["noise"] > 0.4, "high", Y)
+
+
+@pytest.fixture(scope="module")
+def numbers() -> FTTransformerRegressor:
+    return FTTransformerRegressor(**QUICK | {"members": 2}).fit(X, Z)
+
+
+@pytest.fixture(scope="module")
+def classes() -> FTTransformerClassifier:
+    return FTTransformerClassifier(**QUICK).fit(X, THREE)
+
+
+def tokens_of(model: Any) -> dict[str, list[int]]:
+    """The tokens of each column, by their names: `start (month)` is one of start's."""
+    found: dict[str, list[int]] = {}
+    for place, name in enumerate(model.recipe_.names):
+        found.setdefault(name.split(" (")[0], []).append(place)
+    return found
+
+
+@pytest.mark.parametrize("task", ("numbers", "classes"))
+def test_permutation_is_the_mean_rise_of_the_loss(
+    task: str, numbers: FTTransformerRegressor, classes: FTTransformerClassifier
+) -> None:
+    """Each column's tokens are shuffled together, in the same order for every column."""
+    model: Any = numbers if task == "numbers" else classes
+    table = model.recipe_.encode(X)
+    if task == "numbers":
+        target = torch.from_numpy((Z - model.mean_) / model.scale_).float()
+    else:
+        target = torch.tensor([model.classes_.tolist().index(y) for y in THREE])
+
+    def loss(x: np.ndarray[Any, Any], codes: np.ndarray[Any, Any]) -> float:
+        with torch.no_grad():
+            told = model.model_(torch.from_numpy(x), torch.from_numpy(codes)).mean(dim=1)
+        total = 0.0
+        for y, t in zip(told, target, strict=True):
+            if task == "numbers":
+                total += float(y[0] - t) ** 2
+            else:
+                total -= float(y.log_softmax(0)[t])
+        return total / len(target)
+
+    x, codes = table.numbers.numpy(), table.codes.numpy()
+    base, rng = loss(x, codes), np.random.default_rng(7)
+    columns, count = tokens_of(model), x.shape[1]
+    wanted = dict.fromkeys(columns, 0.0)
+    for _ in range(2):
+        order = rng.permutation(120)
+        for name, tokens in columns.items():
+            other, others = x.copy(), codes.copy()
+            for t in tokens:
+                if t < count:
+                    other[:, t] = x[order, t]
+                else:
+                    others[:, t - count] = codes[order, t - count]
+            wanted[name] += (loss(other, others) - base) / 2
+    names = list(columns)
+    member = [names.index(name.split(" (")[0]) for name in model.recipe_.names]
+    found = permute(model.model_, table, target, member, np.random.default_rng(7), 2)
+    assert found.tolist() == pytest.approx(list(wanted.values()), abs=1e-5)
+    assert torch.equal(table.numbers.isnan(), model.recipe_.encode(X).numbers.isnan())
+    told = explain(model, X, Z if task == "numbers" else THREE, seed=7, repeats=2)
+    assert told.columns == tuple(names)
+    assert told.permutation == pytest.approx(tuple(wanted.values()), abs=1e-5)
+
+
+def test_gradients_of_a_date_are_those_of_its_parts(numbers: FTTransformerRegressor) -> None:
+    """Shares of the parts are added with their signs, then sized, then averaged over rows."""
+    assert len(tokens_of(numbers)["start"]) > 1
+    found = explain(numbers, X, Z)
+    shares = integrated(numbers.model_, numbers.recipe_.encode(X))[0].double().numpy()
+    for name, told in zip(found.columns, found.gradient, strict=True):
+        each = [abs(sum(row[t] for t in tokens_of(numbers)[name])) for row in shares]
+        assert told == pytest.approx(sum(each) / 120 * numbers.scale_, rel=1e-4)
+    assert numbers.scale_ == pytest.approx(Z.std(), rel=0.3), "in the target's own unit"
+
+
+def test_attention_to_a_date_is_that_to_its_parts(numbers: FTTransformerRegressor) -> None:
+    found = explain(numbers, X, Z)
+    _, _, summary = attend(numbers, numbers.recipe_.encode(X))
+    assert summary is not None and found.attention is not None
+    for name, told in zip(found.columns, found.attention, strict=True):
+        assert told == pytest.approx(sum(float(summary[t]) for t in tokens_of(numbers)[name]))
+
+
+def test_shares_of_one_row_are_in_the_targets_unit(numbers: FTTransformerRegressor) -> None:
+    """From a row with nothing known: its answer, plus the shares, is the row's."""
+    one = explain_row(numbers, X, 3)
+    gone = Frame("t", {name: column[:1].copy() for name, column in X.columns.items()})
+    gone.columns["age"][0] = gone.columns["noise"][0] = np.nan
+    gone.columns["job"][0], gone.columns["start"][0] = None, np.datetime64("NaT")
+    assert one.typical == pytest.approx(float(numbers.predict(gone)[0]), rel=1e-5)
+    assert one.answer == pytest.approx(float(numbers.predict(X)[3]), rel=1e-5)
+    assert one.typical + sum(one.shares) == pytest.approx(one.answer, rel=0.01)
+    assert one.about == "the number predicted" and one.columns == ("age", "noise", "start", "job")
+    assert one.values[one.columns.index("job")] == X.columns["job"][3]
+    missing = explain_row(numbers, gone, 0)
+    assert set(missing.values) == {"missing"} and not any(missing.shares)
+
+
+def test_one_row_of_several_classes_is_about_the_likeliest(
+    classes: FTTransformerClassifier,
+) -> None:
+    for row in (0, 5, 119):
+        one = explain_row(classes, X, row)
+        likeliest = classes.predict(X.take(np.array([row])))[0]
+        assert one.about == f"the logit of {likeliest}"
+        told = classes._answers(X.take(np.array([row])))[0]
+        assert one.answer == pytest.approx(float(told.max()), rel=1e-4)
+    for row in (-1, 120):
+        with pytest.raises(InputError, match=f"row must be 0 to 119: got {row}"):
+            explain_row(classes, X, row)
+
+
+def test_the_strongest_come_first() -> None:
+    one = RowExplanation(
+        columns=("a", "b", "c"),
+        values=("1", "2", "3"),
+        shares=(0.5, -2.0, 1.0),
+        answer=0.0,
+        typical=0.5,
+        about="",
+    )
+    assert one.ranked() == [("b", "2", -2.0), ("c", "3", 1.0), ("a", "1", 0.5)]
+    every = Explanation(
+        columns=("a", "b", "c"),
+        permutation=(0.1, -3.0, 0.7),
+        gradient=(0.0, 0.0, 0.0),
+        attention=None,
+        looks=np.zeros((0, 0)),
+        looking=(),
+        agreement={},
+    )
+    assert every.ranked() == [("c", 0.7), ("a", 0.1), ("b", -3.0)]
+
+
+def test_no_more_rows_are_looked_at_than_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many rows some, drawn by the seed, with their own answers."""
+    monkeypatch.setattr("addnorm.tabular.explain.MOST_ROWS", 50)
+    model = FTTransformerRegressor(**QUICK).fit(X, Z)
+    rows: list[int] = []
+    forward = model.model_.read
+
+    def count(hidden: torch.Tensor) -> torch.Tensor:
+        rows.append(len(hidden))
+        return forward(hidden)
+
+    monkeypatch.setattr(model.model_, "read", count)
+    one, again, other = (explain(model, X, Z, seed=seed) for seed in (0, 0, 1))
+    assert max(rows) <= 64 and one.permutation == again.permutation != other.permutation
+    assert one.ranked()[0][0] == "noise", "rows keep their answers"
+    assert MOST_ROWS == 500
+
+
+@pytest.mark.parametrize("kind", (TabTransformerClassifier, TabTransformerRegressor))
+def test_tab_transformer_has_no_summary(kind: Any) -> None:
+    """Categories look at one another; numbers stand beside, and are explained all the same."""
+    table = Frame("t", {**X.columns, "other": X.columns["job"][::-1]})
+    y = Y if kind is TabTransformerClassifier else Z
+    model = kind(**QUICK | {"epochs": 1}).fit(table, y)
+    found = explain(model, table, y)
+    assert found.attention is None and set(found.agreement) == {"permutation and gradient"}
+    assert found.looking == ("job", "other") and found.looks.shape == (2, 2)
+    assert found.looks.sum(axis=1).tolist() == pytest.approx([1, 1], abs=1e-5)
+    assert len(found.gradient) == 5 and all(share >= 0 for share in found.gradient)
+    plain = kind(**QUICK | {"epochs": 1}).fit(X.without("job"), y)
+    assert isinstance(plain.model_, ContextModel)
+    alone = explain(plain, X.without("job"), y)
+    assert alone.looking == () and alone.looks.shape == (0, 0)
+    assert alone.gradient[alone.columns.index("noise")] > 0
+
+
+def test_gradients_of_numbers_beside_the_stack() -> None:
+    """In TabTransformer a number is one place of the network's input, where its slope is taken."""
+    model = TabTransformerRegressor(**QUICK | {"epochs": 1}).fit(X, Z)
+    table = model.recipe_.encode(X.take(np.arange(5)))
+    body: Any = model.model_
+    filled = body.fill(table.numbers).detach()
+    words, start = body.tokens(table.numbers, table.codes).detach(), filled.mean(dim=0)
+    found, _, _ = integrated(body, table, steps=2)
+    for row in range(5):
+        slope = torch.zeros_like(start)
+        for middle in (0.25, 0.75):
+            at = (start + middle * (filled[row] - start)).requires_grad_()
+            token = words.mean(dim=0) + middle * (words[row] - words.mean(dim=0))
+            body.read(at[None], token[None]).sum().backward()
+            assert at.grad is not None
+            slope += at.grad / 2
+        wanted = ((filled[row] - start) * slope).tolist()
+        assert found[row, : len(start)].tolist() == pytest.approx(wanted, abs=1e-5)
+
+
+def test_what_is_not_fitted_cannot_be_explained() -> None:
+    for ask in (lambda m: explain(m, X, Y), lambda m: explain_row(m, X, 0)):
+        with pytest.raises(NotFittedError):
+            ask(FTTransformerClassifier())
+
+
+def test_explaining_leaves_the_model_as_it_was(classes: FTTransformerClassifier) -> None:
+    before = classes.predict_proba(X)
+    weights = [p.grad for p in classes.model_.parameters()]
+    explain(classes, X.take(np.arange(30)), THREE[:30])
+    explain_row(classes, X, 1)
+    assert np.array_equal(classes.predict_proba(X), before)
+    assert [p.grad for p in classes.model_.parameters()] == weights
+    assert list(classes.feature_names_in_) == X.names
+
+
+def test_rows_alike_have_no_shares(classes: FTTransformerClassifier) -> None:
+    """The typical row of rows that are all one is that row: nothing is left to share out."""
+    same = X.take(np.zeros(4, dtype=int))
+    table = classes.recipe_.encode(same)
+    assert isinstance(table, Encoded)
+    shares, end, start = integrated(classes.model_, table)
+    assert torch.allclose(shares, torch.zeros_like(shares), atol=1e-6)
+    assert torch.allclose(end, start, atol=1e-5)

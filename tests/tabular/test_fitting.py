@@ -1,0 +1,252 @@
+"""What the loop is given of a table: every row once, its weight, and what is kept in the end."""
+
+import math
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from addnorm.data.prepare import MISSING, OTHER, Encoded
+from addnorm.models.tabular import TabularConfig, TabularModel, build_tabular, trunk_of
+from addnorm.tabular import FTTransformerClassifier, FTTransformerRegressor, SAINTClassifier
+from addnorm.tabular.fitting import (
+    Plan,
+    Rows,
+    TableTask,
+    answer,
+    drop_cells,
+    pick,
+    swap_cells,
+    train,
+)
+from tests.tabular.data import QUICK, people
+
+TRUNK: dict[str, Any] = {
+    **{"width": 16, "depth": 1, "heads": 2, "ffn_width": 8},
+    **{"dropout": 0.0, "attention_dropout": 0.0, "ffn_dropout": 0.0},
+}
+
+
+def network(outputs: int = 1, members: int = 1, kind: str = "ft") -> TabularModel:
+    torch.manual_seed(2)
+    config = TabularConfig(
+        kind=kind,
+        numbers=2,
+        categories=(5,),
+        outputs=outputs,
+        members=members,
+        trunk=trunk_of(kind, **TRUNK),
+    )
+    return build_tabular(config).eval()
+
+
+def draw(rows: int, classes: int, *, weighted: bool = False) -> Rows:
+    generator = torch.Generator().manual_seed(rows)
+    numbers = torch.randn(rows, 2, generator=generator)
+    codes = torch.randint(5, (rows, 1), generator=generator)
+    score = numbers[:, 0] + codes[:, 0] / 4
+    target = (score * 1.5).round().long().clamp(0, classes - 1) if classes else score
+    weight = torch.rand(rows, generator=generator) * 3 if weighted else torch.ones(rows)
+    return Rows(Encoded(numbers, codes), target, weight)
+
+
+def plan(**changes: Any) -> Plan:
+    return Plan(**{"batch": 8, "epochs": 1, "rate": 1e-2, **changes})
+
+
+def test_every_epoch_has_every_row_once_in_another_order() -> None:
+    task = TableTask(draw(30, 2), None, plan(seed=4), 2)
+    orders = []
+    for epoch in range(3):
+        parts = task.plan(epoch)
+        assert [len(part) for part in parts] == [8, 8, 8, 6]
+        orders.append(torch.cat(list(parts)).tolist())
+        assert sorted(orders[-1]) == list(range(30))
+        assert orders[-1] == torch.cat(list(task.plan(epoch))).tolist()
+    other = TableTask(draw(30, 2), None, plan(seed=5), 2)
+    orders.append(torch.cat(list(other.plan(0))).tolist())
+    assert len({tuple(order) for order in orders}) == 4
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("classes", (0, 2, 3))
+def test_the_loss_of_a_batch_is_the_weighted_mean_of_its_rows(classes: int) -> None:
+    rows = draw(12, classes, weighted=True)
+    model = network(3 if classes == 3 else 1, members=2)
+    task = TableTask(rows, None, plan(), classes)
+    batch = task.batch(torch.arange(3, 9))
+    assert task.tokens(batch) == 6
+    told = model(rows.table.numbers, rows.table.codes)
+    total = 0.0
+    for row in range(3, 9):
+        for member in range(2):
+            y, t = told[row, member], rows.target[row]
+            if classes == 3:
+                loss = -float(y.log_softmax(0)[t])
+            elif classes:
+                loss = -math.log(float(torch.sigmoid(y[0] if t else -y[0])))
+            else:
+                loss = float((y[0] - t) ** 2)
+            total += float(rows.weight[row]) * loss / 2
+    assert float(task.loss(model, batch, 6)) == pytest.approx(total / 6, rel=1e-4)
+    assert float(task.loss(model, batch, 24)) == pytest.approx(total / 24, rel=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("classes", (0, 2, 3))
+def test_held_out_figures_are_weighted_and_of_the_members_mean(classes: int) -> None:
+    rows = draw(21, classes, weighted=True)
+    model = network(3 if classes == 3 else 1, members=3)
+    found = TableTask(rows, rows, plan(), classes).evaluate(model)
+    told = model(rows.table.numbers, rows.table.codes).mean(dim=1)
+    loss = right = total = 0.0
+    for y, t, w in zip(told, rows.target, rows.weight.tolist(), strict=True):
+        total += w
+        if classes:
+            chances = y.softmax(0) if classes == 3 else torch.sigmoid(torch.stack((-y[0], y[0])))
+            loss -= w * math.log(float(chances[t]))
+            right += w * (int(chances.argmax()) == int(t))
+        else:
+            loss += w * float(y[0] - t) ** 2
+    assert found["loss"] == pytest.approx(loss / total, rel=1e-4)
+    assert ("accuracy" in found) is bool(classes)
+    if classes:
+        assert found["accuracy"] == pytest.approx(right / total, rel=1e-5)
+
+
+def test_the_best_weights_may_be_those_most_often_right() -> None:
+    task = TableTask(draw(9, 2), None, plan(metric="accuracy"), 2)
+    assert task.metric == "accuracy" and task.higher_is_better
+    numbers = TableTask(draw(9, 0), None, plan(metric="accuracy"), 0)
+    assert numbers.metric == "loss" and not numbers.higher_is_better
+
+
+def test_the_likeliest_class() -> None:
+    assert pick(torch.tensor([[-0.1], [0.1], [7.0]])).tolist() == [0, 1, 1]
+    assert pick(torch.tensor([[3.0, 1.0, 2.0], [0.0, -1.0, 5.0]])).tolist() == [0, 2]
+
+
+def test_cells_are_hidden_one_by_one_and_the_others_left_as_they_are() -> None:
+    torch.manual_seed(0)
+    rows = draw(3000, 2).table
+    numbers, codes = drop_cells(rows, 0.4)
+    gone = numbers.isnan()
+    assert torch.equal(numbers[~gone], rows.numbers[~gone])
+    both = float((gone[:, 0] & gone[:, 1]).float().mean())
+    assert both == pytest.approx(0.16, abs=0.03), "cells are drawn, not rows"
+    known = (codes != MISSING) & (codes != OTHER)
+    assert torch.equal(codes[known], rows.codes[known])
+    assert not bool(rows.numbers.isnan().any()), "the rows themselves are not changed"
+
+
+def test_nearly_all_cells_may_be_dropped_or_swapped() -> None:
+    torch.manual_seed(0)
+    rows = draw(2000, 2).table
+    assert float(drop_cells(rows, 1.0)[0].isnan().float().mean()) == 1.0
+    swapped = swap_cells(rows, 0.999)
+    assert float((swapped.numbers != rows.numbers).float().mean()) > 0.98
+    for j in range(2):
+        assert set(swapped.numbers[:, j].tolist()) <= set(rows.numbers[:, j].tolist())
+
+
+def test_rows_are_learnt_from_as_often_as_their_weight() -> None:
+    """A row of weight 2 is the same as that row twice, in one step over all rows."""
+    rows = draw(6, 0)
+    weight = torch.tensor([2.0, 1.0, 1.0, 2.0, 1.0, 1.0])
+    twice = torch.tensor([0, 0, 1, 2, 3, 3, 4, 5])
+    ends = []
+    for given in (
+        Rows(rows.table, rows.target, weight / weight.mean()),
+        Rows(rows.table.take(twice), rows.target[twice], torch.ones(8)),
+    ):
+        model = network()
+        train(model, given, None, plan(batch=8, weight_decay=0.0, clip=0.0), 0)
+        ends.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    same = (ends[0] - ends[1]).abs() < 1e-4
+    assert float(same.float().mean()) > 0.98, "Adam's first step is ± the rate, whatever the size"
+
+
+@pytest.mark.parametrize("rows", (1, 31, 32, 33, 100))
+def test_answers_are_those_of_the_model_row_by_row(rows: int) -> None:
+    model, table = network(3, members=2), draw(rows, 2).table
+    found = answer(model, table, 40)
+    assert found.shape == (rows, 2, 3)
+    with torch.no_grad():
+        for row in range(rows):
+            one = model(table.numbers[row : row + 1], table.codes[row : row + 1])[0]
+            assert torch.allclose(found[row], one, atol=1e-5)
+
+
+def test_rows_that_meet_are_answered_with_those_they_come_with() -> None:
+    """SAINT looks along rows: no row is added to a batch, and batches are as asked for."""
+    model, table = network(kind="saint"), draw(21, 2).table
+    with torch.no_grad():
+        parts = [model(table.numbers[i : i + 8], table.codes[i : i + 8]) for i in (0, 8, 16)]
+    assert torch.equal(answer(model, table, 8), torch.cat(parts))
+
+
+def test_saint_predicts_in_batches_of_its_training() -> None:
+    X, y = people(70)
+    model = SAINTClassifier(**QUICK | {"epochs": 1, "batch_size": 16}).fit(X, y)
+    told, table = model._answers(X), model.recipe_.encode(X)
+    assert torch.equal(told, answer(model.model_, table, 16)[:, 0])
+    assert not torch.equal(told, answer(model.model_, table, 70)[:, 0])
+
+
+def test_without_held_out_rows_the_last_weights_are_kept() -> None:
+    """Every epoch is run: there is nothing that could stop it."""
+    rows, model = draw(20, 2), network()
+    found = train(model, rows, None, plan(epochs=5, patience=1), 2)
+    assert found.progress.step == 15 and not found.stopped and not found.notes
+    assert not model.training
+
+
+def test_warm_up_is_a_share_of_all_steps() -> None:
+    """With a tiny rate at first, the first of ten steps moves weights a tenth as far."""
+    moved = []
+    for warmup in (0.0, 1.0):
+        model, rows = network(), draw(80, 0)
+        before = torch.cat([p.detach().flatten() for p in model.parameters()])
+        train(model, rows, None, plan(epochs=1, batch=8, warmup=warmup, weight_decay=0.0), 0)
+        after = torch.cat([p.detach().flatten() for p in model.parameters()])
+        moved.append(float((after - before).norm()))
+    assert 0.3 < moved[1] / moved[0] < 0.8
+
+
+@pytest.mark.parametrize("batch_size", (64, 200))
+def test_epochs_are_counted_from_steps(batch_size: int) -> None:
+    X, _ = people(160)
+    settings = QUICK | {"epochs": 3, "batch_size": batch_size, "valid": 0.25}
+    model = FTTransformerRegressor(**settings).fit(X, X.columns["noise"])
+    each = 2 if batch_size == 64 else 1
+    assert model.report_["rows"] == 120 and model.report_["held_out"] == 40
+    assert model.report_["steps"] == 3 * each and model.n_iter_ == 3
+    assert [row["step"] for row in model.report_["history"]] == [each, 2 * each, 3 * each]
+
+
+def test_it_says_how_it_goes_if_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    X, y = people(60)
+    settings = QUICK | {"epochs": 2}
+    model = FTTransformerClassifier(**settings, verbose=True).fit(X, y)
+    said = capsys.readouterr()
+    lines = said.err.splitlines()
+    assert said.out == "" and [line.split()[:2] for line in lines] == [
+        ["epoch", "1"],
+        ["epoch", "2"],
+    ]
+    for line, row in zip(lines, model.report_["history"], strict=True):
+        assert f"loss {row['loss']:.4f}" in line and f"accuracy {row['accuracy']:.4f}" in line
+    best = int(np.argmin([row["loss"] for row in model.report_["history"]]))
+    assert lines[best].endswith(" *")
+    FTTransformerClassifier(**settings).fit(X, y)
+    quiet = capsys.readouterr()
+    assert quiet.out == quiet.err == ""
+
+
+def test_a_report_tells_how_long_it_took() -> None:
+    X, y = people(40)
+    began = time.perf_counter()
+    seconds = FTTransformerClassifier(**QUICK | {"epochs": 1}).fit(X, y).report_["seconds"]
+    assert 0 < seconds <= time.perf_counter() - began
