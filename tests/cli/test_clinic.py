@@ -12,7 +12,10 @@ from addnorm import Config, ModelConfig
 from addnorm.cli import clinic as verbs
 from addnorm.cli.main import main
 from addnorm.cli.patient import ROWS, of_wish
-from addnorm.errors import ConfigError, SavedError
+from addnorm.data.frame import read_frame
+from addnorm.data.guess import infer
+from addnorm.errors import ConfigError, InputError, SavedError
+from addnorm.tabular import FTTransformerClassifier, save
 from tests.clinic import models
 
 SMALL = ("model.width=32", "model.depth=2", "model.heads=4", "model.vocab=64")
@@ -52,6 +55,45 @@ def test_a_hugging_face_directory_is_examined(
     (tmp_path / "theirs" / "config.json").write_text('{"architectures": ["Nothing"]}')
     with pytest.raises(SavedError, match="is no model of transformers"):
         call("clinic", str(tmp_path / "theirs"))
+
+
+def table_run(folder: Path) -> Path:
+    """A small run of a table, and rows like those it was trained on."""
+    path = folder / "rows.csv"
+    lines = [f"{i % 7},{'ab'[i % 2]},{'yes' if i % 3 else 'no'}" for i in range(130)]
+    path.write_text("\n".join(["age,town,answer", *lines]) + "\n")
+    frame = read_frame(path)
+    schema = infer(frame, "answer")
+    model = FTTransformerClassifier(
+        width=8, depth=1, heads=2, epochs=1, schema=schema, random_state=0
+    )
+    save(model.fit(frame.without("answer"), frame.columns["answer"]), folder / "run")
+    return path
+
+
+def test_a_table_is_examined(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    rows, run = table_run(tmp_path), str(tmp_path / "run")
+    call("clinic", run, "--quick")
+    said = capsys.readouterr()
+    assert "drawn at random: 64 rows of 1 numbers and 1 categories." in said.err
+    assert "TokenModel" in said.out and "distance from noise" in said.out
+    call("clinic", run, "--quick", "--data", str(rows), "--lr", "1e-3")
+    said = capsys.readouterr()
+    assert f"the batches are the first rows of {rows}, 64 each." in said.err
+    assert "(the loss of the table's targets)" in said.out and "planned: " in said.out
+    with pytest.raises(ConfigError, match="--data takes one file for a table: got 2"):
+        call("clinic", run, "--data", str(rows), str(rows))
+    with pytest.raises(InputError, match="no column 'answer'"):
+        other = tmp_path / "other.csv"
+        other.write_text("age,town\n1,a\n")
+        call("clinic", run, "--data", str(other))
+
+
+def test_a_table_that_does_not_know_its_target_is_examined_without_rows(tmp_path: Path) -> None:
+    model = FTTransformerClassifier(width=8, depth=1, heads=2, epochs=1, random_state=0)
+    save(model.fit([[float(i)] for i in range(40)], [0, 1] * 20), tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"does not know its target's name\. Leave out --data"):
+        call("clinic", str(tmp_path / "run"), "--data", "rows.csv")
 
 
 def test_misuse_is_said(tmp_path: Path) -> None:

@@ -133,10 +133,28 @@ def test_eval_set_is_what_stops_and_calibrates() -> None:
     model = FTTransformerClassifier(**QUICK | {"epochs": 2}).fit(X, Y, eval_set=[other])
     assert model.report_["held_out"] == 60 and model.report_["rows"] == 240
     assert model.n_iter_ == model.report_["epochs"] == 2
-    with pytest.raises(InputError, match="eval_set must have the classes of the training rows"):
+    with pytest.raises(InputError, match="y must have no other classes than training had: got"):
         model.fit(X, Y, eval_set=(other[0], np.array(["maybe"] * 60)))
     with pytest.raises(InputError, match=r"eval_set must be a pair \(X, y\)"):
         model.fit(X, Y, eval_set=(other[0],))
+    with pytest.raises(InputError, match="X and y must have as many rows: got 60 and 9"):
+        model.fit(X, Y, eval_set=(other[0], other[1][:9]))
+
+
+def test_rows_are_what_the_network_learns_from() -> None:
+    """Classes by their place; numbers less their mean, over their deviation, of training rows."""
+    classes = FTTransformerClassifier(**QUICK | {"epochs": 1}).fit(X, Y)
+    rows = classes.rows(X, Y)
+    assert rows.target.tolist() == [sorted(set(Y)).index(label) for label in Y]
+    assert classes.rows(X, Y.astype(object)).target.tolist() == rows.target.tolist()
+    assert rows.table.numbers.shape[0] == len(rows) == len(Y)
+    settings = QUICK | {"epochs": 1, "valid": 0.0}
+    given = np.arange(len(Y), dtype=float)
+    numbers = FTTransformerRegressor(**settings).fit(X, given)
+    expected = (given - given.mean()) / given.std()
+    np.testing.assert_allclose(numbers.rows(X, given).target.numpy(), expected, atol=1e-6)
+    with pytest.raises(InputError, match="X and y must have as many rows: got 240 and 2"):
+        numbers.rows(X, given[:2])
 
 
 def test_early_stopping_keeps_the_best_weights() -> None:

@@ -17,7 +17,7 @@ def clinic_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "target",
         metavar="TARGET",
-        help="a preset, a TOML file, a run, a Hugging Face directory; or `replay`",
+        help="a preset, a TOML file, a run (text or table), a Hugging Face directory; or `replay`",
     )
     parser.add_argument("case", nargs="?", help="with replay: the folder of a case")
     add_set(parser)
@@ -26,7 +26,7 @@ def clinic_flags(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=(),
         metavar="FILE",
-        help="text to examine it with, or two files of lines to translate (else random tokens)",
+        help="text or rows to examine it with, two files of lines to translate (else random ones)",
     )
     parser.add_argument("--report", metavar="FILE.html", help="write a page with pictures, too")
     parser.add_argument("--lr", type=float, help="the planned rate: the training is rehearsed")

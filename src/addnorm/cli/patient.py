@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 ROWS = 16
 """Sequences of a batch that are looked at."""
+TABLE_ROWS = 64
+"""Rows of a table that are looked at."""
 
 
 @dataclass(frozen=True)
@@ -38,22 +40,25 @@ class Patient:
 
 
 class TaskLoss:
-    """Cross-entropy of the targets that a task gave beside its batches."""
+    """The loss of the targets that a task gave beside its batches."""
 
-    said = "cross-entropy of the task's targets"
-
-    def __init__(self, targets: "Mapping[int, Tensor]") -> None:
+    def __init__(
+        self,
+        targets: "Mapping[int, Tensor]",
+        loss: "Callable[[Tensor, Tensor], Tensor]",
+        said: str,
+    ) -> None:
         self.targets = targets
         """By the identity of the batch."""
+        self.loss, self.said = loss, said
 
     def __call__(self, output: Any, batch: Any) -> "Tensor":
         from addnorm.clinic.call import answer_of
-        from addnorm.clinic.case import cross_entropy
 
         targets = self.targets.get(id(batch))
         if targets is None:
             raise ValueError("the targets of this batch are not known")
-        return cross_entropy(answer_of(output), targets) / (targets >= 0).sum()
+        return self.loss(answer_of(output), targets)
 
 
 def find_patient(args: argparse.Namespace) -> Patient:
@@ -66,6 +71,8 @@ def find_patient(args: argparse.Namespace) -> Patient:
         return _foreign(path, args.data, plan)
     if (path / "run.json").is_file():
         return _of_run(path, args.data, plan)
+    if (path / "schema.toml").is_file():
+        return _of_table(path, args.data, plan)
     wish = find_wish(args)
     return _drawn(args, plan) if wish is None else of_wish(wish, plan)
 
@@ -159,6 +166,46 @@ def _of_run(path: Path, files: Sequence[str], plan: "Plan | None") -> Patient:
     return _patient(run.model(), batches, said, plan)
 
 
+def _of_table(path: Path, files: Sequence[str], plan: "Plan | None") -> Patient:
+    """The model of a table, with rows of a file and their targets, or with rows drawn at random."""
+    from addnorm.clinic.draw import draw_batches
+    from addnorm.tabular import load
+
+    estimator = load(path)
+    if not files:
+        return Patient(estimator.model_, *draw_batches(estimator.model_, _count(plan)), plan)
+    if len(files) > 1:
+        raise ConfigError(f"--data takes one file for a table: got {len(files)}.")
+    from addnorm.cli.targets import known_answers, with_target
+    from addnorm.data.frame import read_frame
+    from addnorm.tabular.fitting import losses
+
+    kept, classes = estimator.recipe_.schema, getattr(estimator, "classes_", None)
+    if kept.target is None:
+        raise ConfigError("this model does not know its target's name. Leave out --data.")
+    table, y = with_target(read_frame(files[0]), kept.target)
+    rows = estimator.rows(table, known_answers(kept, classes, y))
+    count = 0 if classes is None else len(classes)
+    batches: list[Batch] = []
+    targets: dict[int, Tensor] = {}
+    for start in range(0, min(len(rows), _count(plan) * TABLE_ROWS), TABLE_ROWS):
+        part = slice(start, start + TABLE_ROWS)
+        given = (rows.table.numbers[part], rows.table.codes[part])
+        batches.append(given)
+        targets[id(given)] = rows.target[part]
+    loss = TaskLoss(
+        targets, lambda a, y: losses(a, y, count).mean(), "the loss of the table's targets"
+    )
+    said = f"the batches are the first rows of {files[0]}, {TABLE_ROWS} each"
+    return Patient(estimator.model_, batches, said, plan, loss)
+
+
+def _mean_entropy(answer: "Tensor", targets: "Tensor") -> "Tensor":
+    from addnorm.clinic.case import cross_entropy
+
+    return cross_entropy(answer, targets) / (targets >= 0).sum()
+
+
 def _patient(
     model: "nn.Module",
     batches: Sequence[dict[str, Any]],
@@ -174,7 +221,8 @@ def _patient(
         given = tuple(batch[name][:ROWS] for name in names)
         called.append(given)
         targets[id(given)] = batch["targets"][:ROWS]
-    return Patient(model, called, said, plan, TaskLoss(targets), config)
+    loss = TaskLoss(targets, _mean_entropy, "cross-entropy of the task's targets")
+    return Patient(model, called, said, plan, loss, config)
 
 
 def _count(plan: object) -> int:

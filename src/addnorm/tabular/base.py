@@ -28,7 +28,15 @@ from addnorm.models.tabular import TabularModel, build_tabular
 from addnorm.tabular.choices import choose_network, choose_plan
 from addnorm.tabular.fitting import Rows, answer, train
 from addnorm.tabular.holdout import hold_out, say_groups
-from addnorm.tabular.inputs import as_frame, left_out, normal, say_unlearnt, seed_of, to_groups
+from addnorm.tabular.inputs import (
+    as_frame,
+    left_out,
+    normal,
+    pair_of,
+    say_unlearnt,
+    seed_of,
+    to_groups,
+)
 from addnorm.tabular.pretrain import pretrain
 
 PREDICT_BATCH = 1024
@@ -204,7 +212,7 @@ class TableEstimator(BaseEstimator):  # type: ignore[misc]
         target: Array,
         classes: int,
         sample_weight: Any,
-        eval_rows: tuple[Any, Array] | None,
+        eval_set: Any,
         groups: Any,
     ) -> Self:
         began = time.perf_counter()
@@ -223,7 +231,7 @@ class TableEstimator(BaseEstimator):  # type: ignore[misc]
         before = torch.get_rng_state()
         try:
             torch.manual_seed(self.seed_)
-            self._train(frame, target, classes, weight, eval_rows, groups)
+            self._train(frame, target, classes, weight, eval_set, groups)
         finally:
             torch.set_rng_state(before)
         self.report_["seconds"] = time.perf_counter() - began
@@ -235,10 +243,10 @@ class TableEstimator(BaseEstimator):  # type: ignore[misc]
         target: Array,
         classes: int,
         weight: Array,
-        eval_rows: tuple[Any, Array] | None,
+        eval_set: Any,
         groups: Any,
     ) -> None:
-        share = 0.0 if eval_rows is not None else self.valid
+        share = 0.0 if eval_set is not None else self.valid
         labels = target if classes else None
         together = to_groups(groups, len(frame))
         inside, held = hold_out(
@@ -252,10 +260,8 @@ class TableEstimator(BaseEstimator):  # type: ignore[misc]
         self._learn_scale(target[inside], weight[inside], classes)
         rows = Rows(table, self._targets(target[inside], classes), normal(weight[inside]))
         valid = None
-        if eval_rows is not None:
-            other = self.recipe_.encode(self._frame(eval_rows[0], fitting=False))
-            ones = torch.ones(len(other))
-            valid = Rows(other, self._targets(eval_rows[1], classes), ones)
+        if eval_set is not None:
+            valid = self._rows(*pair_of(eval_set))
         elif len(held):
             other = self.recipe_.encode(frame.take(held))
             if weight[held].any():
@@ -282,7 +288,7 @@ class TableEstimator(BaseEstimator):  # type: ignore[misc]
             "notes": [
                 *frame.notes,
                 *left_out(schema),
-                *say_groups(together, held, eval_rows is not None),
+                *say_groups(together, held, eval_set is not None),
                 *say_unlearnt(getattr(self, "classes_", ()), target[inside]),
                 *fitted.notes,
             ],
@@ -320,6 +326,22 @@ class TableEstimator(BaseEstimator):  # type: ignore[misc]
             torch.set_rng_state(state)
         self.pretrained_ = Pretrained(recipe, body, fitted.progress.history)
         return self
+
+    def rows(self, X: Any, y: Any) -> Rows:
+        """X and its answers y as the network learns from them: encoded, places or standardised."""
+        check_is_fitted(self)
+        return self._rows(X, y)
+
+    def _rows(self, X: Any, y: Any) -> Rows:
+        table = self.recipe_.encode(self._frame(X, fitting=False))
+        target = self._targets(self._known(y), 0)
+        if len(target) != len(table):
+            raise InputError(f"X and y must have as many rows: got {len(table)} and {len(target)}.")
+        return Rows(table, target, torch.ones(len(table)))
+
+    def _known(self, y: Any) -> Array:
+        """Answers as training had them: places of classes it knows, or numbers."""
+        raise NotImplementedError
 
     def _learn_scale(self, target: Array, weight: Array, classes: int) -> None:
         """What the target is standardised by, from training rows; nothing of classes."""

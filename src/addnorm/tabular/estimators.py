@@ -9,11 +9,11 @@ from sklearn.utils.multiclass import check_classification_targets  # type: ignor
 from torch import Tensor
 
 from addnorm.data.frame import Array
-from addnorm.errors import InputError
+from addnorm.errors import InputError, nearest
 from addnorm.tabular.base import TableEstimator
 from addnorm.tabular.calibration import fit_temperature, probabilities_of
 from addnorm.tabular.fitting import Rows
-from addnorm.tabular.inputs import pair_of, to_labels, to_targets
+from addnorm.tabular.inputs import to_labels, to_targets
 from addnorm.tabular.metrics import class_figures, number_figures, reliability_bins
 
 
@@ -39,19 +39,18 @@ class TableClassifier(ClassifierMixin, TableEstimator):  # type: ignore[misc]
                 "there must be two classes or more to tell apart: the target has one class, "
                 f"{self.classes_[0]!r}."
             )
-        held = None
-        if eval_set is not None:
-            other, answers = pair_of(eval_set)
-            held = other, self._places(to_labels(answers))
-        return self._fit(X, target, count, sample_weight, held, groups)
+        return self._fit(X, target, count, sample_weight, eval_set, groups)
 
-    def _places(self, labels: Array) -> Array:
-        strange = sorted({str(label) for label in labels} - {str(c) for c in self.classes_})
+    def _known(self, y: Any) -> Array:
+        labels = [str(label) for label in to_labels(y)]
+        place = {str(label): i for i, label in enumerate(self.classes_)}
+        strange = sorted(set(labels) - set(place))
         if strange:
             raise InputError(
-                f"eval_set must have the classes of the training rows: got {strange[0]!r} too."
+                f"y must have no other classes than training had: got {strange[0]!r}. "
+                f"{nearest(strange[0], place)}"
             )
-        return np.searchsorted(self.classes_, labels)
+        return np.array([place[label] for label in labels], dtype=np.int64)
 
     def _calibrate(self, valid: Rows, classes: int) -> None:
         answers, target = self._answer(valid.table), valid.target.numpy()
@@ -84,12 +83,10 @@ class TableRegressor(RegressorMixin, TableEstimator):  # type: ignore[misc]
         self, X: Any, y: Any, sample_weight: Any = None, eval_set: Any = None, groups: Any = None
     ) -> Self:
         """Learn from rows X and their numbers y; see TableClassifier.fit for the rest."""
-        target = to_targets(y)
-        held = None
-        if eval_set is not None:
-            other, answers = pair_of(eval_set)
-            held = other, to_targets(answers)
-        return self._fit(X, target, 0, sample_weight, held, groups)
+        return self._fit(X, to_targets(y), 0, sample_weight, eval_set, groups)
+
+    def _known(self, y: Any) -> Array:
+        return to_targets(y)
 
     def _learn_scale(self, target: Array, weight: Array, classes: int) -> None:
         self.mean_ = float(np.average(target, weights=weight if weight.any() else None))
@@ -175,6 +172,9 @@ COMMON: dict[str, Any] = {
 }
 RECOMMENDED: dict[str, dict[str, Any]] = {
     "classes": {**COMMON, "swap_cells": 0.03, "patience": 8},
-    "number": {**COMMON, "members": 4, "drop_cells": 0.0, "ema": 0.995, "epochs": 60},
+    "number": {
+        **COMMON,
+        **{"members": 4, "drop_cells": 0.0, "swap_cells": 0.02, "ema": 0.995, "epochs": 60},
+    },
 }
 """Settings of FT-Transformer, by task; docs/results/tables.md says what they reach."""

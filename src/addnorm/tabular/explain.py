@@ -77,12 +77,8 @@ def explain(
     estimator: TableEstimator, X: Any, y: Any, *, seed: int = 0, repeats: int = 3
 ) -> Explanation:
     """Explain a fitted estimator on rows whose answers are known, best ones it has not seen."""
-    check_is_fitted(estimator)
-    frame = estimator._frame(X, fitting=False)
-    table = estimator.recipe_.encode(frame)
-    target = _target(estimator, y)
-    if len(target) != len(table):
-        raise InputError(f"X and y must have as many rows: got {len(table)} and {len(target)}.")
+    rows = estimator.rows(X, y)
+    table, target = rows.table, rows.target
     rng = np.random.default_rng(seed)
     if len(table) > MOST_ROWS:
         some = torch.from_numpy(rng.choice(len(table), MOST_ROWS, replace=False))
@@ -255,14 +251,6 @@ def _sum_by(tokens: Tensor, member: Sequence[int], count: int) -> Tensor:
     """(rows, tokens) added up to (rows, columns)."""
     found = torch.zeros(len(tokens), count)
     return found.index_add_(1, torch.tensor(list(member)), tokens.float())
-
-
-def _target(estimator: TableEstimator, y: Any) -> Tensor:
-    given = np.asarray(y)
-    if isinstance(estimator, TableClassifier):
-        return torch.from_numpy(estimator._places(given)).long()
-    numbers = given.astype(np.float64)
-    return torch.from_numpy((numbers - estimator.mean_) / estimator.scale_).float()
 
 
 def _unit(estimator: TableEstimator) -> float:
