@@ -241,6 +241,21 @@ def test_explaining_leaves_the_model_as_it_was(classes: FTTransformerClassifier)
     assert list(classes.feature_names_in_) == X.names
 
 
+def test_columns_are_matched_by_name(classes: FTTransformerClassifier) -> None:
+    """Their order in the rows to explain does not matter, and is not taken over."""
+    some, answers = X.take(np.arange(30)), THREE[:30]
+    turned = Frame("t", dict(reversed(some.columns.items())))
+    one, other = explain(classes, some, answers), explain(classes, turned, answers)
+    assert one.columns == other.columns and one.permutation == other.permutation
+    assert explain_row(classes, turned, 2) == explain_row(classes, some, 2)
+    assert list(classes.feature_names_in_) == X.names
+    with pytest.raises(InputError, match="it comes without 'age'"):
+        explain(classes, some.without("age"), answers)
+    with pytest.raises(InputError, match="X has 3 features, but FTTransformerClassifier is expect"):
+        explain_row(classes, np.zeros((5, 3)), 0)
+    assert classes.n_features_in_ == 4
+
+
 def test_rows_alike_have_no_shares(classes: FTTransformerClassifier) -> None:
     """The typical row of rows that are all one is that row: nothing is left to share out."""
     same = X.take(np.zeros(4, dtype=int))
