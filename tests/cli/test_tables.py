@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -243,6 +244,105 @@ def test_every_verb_prints_json(
     shown = capsys.readouterr()
     told = {"rows": 60, "out": str(tmp_path / "o.csv"), "columns": ["y (predicted)"]}
     assert json.loads(shown.out) == told and not shown.err
+
+
+def test_a_table_as_an_office_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Semicolons, decimal commas, euros, percent, postcodes, dashes for gaps, line ends, a mark."""
+    lines = ["PLZ;Fläche;Anteil;Baujahr;Preis"]
+    for i in range(80):
+        year = "-" if i % 5 == 0 else str(1950 + i % 60)
+        lines.append(
+            f"0{1000 + i % 4};{50 + i},5;{i % 9},25 %;{year};{i % 3 + 1}.{100 + i},{i % 90 + 10} €"
+        )
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(lines).encode())
+    train(path, target="Preis")
+    shown = capsys.readouterr()
+    assert "column 'Preis' is taken as numbers, written as 1.234,5 €." in shown.err
+    assert shown.err.count("separated by semicolons") == 1 and "tells" not in shown.err
+    assert "column 'Fläche': they are taken as written like 1.234,5." in shown.err
+    assert "16 texts that are no number ('-') count as missing" in shown.err
+    kept = load(tmp_path / "run")
+    assert kept.recipe_.schema.kinds() == {
+        "PLZ": "category",
+        "Fläche": "number",
+        "Anteil": "number",
+        "Baujahr": "number",
+    }
+    assert 1000 < kept.predict(read_frame(path).without("Preis")).mean() < 4000
+    run("schema", path, "--target", "Preis", "-o", tmp_path / "s.toml")
+    capsys.readouterr()
+    train(path, "--schema", tmp_path / "s.toml", "--test", path, target="Preis")
+    assert "written as 1.234,5 €" in capsys.readouterr().err
+
+
+def test_what_training_did_not_know_is_said_when_predicting(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    where, new = trained.parent / "run", tmp_path / "new.csv"
+    new.write_text("age,job\n" + "old,astronaut\n" * 5 + "-,diver\n" * 4 + "30,a\n")
+    monkeypatch.setattr(tables, "PART", 3)
+    for more in ((), ("-o", tmp_path / "o.csv")):
+        run("predict", where, new, *more)
+        said = capsys.readouterr().err
+        assert "age: 5 rows have texts that are no numbers ('old'): they count as missing" in said
+        assert "job: 9 rows have values that training had not, or seldom ('astronaut', 'di" in said
+    new.write_text("age,job\n,a\n?,b\n")
+    run("predict", where, new)
+    assert "age: no row has a value; all are predicted as missing it" in capsys.readouterr().err
+    run("explain", where, new, "--row", 1)
+    new.write_text("age,job\nold,a\n")
+    run("explain", where, new, "--row", 1)
+    assert "age: 1 rows have texts that are no numbers" in capsys.readouterr().err
+
+
+def test_numbers_asked_for_where_there_are_few_are_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, schema = tmp_path / "t.csv", tmp_path / "s.toml"
+    path.write_text(rows())
+    run("schema", path, "--target", "y", "-o", schema)
+    Schema.load(schema).change({"job": "number"}).save(schema)
+    capsys.readouterr()
+    train(path, "--schema", schema)
+    said = capsys.readouterr().err
+    assert "column 'job': 48 of 48 values are no numbers" in said and "Warning" not in said
+
+
+@pytest.mark.parametrize("name", ("model.safetensors", "schema.toml", "report.json"))
+@pytest.mark.parametrize("harm", (b"", b"\0nothing", None))
+def test_a_damaged_run_is_one_clear_error(
+    trained: Path, tmp_path: Path, name: str, harm: bytes | None, capsys: Any
+) -> None:
+    where = tmp_path / "run"
+    shutil.copytree(trained.parent / "run", where)
+    content = (where / name).read_bytes()
+    (where / name).write_bytes(content[: len(content) // 2] if harm is None else harm)
+    assert main(["predict", str(where), str(trained)]) == 2
+    shown = capsys.readouterr()
+    assert not shown.out and shown.err.count("\n") == 1 and name in shown.err
+    (where / name).unlink()
+    gone = 2 if name == "model.safetensors" else 0
+    assert main(["predict", str(where), str(trained)]) == gone
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    (
+        ("batch_size=2.5", "batch_size must be a whole number, 1 or more: got 2.5"),
+        ("width=wide", "width must be a whole number, 1 or more: got 'wide'"),
+        ("valid=x", "valid must be between 0 and 1: got 'x'"),
+        ("scaling=log", "scaling has no choice 'log'"),
+        ("embedding_options=3", "embedding_options must be a table of names and values: got 3"),
+        ("schema=3", "schema must be a Schema, a path, or a table of column: kind: got int"),
+    ),
+)
+def test_settings_that_cannot_be(tmp_path: Path, setting: str, said: str, capsys: Any) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(rows())
+    common = ["train", "table", str(path), "--target", "y", "--out", str(tmp_path / "run")]
+    assert main([*common, "--set", f"table.{setting}"]) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_the_page_has_its_pictures(tmp_path: Path) -> None:

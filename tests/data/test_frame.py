@@ -4,6 +4,7 @@ import datetime
 import gzip
 import math
 import tracemalloc
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from addnorm.data.frame import MISSING, Frame, as_text, read_frame, texts, to_frame
+from addnorm.data.guess import infer
 from addnorm.data.stream import open_sink, read_parts
 from addnorm.errors import InputError, SavedError
 
@@ -62,6 +64,76 @@ def test_kinds_of_pandas_columns() -> None:
     assert found["c"] == ["u", None] and found["i"] == [1.0, None]
     assert found["z"] == [datetime.datetime(2023, 12, 31, 23), None]
     assert found["mixed"] == ["1", "x"]
+
+
+def arrow(values: list[Any]) -> Any:
+    return pyarrow.table({"c": pyarrow.array(values).dictionary_encode()})
+
+
+@pytest.mark.parametrize(
+    "table",
+    (
+        pandas.DataFrame({"c": pandas.Categorical([1, 2, None], categories=[2, 1, 7])}),
+        pandas.DataFrame({"c": pandas.Categorical([1, 2, None], ordered=True)}),
+        polars.DataFrame({"c": polars.Series(["1", "2", None], dtype=polars.Enum(["1", "2"]))}),
+        arrow([1, 2, None]),
+    ),
+    ids=("pandas", "ordered", "polars", "arrow"),
+)
+def test_declared_categories_are_categories(table: Any) -> None:
+    frame = to_frame(table)
+    assert frame.declared == {"c"} and frame.take(np.arange(2)).declared == {"c"}
+    assert as_text(frame.columns["c"]).tolist() == ["1", "2", None]
+    (column,) = infer(frame).columns
+    assert column.kind == "category" and column.note == "2 values, declared, 1 of 3 missing"
+
+
+HOUR = datetime.timedelta(hours=1)
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted", "said"),
+    (
+        ([HOUR, None, 2 * HOUR], [3600.0, None, 7200.0], "durations: they are taken as seconds"),
+        ([datetime.time(0, 1), None], [60.0, None], "times of day: they are taken as seconds sin"),
+        ([[1, 2], None, [3]], ["[1, 2]", None, "[3]"], "lists: each is taken as one text"),
+        ([2**60, 3, 1], [2.0**60, 3.0, 1.0], "beyond 2^53, which are rounded"),
+    ),
+)
+@pytest.mark.parametrize("make", (dict, pandas.DataFrame, polars.DataFrame, pyarrow.table))
+def test_values_taken_for_others_are_said(
+    values: list[Any], wanted: list[Any], said: str, make: Any
+) -> None:
+    frame = to_frame(make({"c": values}))
+    assert plain(frame) == {"c": wanted}
+    (note,) = frame.notes
+    assert note.startswith("column 'c' h") and said in note
+
+
+def test_numbers_of_every_size_and_kind() -> None:
+    nan = Decimal("sNaN")
+    odd = {"c": [10**400, -(10**400), Decimal("1.5"), nan, np.float32(2), True]}
+    assert to_frame({"c": odd["c"][:5]}).columns["c"].tolist()[:3] == [math.inf, -math.inf, 1.5]
+    assert plain(to_frame(odd))["c"] == ["inf", "-inf", "1.5", None, "2", "True"]
+    assert plain(to_frame({"c": np.array([1, "NaT"], dtype="timedelta64[m]")})) == {
+        "c": [60.0, None]
+    }
+    assert plain(to_frame({"c": [b"ab", b"\xff"]})) == {"c": ["ab", "\\xff"]}
+
+
+@pytest.mark.parametrize("cell", (object(), {1}, 1j))
+def test_cells_that_cannot_be_learnt_from(cell: Any) -> None:
+    with pytest.raises(InputError, match=r"column 'c': .*(must be a number, a text|complex num)"):
+        to_frame(pandas.DataFrame({"c": pandas.Series([cell, cell], dtype=object)}))
+
+
+def test_frames_that_are_not_at_hand_or_have_no_names() -> None:
+    with pytest.raises(InputError, match=r"at hand: got LazyFrame\. Try \.collect\(\)"):
+        to_frame(polars.LazyFrame({"a": [1]}))
+    with pytest.raises(InputError, match=r"a different name for each column\..*'a' 2 times"):
+        to_frame(pandas.DataFrame([[1, 2]], columns=["a", "a"]))
+    rows = [{"a": 1, "b": "x"}, {"b": "y"}]
+    assert plain(to_frame(rows)) == {"a": [1.0, None], "b": ["x", "y"]}
 
 
 def test_arrays_have_numbered_columns() -> None:

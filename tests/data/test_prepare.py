@@ -13,7 +13,8 @@ from addnorm.data.bins import make_edges, quantile_edges, tree_edges
 from addnorm.data.frame import Frame, to_frame
 from addnorm.data.guess import guess_task, infer
 from addnorm.data.prepare import Recipe, fit_recipe
-from addnorm.data.schema import Column, Schema, to_dates, to_numbers
+from addnorm.data.schema import Column, Schema
+from addnorm.data.written import find_form, need_form, to_dates, to_numbers
 from addnorm.errors import ConfigError, InputError, SavedError
 
 
@@ -97,6 +98,13 @@ def test_a_copy_of_the_target_is_pointed_out() -> None:
     assert "tells" not in note(table, "z", "y")
 
 
+def test_numbers_that_never_repeat_tell_nothing_but_in_another_unit() -> None:
+    y = [math.sin(i) for i in range(50)]
+    table = frame(y=y, free=[math.cos(i) for i in range(50)], unit=[3 * v - 1 for v in y])
+    assert "tells" not in note(table, "free", "y")
+    assert "tells 'y' exactly" in note(table, "unit", "y")
+
+
 @pytest.mark.parametrize(
     ("values", "task"),
     (
@@ -157,6 +165,113 @@ def test_numbers_and_dates_are_read_strictly() -> None:
         assert to_dates(np.array([bad], dtype=object)) is None
 
 
+# ── As people write ──────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("cells", "form", "numbers"),
+    (
+        (["1,5", "1.234,25", "-2"], "1.234,5", [1.5, 1234.25, -2]),
+        (["1,234", "999", "1,234,567.5"], "1,234.5", [1234, 999, 1234567.5]),
+        (["$1,200.00", "-$5", "$-7.5"], "$1,234.5", [1200, -5, -7.5]),
+        (["1.200,50 €", "3 €", "−4 €"], "1.234,5 €", [1200.5, 3, -4]),
+        (["12%", "3.5 %", "0.1%"], "1,234.5 %", [12, 3.5, 0.1]),
+        (["1 234,5", "10\u00a0000,5", "2,5"], "1.234,5", [1234.5, 10000.5, 2.5]),
+        (["1'234.5", "2’000", "7"], "1,234.5", [1234.5, 2000, 7]),
+    ),
+)
+def test_numbers_as_people_write_them(cells: list[str], form: str, numbers: list[float]) -> None:
+    table = frame(c=[*cells, None] * 20, d=list(range(80)))
+    column = infer(table).columns[0]
+    assert (column.kind, column.form) == ("number", form)
+    assert f"they are taken as written like {form}" in column.note
+    found, stray = to_numbers(table.columns["c"][:3], form)
+    assert found.tolist() == numbers and not stray
+    recipe = fit_recipe(table, infer(table), scaling="none")
+    assert recipe.encode(table).numbers[:3, 0].tolist() == pytest.approx(
+        [min(number, 1e6) for number in numbers]
+    )
+    assert Recipe.parse(json.loads(json.dumps(recipe.dump()))) == recipe
+
+
+def test_a_form_is_one_of_the_whole_column() -> None:
+    """1.234 is more than a thousand among 2,5 and 3,75, and little more than one by itself."""
+    assert find_form(["1.234", "2,5", "3,75"]) == "1.234,5"
+    assert to_numbers(np.array(["1.234"], dtype=object), "1.234,5")[0].tolist() == [1234.0]
+    assert to_numbers(np.array(["1.234"], dtype=object))[0].tolist() == [1.234]
+    assert find_form(["1,234", "5,678"]) == "1,234.5"
+    for cells in (["$5", "€7"], ["red", "1,5"], ["030 123 456", "1,2,3"], ["12% $5", "1% $7"]):
+        assert find_form(cells) == ""
+    strays = to_numbers(np.array(["1.5", "5 €", "1,2345,6"], dtype=object), "1.234,5")[1]
+    assert strays == ["1.5", "5 €", "1,2345,6"]
+
+
+def test_forms_are_checked_and_kept() -> None:
+    text = "[[columns]]\nname = 'a'\nkind = 'number'\nform = '1.234,5 €'"
+    schema = Schema.parse("form = '$1,234.5'\n" + text)
+    assert schema.form == "$1,234.5" and schema.columns[0].form == "1.234,5 €"
+    assert Schema.parse(schema.dump()) == schema
+    with pytest.raises(ConfigError, match=r"column 'a': the form of a number must be 1,234.5 or"):
+        Schema.parse(text.replace("1.234,5", "1234"))
+    for bad in ("", "1,234.5 EUR", "x1.234,5"):
+        with pytest.raises(ConfigError, match="the form of a number must be"):
+            need_form(bad)
+
+
+def test_digits_with_leading_zeros_are_codes() -> None:
+    table = frame(
+        post=["01067", "80331", "20095"] * 40,
+        phone=["030", "0171", "5"] * 40,
+        slip=[*(str(i) for i in range(1, 120)), "07"],
+    )
+    assert kinds(table) == {"post": "category", "phone": "category", "slip": "number"}
+    assert "digits with leading zeros are taken for codes" in note(table, "post")
+
+
+def test_gaps_among_numbers_and_dates_may_have_words() -> None:
+    table = frame(
+        n=["1", "2", "3", "-", "Unknown"] * 20,
+        d=["2024-01-02", "2024-03-04", "n.a.", "-", "?"] * 20,
+        c=["a", "b", "-", "?", "c"] * 20,
+        only=["-", "?"] * 50,
+    )
+    assert kinds(table) == {"n": "number", "d": "date", "c": "category", "only": "ignore"}
+    assert "40 texts that are no number ('-', 'Unknown') count as missing" in note(table, "n")
+    assert "60 texts that are no date ('-', '?', 'n.a.') count as missing" in note(table, "d")
+
+
+def test_dates_in_other_forms_are_hinted_at() -> None:
+    days = [f"{1 + i % 28:02}.{1 + i % 12:02}.{1990 + i}" for i in range(80)]
+    table = frame(many=days, few=["1/2/2024", "12/31/2024"] * 40, no=["a1", "b2"] * 40)
+    assert kinds(table) == {"many": "ignore", "few": "category", "no": "category"}
+    for name in ("many", "few"):
+        assert "if they are dates, write them as 2024-12-31" in note(table, name)
+    assert "dates" not in note(table, "no")
+
+
+def test_dates_with_an_offset_are_taken_to_utc() -> None:
+    texts = [
+        "2024-01-01T00:30:00+02:00",
+        "2024-01-01 10:00-0530",
+        "2024-01-01T10:00Z",
+        "2024-01-01",
+    ]
+    found = to_dates(np.array(texts, dtype=object))
+    assert found is not None and [str(when) for when in found] == [
+        "2023-12-31T22:30:00",
+        "2024-01-01T15:30:00",
+        "2024-01-01T10:00:00",
+        "2024-01-01T00:00:00",
+    ]
+
+
+def test_targets_are_read_in_their_form() -> None:
+    table = frame(y=[f"{i},5 €" for i in range(60)], x=list(range(60)))
+    schema = infer(table, "y")
+    assert schema.task == "number" and schema.form == "1.234,5 €"
+    assert guess_task(frame(y=["1,0", "2,0"]).columns["y"]) == "classes"
+
+
 # ── Recipes ───────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -200,6 +315,7 @@ def test_codes() -> None:
     found = recipe.encode(frame(c=["a", "b", "rare", "new", None]))
     assert found.codes[:, 0].tolist() == [2, 3, 1, 1, 0]
     (said,) = recipe.unseen(frame(c=["a", "new", "new", None]))
+    assert recipe.strange(frame(c=["a", "new", "new", None])) == {"c": (2, ["new"])}
     assert said.startswith("c: 2 rows have values that training had not, or seldom ('new')")
 
 
@@ -229,7 +345,7 @@ def test_dates_are_taken_apart() -> None:
     assert bool(found[3].isnan().all())
     same_hour = frame(d=["2024-01-01", "2024-02-03"])
     assert "d (hour)" not in fit_recipe(same_hour, infer(same_hour)).names
-    with pytest.raises(InputError, match="column 'd' must hold dates such as 2024-05-31"):
+    with pytest.raises(InputError, match=r"dates such as 2024-05-31: got 'yesterday'\."):
         recipe.encode(frame(d=["yesterday"]))
 
 

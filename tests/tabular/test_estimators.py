@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from tests.tabular.data import QUICK, people
 pandas = pytest.importorskip("pandas")
 polars = pytest.importorskip("polars")
 X, Y = people()
+RECIPE_DATES = ["start", "start (day)", "start (month)", "start (weekday)"]
 
 
 @pytest.fixture(scope="module")
@@ -265,8 +267,90 @@ def test_bad_numbers() -> None:
         FTTransformerRegressor(**QUICK).fit(X, Y)
     with pytest.raises(InputError, match="y contains NaN or infinity: every row must have a numb"):
         FTTransformerRegressor(**QUICK).fit(X, np.full(240, np.inf))
-    with pytest.raises(ConfigError, match="epochs must be 1 or more: got -1"):
+    with pytest.raises(ConfigError, match="epochs must be a whole number, 1 or more: got -1"):
         FTTransformerRegressor(**QUICK | {"epochs": -1}).fit(X, X.columns["noise"])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    (
+        ("epochs", 0, "epochs must be a whole number, 1 or more: got 0. Leave it out."),
+        ("batch_size", 2.5, "batch_size must be a whole number, 1 or more: got 2.5"),
+        ("learning_rate", -1.0, "learning_rate must be 0 or more: got -1.0"),
+        ("minutes", -1, "minutes must be 0 or more: got -1"),
+        ("valid", "much", "valid must be between 0 and 1: got 'much'"),
+        ("dropout", 2, "dropout must be between 0 and 1: got 2"),
+        ("members", True, "members must be a whole number, 1 or more: got True"),
+        ("random_state", -1, "random_state must be 0 or more: got -1"),
+    ),
+)
+def test_bad_parameters(name: str, value: Any, said: str) -> None:
+    model = FTTransformerClassifier(**QUICK | {name: value})
+    for act in (lambda: model.fit(X, Y), lambda: model.pretrain(X)):
+        with pytest.raises(ConfigError) as caught:
+            act()
+        assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("y", "said"),
+    (
+        (pandas.array([True, None] * 120, dtype="boolean"), "contains NaN or None: 120 targets"),
+        (np.array([1, "a"] * 120, dtype=object), "y has int and str. Make them texts"),
+        (np.array([Decimal(1), Decimal(2)] * 120), "y has Decimal. Make them texts"),
+    ),
+)
+def test_classes_that_cannot_be(y: Any, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        FTTransformerClassifier(**QUICK).fit(X, y)
+
+
+def test_numbers_that_cannot_be() -> None:
+    model = FTTransformerRegressor(**QUICK)
+    with pytest.raises(InputError, match=r"y must be between ±1e\+150: got 1e\+300\. Use a larger"):
+        model.fit(X, np.array([0.0, 1e300] * 120))
+    with pytest.raises(InputError, match=r"y must be numbers: got timedelta64.*Say in which unit"):
+        model.fit(X, np.ones(240, dtype="timedelta64[s]"))
+    with pytest.raises(InputError, match="Input y contains NaN or infinity: every row must have"):
+        model.fit(X, np.array([1, pandas.NA] * 120, dtype=object))
+
+
+def test_pairs_to_stop_with_are_one() -> None:
+    with pytest.raises(InputError, match=r"eval_set must be a pair \(X, y\), or a list of one"):
+        FTTransformerClassifier(**QUICK).fit(X, Y, eval_set=[(X, Y), (X, Y)])
+
+
+def test_rows_as_a_service_has_them(fitted: FTTransformerClassifier) -> None:
+    wanted = fitted.predict(X)[0]
+    row = {name: column[0] for name, column in X.columns.items()}
+    assert fitted.predict([row, {**row, "age": None}])[0] == wanted
+    with pytest.raises(InputError, match=r"'age' is none\. Try \[value\] for one row"):
+        fitted.predict(row)
+    for nothing in (X.take(np.arange(0)), pandas.DataFrame(X.columns).iloc[:0]):
+        with pytest.raises(InputError, match="X must have a row: found array with 0 sample"):
+            fitted.predict(nothing)
+
+
+def test_texts_where_training_had_numbers_are_warned_of(fitted: FTTransformerClassifier) -> None:
+    rows = X.take(np.arange(4))
+    age = np.array(["31 years", "-", "40", None], dtype=object)
+    with pytest.warns(UserWarning, match=r"'age': 1 of 4 values are no numbers \('31 years'\)"):
+        told = fitted.predict_proba(Frame("t", {**rows.columns, "age": age}))
+    number = np.array([np.nan, np.nan, 40, np.nan])
+    same = fitted.predict_proba(Frame("t", {**rows.columns, "age": number}))
+    assert np.array_equal(told, same)
+
+
+def test_what_is_to_be_looked_at_is_in_the_notes() -> None:
+    price = np.array([f"${1000 + i:,}.50" for i in range(240)], dtype=object)
+    code = np.array(["01067", "80331", "20095"] * 80, dtype=object)
+    table = Frame("t", {**X.columns, "price": price, "code": code})
+    model = FTTransformerClassifier(**QUICK | {"epochs": 1}).fit(table, Y)
+    assert model.report_["notes"] == [
+        "column 'price': they are taken as written like $1,234.5.",
+        "column 'code': digits with leading zeros are taken for codes, not numbers.",
+    ]
+    assert model.recipe_.names == ["age", "noise", *RECIPE_DATES, "price", "job", "code"]
 
 
 # ── scikit-learn around them ──────────────────────────────────────────────────────────────────────
@@ -325,6 +409,42 @@ def test_saved_files_are_for_people_too(fitted: FTTransformerClassifier, tmp_pat
     save(fitted, tmp_path)
     assert Schema.load(tmp_path / "schema.toml") == fitted.recipe_.schema
     assert json.loads((tmp_path / "report.json").read_text())["rows"] == 192
+
+
+def test_classes_that_are_dates_are_kept(tmp_path: Path) -> None:
+    y = np.array(["2024-01-01", "2024-02-01"], dtype="datetime64[D]")[np.arange(240) % 2]
+    model = FTTransformerClassifier(**QUICK | {"epochs": 1}).fit(X, y)
+    save(model, tmp_path)
+    assert np.array_equal(load(tmp_path).predict(X), model.predict(X))
+
+
+@pytest.mark.parametrize("name", ("schema.toml", "report.json"))
+def test_files_for_people_are_as_they_were_or_gone(
+    fitted: FTTransformerClassifier, tmp_path: Path, name: str
+) -> None:
+    save(fitted, tmp_path)
+    path, before = tmp_path / name, load(tmp_path).predict(X)
+    for content in (b"", b"[[", b"\xff\xfe", b"target = 'z'\n"):
+        path.write_bytes(content)
+        with pytest.raises(SavedError, match=f"{name}' is not what the model was saved with"):
+            load(tmp_path)
+    path.unlink()
+    assert np.array_equal(load(tmp_path).predict(X), before)
+
+
+@pytest.mark.parametrize("lost", ("recipe", "report", "learnt", "names", "classes", "config"))
+def test_a_header_that_lacks_something_is_refused(
+    fitted: FTTransformerClassifier, tmp_path: Path, lost: str
+) -> None:
+    from addnorm.models.saved import read_tensors, write_tensors
+
+    save(fitted, tmp_path)
+    tensors, header = read_tensors(tmp_path / "model.safetensors")
+    facts = json.loads(header["facts"])
+    del facts[lost]
+    write_tensors(tmp_path / "model.safetensors", tensors, header | {"facts": json.dumps(facts)})
+    with pytest.raises(SavedError, match=f"cannot be read: '{lost}'"):
+        load(tmp_path)
 
 
 def test_what_is_no_table_model_is_refused(tmp_path: Path) -> None:

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 from addnorm.cli.targets import (
     join,
     known_answers,
+    quiet,
     say,
     settle_schema,
+    spoken,
     to_answers,
     with_target,
 )
@@ -62,7 +64,9 @@ def train_table(args: argparse.Namespace) -> None:
         say(note)
     given = settle_schema(table, args.target, args.schema, args.groups)
     table, y = with_target(table, args.target)
-    answers = to_answers(y, given.task, args.target)
+    answers = to_answers(y, given)
+    if given.form:
+        say(f"column {args.target!r} is taken as numbers, written as {given.form}.")
     estimator = _estimator(given, args)
     need_one_way(estimator.split, args.groups is not None)
     groups = to_groups(None if args.groups is None else table.columns[args.groups], len(table))
@@ -80,12 +84,15 @@ def train_table(args: argparse.Namespace) -> None:
         method = args.pretrain or METHODS[0]
         estimator.pretrain(join(X, more), method=method)
         say(f"pre-trained ({method}) on {len(X) + len(more):,} rows, those of both files.")
-    estimator.fit(X, answers, groups=groups)
+    with spoken():
+        estimator.fit(X, answers, groups=groups)
     for note in estimator.report_["notes"]:
-        say(note)
+        if note not in table.notes:
+            say(note)
     rows = [{"model": type(estimator).__name__, "on": "held-out rows", **_valid(estimator)}]
     if test is not None:
-        rows += _measure(estimator, (X, answers), test, args)
+        with quiet():
+            rows += _measure(estimator, (X, answers), test, args)
     estimator.report_["results"] = rows
     save(estimator, args.out)
     page = summary_page(estimator, rows).write(Path(args.out) / "summary.html")

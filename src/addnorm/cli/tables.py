@@ -9,11 +9,12 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from addnorm.cli.targets import known_answers, say, with_target
+from addnorm.cli.targets import known_answers, quiet, say, with_target
 from addnorm.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
     from addnorm.data.frame import Array, Frame
+    from addnorm.data.prepare import Recipe, Strange
     from addnorm.tabular.base import TableEstimator
 
 PART = 20_000
@@ -67,17 +68,18 @@ def predict(args: argparse.Namespace) -> None:
     from addnorm.tabular import load
 
     estimator = load(args.run)
-    target = estimator.recipe_.schema.target
+    seen = Strangers(estimator.recipe_)
     done = 0
     if args.out is None:
         for part in read_parts(args.file, PART):
-            scored = _score(estimator, part, target, args.proba)
+            scored = _score(estimator, part, seen, args.proba)
             _print_scored(scored, done, args.json)
             done += len(part)
+        seen.say()
         return
     with Bar() as bar, open_sink(args.out) as sink:
         for part in read_parts(args.file, PART, bar.read):
-            scored = _score(estimator, part, target, args.proba)
+            scored = _score(estimator, part, seen, args.proba)
             clash = [name for name in scored if name in part.columns]
             if clash:
                 raise InputError(
@@ -86,10 +88,34 @@ def predict(args: argparse.Namespace) -> None:
             sink.write(type(part)(part.name, {**part.columns, **scored}))
             done += len(part)
             bar.done(done)
+    seen.say()
     if args.json:
         print(json.dumps({"rows": done, "out": args.out, "columns": list(scored)}))
         return
     say(f"{done:,} rows predicted: {args.out}")
+
+
+class Strangers:
+    """Values of a file that training did not know, counted over its parts."""
+
+    def __init__(self, recipe: "Recipe") -> None:
+        self.recipe = recipe
+        self.found: Strange = {}
+        self.empty = {column.name for column in recipe.schema.used}
+
+    def meet(self, part: "Frame") -> None:
+        from addnorm.data.schema import gone
+
+        for name, (rows, values) in self.recipe.strange(part).items():
+            before, shown = self.found.get(name, (0, []))
+            self.found[name] = before + rows, list(dict.fromkeys([*shown, *values]))[:3]
+        self.empty -= {name for name in self.empty if not gone(part.columns[name]).all()}
+
+    def say(self) -> None:
+        for note in self.recipe.say_strange(self.found):
+            say(note)
+        for name in sorted(self.empty):
+            say(f"{name}: no row has a value; all are predicted as missing it.")
 
 
 def explain(args: argparse.Namespace) -> None:
@@ -102,6 +128,9 @@ def explain(args: argparse.Namespace) -> None:
     estimator = load(args.run)
     kept = estimator.recipe_.schema
     table = read_frame(args.file)
+    kept.check(table)
+    for note in estimator.recipe_.unseen(table):
+        say(note)
     if args.row is not None:
         _explain_one(estimator, table, args)
         return
@@ -109,7 +138,8 @@ def explain(args: argparse.Namespace) -> None:
         raise ConfigError("this model does not know its target's name. Explain one row: --row 1.")
     table, y = with_target(table, kept.target)
     classes = getattr(estimator, "classes_", None)
-    found = explain_all(estimator, table, known_answers(kept, classes, y))
+    with quiet():
+        found = explain_all(estimator, table, known_answers(kept, classes, y))
     if args.out is not None:
         say(f"picture: {explanation_page(found, estimator).write(args.out)}")
     if args.json:
@@ -132,7 +162,8 @@ def _explain_one(estimator: "TableEstimator", table: "Frame", args: argparse.Nam
 
     if not 1 <= args.row <= len(table):
         raise InputError(f"--row must be 1 to {len(table)}: got {args.row}.")
-    one = explain_row(estimator, table, args.row - 1)
+    with quiet():
+        one = explain_row(estimator, table, args.row - 1)
     if args.out is not None:
         say(f"picture: {row_page(one, args.row, estimator).write(args.out)}")
     if args.json:
@@ -173,20 +204,24 @@ class Bar:
         self.bar.update(self.task, done=rows)
 
 
-def _score(estimator: Any, part: "Frame", target: str | None, proba: bool) -> "dict[str, Array]":
+def _score(estimator: Any, part: "Frame", seen: Strangers, proba: bool) -> "dict[str, Array]":
     """The new columns of one part."""
     import numpy as np
 
+    target = estimator.recipe_.schema.target
     rows = part if target is None or target not in part.columns else part.without(target)
     name = target or "target"
-    if not hasattr(estimator, "classes_"):
-        return {f"{name} (predicted)": estimator.predict(rows)}
-    probabilities = estimator.predict_proba(rows)
-    likeliest = np.array(estimator.classes_, dtype=object)[probabilities.argmax(axis=1)]
+    with quiet():
+        answers = estimator.predict(rows) if not hasattr(estimator, "classes_") else None
+        told = estimator.predict_proba(rows) if answers is None else np.empty(0)
+    seen.meet(rows)
+    if answers is not None:
+        return {f"{name} (predicted)": answers}
+    likeliest = np.array(estimator.classes_, dtype=object)[told.argmax(axis=1)]
     found = {f"{name} (predicted)": likeliest}
     if proba:
         for i, label in enumerate(estimator.classes_):
-            found[f"p({label})"] = probabilities[:, i]
+            found[f"p({label})"] = told[:, i]
     return found
 
 

@@ -1,6 +1,9 @@
 """The column that is to be predicted, as files have it and as estimators take it."""
 
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from addnorm.errors import ConfigError, InputError, nearest
@@ -10,9 +13,30 @@ if TYPE_CHECKING:
     from addnorm.data.schema import Schema
 
 
+NO_NUMBERS = "column .* are no numbers"
+
+
 def say(text: str) -> None:
     """Talk: not a result."""
     print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def spoken() -> Iterator[None]:
+    """Warnings as talk, without the place in the code that they come from."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.filterwarnings("always", message=NO_NUMBERS)
+        yield
+    for text in dict.fromkeys(str(warning.message) for warning in caught):
+        say(text)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the warning on values that are no numbers, where that is said in our own words."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=NO_NUMBERS)
+        yield
 
 
 def settle_schema(
@@ -24,7 +48,7 @@ def settle_schema(
     """
     from dataclasses import replace
 
-    from addnorm.data.guess import guess_task, infer
+    from addnorm.data.guess import guess_form, guess_task, infer
     from addnorm.data.schema import Column, Schema
 
     table.column(target)
@@ -57,7 +81,8 @@ def settle_schema(
             f"{path!r} says nothing of column {extra[0]!r}. Add it, with kind = 'ignore'."
         )
     task = found.task or guess_task(table.columns[target])
-    return replace(found, target=target, task=task)
+    form = found.form or (guess_form(table.columns[target]) if task == "number" else "")
+    return replace(found, target=target, task=task, form=form)
 
 
 def with_target(table: "Frame", target: str) -> tuple["Frame", "Array"]:
@@ -88,17 +113,17 @@ def join(one: "Frame", other: "Frame") -> "Frame":
     return Frame(one.name, columns)
 
 
-def to_answers(y: "Array", task: str | None, target: str) -> "Array":
+def to_answers(y: "Array", given: "Schema") -> "Array":
     """Targets as the estimator takes them: texts of classes, or numbers."""
     from addnorm.data.frame import as_text
-    from addnorm.data.schema import to_numbers
+    from addnorm.data.written import to_numbers
 
-    if task != "number":
+    if given.task != "number":
         return as_text(y).astype(str)
-    numbers, stray = to_numbers(y)
+    numbers, stray = to_numbers(y, given.form)
     if stray:
         raise InputError(
-            f"column {target!r} must hold numbers: got {stray[0]!r}. Mend the file, or write "
+            f"column {given.target!r} must hold numbers: got {stray[0]!r}. Mend the file, or write "
             "task = 'classes' in a schema (addnorm schema FILE -o schema.toml, then --schema)."
         )
     return numbers
@@ -106,7 +131,7 @@ def to_answers(y: "Array", task: str | None, target: str) -> "Array":
 
 def known_answers(given: "Schema", classes: "Array | None", y: "Array") -> "Array":
     """Targets of rows to be measured on: some of the classes that were trained, or numbers."""
-    answers = to_answers(y, given.task, str(given.target))
+    answers = to_answers(y, given)
     if classes is None:
         return answers
     known = set(classes.tolist())

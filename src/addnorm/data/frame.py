@@ -5,11 +5,9 @@ the last of each stands for a missing value. What kind of column it is to a mode
 here but by the schema; what a cell says is not changed, but for the spaces around it.
 """
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from decimal import Decimal
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +15,13 @@ import numpy as np
 
 from addnorm.data.cells import is_table, read_cells
 from addnorm.data.files import need_file
+from addnorm.data.values import Array as Array
+from addnorm.data.values import is_gone, number_text, say_taken, to_array
 from addnorm.errors import InputError, SavedError, nearest, require
 
 MISSING = ("", "?", "NA", "N/A", "n/a", "#N/A", "<NA>", "nan", "NaN", "NAN", "null", "NULL", "None")
 """Texts of a file that stand for a missing value."""
 ARROW = {".parquet": "parquet", ".pq": "parquet", ".feather": "feather", ".arrow": "feather"}
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -37,6 +35,8 @@ class Frame:
     """What was found out in reading, in sentences."""
     named: bool = True
     """Whether the columns had names; those of an array are numbered: x0, x1, ..."""
+    declared: frozenset[str] = frozenset()
+    """Columns that their frame says are categories, whatever their values look like."""
 
     @property
     def names(self) -> list[str]:
@@ -48,11 +48,11 @@ class Frame:
     def take(self, rows: Array) -> "Frame":
         """Some of the rows, by number or as booleans."""
         some = {name: column[rows] for name, column in self.columns.items()}
-        return Frame(self.name, some, self.notes, self.named)
+        return replace(self, columns=some)
 
     def without(self, *names: str) -> "Frame":
         rest = {name: column for name, column in self.columns.items() if name not in names}
-        return Frame(self.name, rest, self.notes, self.named)
+        return replace(self, columns=rest)
 
     def column(self, name: str) -> Array:
         """One column; an error that helps if there is none of that name."""
@@ -62,7 +62,7 @@ class Frame:
 
 
 def to_frame(source: Any, name: str = "the table") -> Frame:
-    """A table of any kind: a path, a 2-D array, a mapping of columns, a data frame.
+    """A table of any kind: a path, a 2-D array, a mapping of columns, rows as dicts, a data frame.
 
     >>> to_frame({"age": [31, None], "job": ["cook", " "]}).columns["age"].tolist()
     [31.0, nan]
@@ -76,19 +76,40 @@ def to_frame(source: Any, name: str = "the table") -> Frame:
             f"{name} must not be sparse: sparse input is not supported. "
             f"Got {type(source).__name__}; try X.toarray()."
         )
+    if isinstance(source, list) and source and all(isinstance(row, Mapping) for row in source):
+        names = dict.fromkeys(key for row in source for key in row)
+        return to_frame({key: [row.get(key) for row in source] for key in names}, name)
     if isinstance(source, Mapping):
-        return _checked(name, [(str(key), _values(value)) for key, value in source.items()])
+        listed = [(str(key), value) for key, value in source.items()]
+        if lone := [key for key, value in listed if not _is_column(value)]:
+            raise InputError(
+                f"{name} must have a sequence for each column: {lone[0]!r} is none. "
+                "Try [value] for one row."
+            )
+        found = _checked(name, [(key, to_array(value)) for key, value in listed])
+        return replace(found, notes=tuple(say_taken(listed, found.columns)))
     if isinstance(source, np.ndarray):
         return _from_array(source, name)
     narwhals = require("narwhals", "tables")
     try:
-        frame = narwhals.from_native(source, eager_only=True)
+        frame = narwhals.from_native(source)
     except TypeError:
         return _from_array(np.asarray(source), name)
+    except narwhals.exceptions.DuplicateError as error:
+        raise InputError(
+            f"{name} must have a different name for each column. {' '.join(str(error).split())}"
+        ) from None
     if not hasattr(frame, "iter_columns"):
-        raise InputError(f"{name} must have rows and columns: got {type(source).__name__}.")
-    pairs = [(str(column.name), _from_series(column)) for column in frame.iter_columns()]
-    return _checked(name, pairs)
+        raise InputError(
+            f"{name} must have rows and columns that are at hand: got {type(source).__name__}. "
+            "Try .collect(), or a frame of one column."
+        )
+    listed = [(str(column.name), column) for column in frame.iter_columns()]
+    found = _checked(name, [(key, _from_series(key, column)) for key, column in listed])
+    firsts = [(key, column.drop_nulls().head(1).to_list()) for key, column in listed]
+    found = replace(found, notes=tuple(say_taken(firsts, found.columns)))
+    kinds = (narwhals.Categorical, narwhals.Enum)
+    return replace(found, declared=frozenset(key for key, col in listed if col.dtype in kinds))
 
 
 def read_frame(path: str | Path) -> Frame:
@@ -150,14 +171,8 @@ def as_text(column: Array) -> Array:
     if column.dtype.kind == "M":
         found[:] = [None if np.isnat(value) else str(value) for value in column]
     else:
-        found[:] = [_number_text(value) for value in column.tolist()]
+        found[:] = [number_text(value) for value in column.tolist()]
     return found
-
-
-def _number_text(value: float) -> str | None:
-    if math.isnan(value):
-        return None
-    return str(int(value)) if value == value // 1 and abs(value) < 1e15 else repr(value)
 
 
 def _checked(name: str, pairs: list[tuple[str, Array]], notes: Sequence[str] = ()) -> Frame:
@@ -182,61 +197,34 @@ def _from_array(array: Array, name: str) -> Frame:
             f"{name} must have rows and columns: got {array.ndim} dimensions. "
             "Try .reshape(-1, 1) for one column."
         )
-    columns = {f"x{i}": _values(array[:, i]) for i in range(array.shape[1])}
-    return Frame(name, columns, (), named=False)
+    listed = [(f"x{i}", array[:, i]) for i in range(array.shape[1])]
+    columns = {key: to_array(column) for key, column in listed}
+    return Frame(name, columns, tuple(say_taken(listed, columns)), named=False)
 
 
-def _values(values: Any) -> Array:
-    """Any sequence as one of the three kinds of array."""
-    array = values if isinstance(values, np.ndarray) else _as_objects(values)
-    if array.dtype.kind in "iuf":
-        return array.astype(np.float64)
-    if array.dtype.kind == "M":
-        return array.astype("datetime64[s]")
-    if array.dtype.kind == "c":
-        raise InputError("complex numbers cannot be learnt from. Give two columns of real numbers.")
-    listed = [_plain(value) for value in array.tolist()]
-    present = [value for value in listed if value is not None]
-    if present and all(isinstance(value, float) for value in present):
-        return np.array([math.nan if value is None else value for value in listed])
-    column = np.empty(len(listed), dtype=object)
-    column[:] = [_number_text(v) if isinstance(v, float) else v for v in listed]
-    return column
+def _is_column(value: Any) -> bool:
+    return hasattr(value, "__len__") and not isinstance(value, str | bytes | Mapping)
 
 
-def _as_objects(values: Any) -> Array:
-    listed = list(values)
-    array = np.empty(len(listed), dtype=object)
-    array[:] = listed
-    return array
-
-
-def _plain(value: Any) -> float | str | None:
-    """A value as a number or a text; None if it is missing."""
-    if value is None or type(value).__name__ in ("NAType", "NaTType"):
-        return None
-    if isinstance(value, bool | np.bool_):
-        return str(bool(value))
-    if isinstance(value, int | float | Decimal | np.number):
-        number = float(value)
-        return None if math.isnan(number) else number
-    text = str(value).strip()
-    return text or None
-
-
-def _from_series(series: Any) -> Array:
+def _from_series(name: str, series: Any) -> Array:
     """A column of a data frame."""
     import narwhals
 
     kind = series.dtype
     if kind.is_numeric():
-        return np.asarray(series.cast(narwhals.Float64).to_numpy(), dtype=np.float64)
+        try:
+            return np.asarray(series.cast(narwhals.Float64).to_numpy(), dtype=np.float64)
+        except ValueError:  # whole numbers that float64 has not: arrow does not round
+            return to_array(series.to_list())
     if kind in (narwhals.Date, narwhals.Datetime):
         if getattr(kind, "time_zone", None) is not None:
             series = series.dt.convert_time_zone("UTC").dt.replace_time_zone(None)
-        listed = [None if _plain(value) is None else value for value in series.to_list()]
+        listed = [None if is_gone(value) else value for value in series.to_list()]
         return np.array([np.datetime64(value, "s") for value in listed], dtype="datetime64[s]")
-    return _values(series.to_list())
+    try:
+        return to_array(series.to_list())
+    except InputError as error:
+        raise InputError(f"column {name!r}: {error}") from None
 
 
 def _read_arrow(path: Path, kind: str) -> Frame:

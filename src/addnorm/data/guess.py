@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 
 from addnorm.data.frame import Array, Frame, as_text
-from addnorm.data.schema import Column, Schema, gone, to_dates, to_numbers
+from addnorm.data.schema import Column, Schema, gone
+from addnorm.data.written import GAPS, STRAY, find_form, look_like_dates, to_dates, to_numbers
 from addnorm.errors import InputError
 
 FEW = 50
 """A column of texts with more different values than this, most of them met once, is no category."""
-STRAY = 0.02
-"""Share of texts in a column of numbers that are taken for mistakes in it."""
 IDENTIFIER = re.compile(
     r"(?i:(^|[_ .-])(id|uuid|guid|key|index|row ?number|nr|no)$)|[a-z](Id|ID|Number)$"
 )
@@ -33,16 +32,20 @@ def infer(frame: Frame, target: str | None = None, task: str | None = None) -> S
     rest = frame if target is None else frame.without(target)
     if not rest.columns:
         raise InputError(f"{frame.name} must have a column besides the target {target!r}.")
-    columns = [_infer_column(name, column) for name, column in rest.columns.items()]
+    columns = [
+        _infer_column(name, column, name in frame.declared) for name, column in rest.columns.items()
+    ]
     columns = _mark_duplicates(columns, rest)
+    form = ""
     if answers is not None:
-        columns = _mark_leaks(columns, rest, answers, str(target))
-    return Schema(columns=tuple(columns), target=target, task=task)
+        form = guess_form(answers) if task == "number" else ""
+        columns = _mark_leaks(columns, rest, answers, str(target), form)
+    return Schema(columns=tuple(columns), target=target, task=task, form=form)
 
 
 def guess_task(answers: Array) -> str:
     """classes or number: numbers with many values, or any that is not whole, are numbers."""
-    numbers, stray = to_numbers(answers)
+    numbers, stray, _ = _read_numbers(answers[~gone(answers)])
     present = numbers[~np.isnan(numbers)]
     if stray or answers.dtype.kind == "M" or not len(present):
         return "classes"
@@ -50,7 +53,12 @@ def guess_task(answers: Array) -> str:
     return "classes" if whole and len(np.unique(present)) <= 20 else "number"
 
 
-def _infer_column(name: str, column: Array) -> Column:
+def guess_form(answers: Array) -> str:
+    """How the numbers of a target are written; "" as programs do."""
+    return _read_numbers(answers[~gone(answers)])[2]
+
+
+def _infer_column(name: str, column: Array, declared: bool) -> Column:
     here = ~gone(column)
     present, rows = column[here], len(column)
     missing = "" if here.all() else f", {rows - int(here.sum())} of {rows} missing"
@@ -60,19 +68,66 @@ def _infer_column(name: str, column: Array) -> Column:
     if len(values) == 1 and here.all():
         shown = as_text(present[:1])[0]
         return Column(name=name, kind="ignore", note=f"constant: always {shown!r}")
-    if to_dates(present[:1000]) is not None and to_dates(present) is not None:
-        return Column(name=name, kind="date", note=f"dates{missing}")
-    numbers, stray = to_numbers(present)
-    if len(stray) <= STRAY * len(present):
-        return _number_column(name, numbers, stray, rows, missing)
+    if declared:
+        return Column(name=name, kind="category", note=f"{len(values)} values, declared{missing}")
+    if to_dates(present[:1000]) is not None and (dates := to_dates(present)) is not None:
+        return _date_column(name, dates, present, missing)
+    codes = _are_codes(values)
+    numbers, stray, form = _read_numbers(present)
+    gaps = sum(text.casefold() in GAPS for text in stray)
+    few = len(stray) - gaps <= STRAY * len(present) and len(stray) < len(present)
+    if few and not codes:
+        return replace(_number_column(name, numbers, stray, rows, missing, form), form=form)
     if len(values) > FEW and len(values) > len(present) / 2:
         note = f"texts: {len(values)} different values in {len(present)} rows{missing}"
-        return Column(name=name, kind="ignore", note=note)
-    return Column(name=name, kind="category", note=f"{len(values)} values{missing}")
+        return Column(name=name, kind="ignore", note=note + _hint(values))
+    note = f"{len(values)} values{missing}"
+    if codes:
+        note += "; digits with leading zeros are taken for codes, not numbers"
+    return Column(name=name, kind="category", note=note + _hint(values))
+
+
+def _hint(values: Array) -> str:
+    seen = values[:100].tolist() if values.dtype.kind in "OU" else []
+    return "; if they are dates, write them as 2024-12-31" if look_like_dates(seen) else ""
+
+
+def _read_numbers(present: Array) -> tuple[Array, list[str], str]:
+    """Numbers, the texts that are none, and the form in which the fewest are none."""
+    numbers, stray = to_numbers(present)
+    texts = [text for text in present if text.casefold() not in GAPS] if stray else []
+    form = find_form(texts)
+    if not form:
+        return numbers, stray, ""
+    written, other = to_numbers(present, form)
+    return (written, other, form) if len(other) < len(stray) else (numbers, stray, "")
+
+
+def _are_codes(values: Array) -> bool:
+    """Whether texts are digits that begin with 0, and not by mistake: postcodes, say."""
+    if values.dtype.kind not in "OU" or not all(text.isdecimal() for text in values.tolist()):
+        return False
+    zeros = sum(len(text) > 1 and text.startswith("0") for text in values.tolist())
+    alike = len({len(text) for text in values.tolist()}) == 1
+    return zeros > 0 and (alike or zeros > STRAY * len(values))
+
+
+def _date_column(name: str, dates: Array, present: Array, missing: str) -> Column:
+    lost = present[np.isnat(dates)]
+    if len(lost) == len(present):
+        return Column(name=name, kind="ignore", note="all values are missing")
+    return Column(name=name, kind="date", note=f"dates{missing}{_say_stray(lost, 'date')}")
+
+
+def _say_stray(texts: Sequence[str] | Array, what: str) -> str:
+    if not len(texts):
+        return ""
+    shown = ", ".join(repr(text) for text in sorted(set(texts))[:3])
+    return f"; {len(texts)} texts that are no {what} ({shown}) count as missing"
 
 
 def _number_column(
-    name: str, numbers: Array, stray: Sequence[str], rows: int, missing: str
+    name: str, numbers: Array, stray: Sequence[str], rows: int, missing: str, form: str
 ) -> Column:
     finite = numbers[np.isfinite(numbers)]
     if not len(finite):
@@ -84,13 +139,13 @@ def _number_column(
         if counted or IDENTIFIER.search(name):
             note = "a different whole number in every row: it looks like an identifier"
             return Column(name=name, kind="ignore", note=note)
-    note = f"{different} values from {finite.min():g} to {finite.max():g}{missing}"
+    low, high = (float(end) + 0.0 for end in (finite.min(), finite.max()))
+    note = f"{different} values from {low:g} to {high:g}{missing}"
     if len(finite) < int((~np.isnan(numbers)).sum()):
         note += ", with infinities"
-    if stray:
-        shown = ", ".join(repr(text) for text in sorted(set(stray))[:3])
-        note += f"; {len(stray)} texts that are no number ({shown}) count as missing"
-    return Column(name=name, kind="number", note=note)
+    if form:
+        note += f"; they are taken as written like {form}"
+    return Column(name=name, kind="number", note=note + _say_stray(stray, "number"))
 
 
 def _mark_duplicates(columns: list[Column], frame: Frame) -> list[Column]:
@@ -99,7 +154,7 @@ def _mark_duplicates(columns: list[Column], frame: Frame) -> list[Column]:
     found = []
     for column in columns:
         if column.kind != "ignore":
-            key = _fingerprint(frame.columns[column.name])
+            key = _fingerprint(frame.columns[column.name], column)
             if key in first:
                 note = f"the same in every row as {first[key]!r}"
                 column = replace(column, kind="ignore", note=note)
@@ -109,20 +164,28 @@ def _mark_duplicates(columns: list[Column], frame: Frame) -> list[Column]:
     return found
 
 
-def _fingerprint(column: Array) -> bytes:
-    numbers, stray = to_numbers(column)
-    if not stray:
+def _fingerprint(values: Array, column: Column) -> bytes:
+    numbers, stray = to_numbers(values, column.form)
+    if not stray and column.kind != "category":
         return numbers.tobytes()
-    return "\x1f".join("\x1e" if text is None else text for text in as_text(column)).encode()
+    return "\x1f".join("\x1e" if text is None else text for text in as_text(values)).encode()
 
 
-def _mark_leaks(columns: list[Column], frame: Frame, answers: Array, target: str) -> list[Column]:
+def _mark_leaks(
+    columns: list[Column], frame: Frame, answers: Array, target: str, form: str
+) -> list[Column]:
     """Say which columns tell the target exactly: they may be copies of it."""
     codes = _codes(as_text(answers))
     found = []
     for column in columns:
         values = frame.columns[column.name]
-        if column.kind in ("number", "category") and _tells(_codes(as_text(values)), codes):
+        if column.kind not in ("number", "category"):
+            tells = False
+        elif len(np.unique(codes)) == len(codes):
+            tells = _is_line(to_numbers(values, column.form)[0], to_numbers(answers, form)[0])
+        else:
+            tells = _tells(_codes(as_text(values)), codes)
+        if tells:
             warning = f"tells {target!r} exactly: is it known when predicting?"
             column = replace(column, note=f"{column.note}; {warning}")
         found.append(column)
@@ -132,6 +195,15 @@ def _mark_leaks(columns: list[Column], frame: Frame, answers: Array, target: str
 def _codes(texts: Array) -> Array:
     places: dict[Any, int] = {}
     return np.array([places.setdefault(text, len(places)) for text in texts])
+
+
+def _is_line(column: Array, target: Array) -> bool:
+    """Whether numbers, of which no two are equal, are the target's in another unit."""
+    here = np.isfinite(column) & np.isfinite(target)
+    x, y = (np.clip(part[here], -1e100, 1e100) for part in (column, target))
+    if len(x) < 10 or not x.std() or not y.std():
+        return False
+    return bool(abs(np.corrcoef(x, y)[0, 1]) > 1 - 1e-12)
 
 
 def _tells(column: Array, target: Array) -> bool:

@@ -8,6 +8,7 @@ categories. It is plain data, so that it can be saved without running anything w
     date       days since 1970 (number), day, month, weekday, hour (those that vary)
 """
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,7 +19,8 @@ import torch
 
 from addnorm.data.frame import Array, Frame, as_text
 from addnorm.data.scaling import SCALINGS
-from addnorm.data.schema import Column, Schema, list_names, to_dates, to_numbers
+from addnorm.data.schema import Column, Schema, list_names
+from addnorm.data.written import STRAY, first_no_date, strays, to_dates, to_numbers
 from addnorm.errors import InputError, SavedError, choose
 
 MISSING, OTHER, FIRST = 0, 1, 2
@@ -28,6 +30,8 @@ MOST_VALUES = 2000
 HUGE = 1e150
 """Numbers are drawn inside ± this, so that their differences stay finite."""
 
+Strange = dict[str, tuple[int, list[str]]]
+"""By column: how many rows have a value that is not known, and some of the values."""
 PARTS: dict[str, Callable[[Array], Array]] = {
     "": lambda when: when.astype("datetime64[s]").astype(np.float64) / 86400,
     "day": lambda when: (when.astype("datetime64[D]") - when.astype("datetime64[M]")).astype(float),
@@ -53,6 +57,8 @@ class NumberRule:
     """The finite ends, to which infinities are drawn."""
     fill: float | None = None
     """What a missing value is replaced by, after scaling; None leaves it missing."""
+    form: str = ""
+    """How the numbers are written; see written.py."""
 
     @property
     def name(self) -> str:
@@ -123,22 +129,36 @@ class Recipe:
             ]
         return Encoded(torch.from_numpy(numbers), torch.from_numpy(codes))
 
-    def unseen(self, frame: Frame) -> list[str]:
-        """Sentences on values that training did not have, or had too seldom."""
-        said = []
+    def strange(self, frame: Frame) -> "Strange":
+        """Values that training did not have, had too seldom, or that are no numbers."""
+        found: Strange = {}
         for rule in self.categories:
-            known = set(rule.values)
-            strange = Counter(
-                text
-                for text in as_text(frame.columns[rule.column])
-                if text is not None and text not in known
+            known, texts = set(rule.values), as_text(frame.columns[rule.column])
+            counts = Counter(text for text in texts if text is not None and text not in known)
+            found[rule.column] = counts.total(), [value for value, _ in counts.most_common(3)]
+        for number in self.numbers:
+            if number.part is None:
+                stray = strays(frame.columns[number.column], number.form)
+                found[number.column] = len(stray), list(dict.fromkeys(stray))[:3]
+        return {name: told for name, told in found.items() if told[0]}
+
+    def unseen(self, frame: Frame) -> list[str]:
+        """Sentences on what is strange in some rows."""
+        return self.say_strange(self.strange(frame))
+
+    def say_strange(self, found: "Strange") -> list[str]:
+        """Sentences on what is strange, also in the parts of a file taken together."""
+        categories = {rule.column for rule in self.categories}
+        said = []
+        for name, (rows, values) in found.items():
+            shown = list_names(values)
+            said.append(
+                f"{name}: {rows} rows have values that training had not, or seldom ({shown}): they "
+                "share one code."
+                if name in categories
+                else f"{name}: {rows} rows have texts that are no numbers ({shown}): they count as "
+                "missing."
             )
-            if strange:
-                shown = list_names([value for value, _ in strange.most_common(3)])
-                said.append(
-                    f"{rule.column}: {strange.total()} rows have values that training had not, or "
-                    f"seldom ({shown}): they share one code."
-                )
         return said
 
     def dump(self) -> dict[str, Any]:
@@ -199,6 +219,7 @@ def fit_recipe(
                 knots=(),
                 low=0.0,
                 high=0.0,
+                form=column.form,
             )
             found = _fit_number(rule, _part(_raw(values, rule), rule.part), impute)
             if found is not None:
@@ -243,14 +264,20 @@ def _fit_category(name: str, values: Array, rare: int) -> CategoryRule:
 def _raw(values: Array, rule: NumberRule) -> Array:
     """A column as numbers, or as dates if the rule is for a part of one."""
     if rule.part is None:
-        numbers = to_numbers(values)[0]
+        numbers = to_numbers(values, rule.form)[0]
+        if len(stray := strays(values, rule.form)) > STRAY * len(values):
+            warnings.warn(
+                f"column {rule.column!r}: {len(stray)} of {len(values)} values are no numbers "
+                f"({stray[0]!r}) and count as missing.",
+                stacklevel=2,
+            )
         # Infinities stay, to be drawn to the ends of their own column.
         return np.where(np.isinf(numbers), numbers, np.clip(numbers, -HUGE, HUGE))
     dates = to_dates(values)
     if dates is None:
         raise InputError(
-            f"column {rule.column!r} must hold dates such as 2024-05-31: it has other values. "
-            "Write them as year-month-day."
+            f"column {rule.column!r} must hold dates such as 2024-05-31: got "
+            f"{first_no_date(values)!r}. Write them as year-month-day, or leave them empty."
         )
     return dates
 

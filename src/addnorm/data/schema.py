@@ -8,7 +8,6 @@
 Nothing is left out in silence: every column has its row in the schema, and its note.
 """
 
-import re
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from addnorm.data.frame import Array, Frame
+from addnorm.data.written import FORMS, need_form
 from addnorm.disk import read_text, write_whole
 from addnorm.errors import ConfigError, InputError, nearest
 from addnorm.section import write_value
@@ -26,11 +26,7 @@ from addnorm.section import write_value
 KINDS = ("number", "category", "date", "ignore")
 TASKS = ("classes", "number")
 VERSION = 1
-DATE = re.compile(
-    r"(\d{4})-(\d{1,2})-(\d{1,2})"
-    r"(?:[T ](\d{1,2}):(\d{2})(?::(\d{2})(?:\.\d+)?)?(?:Z|[+-]\d{2}:?\d{2})?)?"
-)
-"""ISO 8601, with or without a time. Other forms are ambiguous: 03/04 is March in one country."""
+FIELDS = ("name", "kind", "form", "note")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +36,9 @@ class Column:
     name: str
     kind: str
     note: str = ""
+    """What was found; after a semicolon, what a person should look at."""
+    form: str = ""
+    """How its numbers are written, where that is not as programs do: 1,234.5 or 1.234,5 €."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +49,8 @@ class Schema:
     target: str | None = None
     task: str | None = None
     """classes or number."""
+    form: str = ""
+    """How the numbers of the target are written; see Column."""
 
     @property
     def used(self) -> list[Column]:
@@ -90,14 +91,20 @@ class Schema:
     def dump(self) -> str:
         """The schema as TOML that `parse` reads back equal."""
         lines = [f"# Kinds of column: {', '.join(KINDS)}. Edit and give to --schema."]
+        lines.append(
+            f"# A number may have a form: {' or '.join(FORMS)}, with its sign, such as $ or %."
+        )
         lines.append(f"version = {VERSION}")
         if self.target is not None:
             lines.append(f"target = {write_value(self.target)}")
         if self.task is not None:
             lines.append(f"task = {write_value(self.task)}")
+        if self.form:
+            lines.append(f"form = {write_value(self.form)}")
         for column in self.columns:
             lines += ["", "[[columns]]", f"name = {write_value(column.name)}"]
             lines.append(f"kind = {write_value(column.kind)}")
+            lines += [f"form = {write_value(column.form)}"] if column.form else []
             lines += [f"note = {write_value(column.note)}"] if column.note else []
         return "\n".join(lines) + "\n"
 
@@ -111,7 +118,7 @@ class Schema:
             table = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(f"{source} is not TOML: {error}.") from None
-        known = ("version", "target", "task", "columns")
+        known = ("version", "target", "task", "form", "columns")
         for key in table:
             if key not in known:
                 raise ConfigError(f"{source} has no field {key!r}. {nearest(key, known)}")
@@ -127,7 +134,12 @@ class Schema:
         counts = Counter(column.name for column in columns)
         if twice := [name for name, count in counts.items() if count > 1]:
             raise ConfigError(f"{source} has column {twice[0]!r} twice. Leave one out.")
-        return cls(columns=columns, target=table.get("target"), task=table.get("task"))
+        return cls(
+            columns=columns,
+            target=table.get("target"),
+            task=table.get("task"),
+            form=_read_form(table, source),
+        )
 
     @classmethod
     def load(cls, path: str | Path) -> "Schema":
@@ -144,14 +156,24 @@ def _read_column(row: Any, source: str) -> Column:
     if not isinstance(row, Mapping) or not isinstance(row.get("name"), str):
         raise ConfigError(f"{source}: every [[columns]] must have a name: got {row!r}.")
     for key in row:
-        if key not in ("name", "kind", "note"):
+        if key not in FIELDS:
             raise ConfigError(
-                f"{source}: column {row['name']!r} has no field {key!r}. "
-                f"{nearest(key, ('name', 'kind', 'note'))}"
+                f"{source}: column {row['name']!r} has no field {key!r}. {nearest(key, FIELDS)}"
             )
     kind = row.get("kind", "")
     _need_kind(row["name"], kind)
-    return Column(name=row["name"], kind=kind, note=str(row.get("note", "")))
+    form = _read_form(row, f"{source}: column {row['name']!r}")
+    return Column(name=row["name"], kind=kind, note=str(row.get("note", "")), form=form)
+
+
+def _read_form(table: Mapping[str, Any], where: str) -> str:
+    form = str(table.get("form", ""))
+    if form:
+        try:
+            need_form(form)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
+    return form
 
 
 def _need_kind(name: str, kind: str) -> None:
@@ -160,65 +182,6 @@ def _need_kind(name: str, kind: str) -> None:
             f"column {name!r} must be one of {', '.join(KINDS)}: got {kind!r}. "
             f"{nearest(str(kind), KINDS)}"
         )
-
-
-def to_numbers(column: Array) -> tuple[Array, list[str]]:
-    """A column as numbers, NaN where it is missing or none, and the texts that are no numbers.
-
-    >>> to_numbers(np.array(["3", None, "many"], dtype=object))[1]
-    ['many']
-    """
-    if column.dtype.kind == "f":
-        return column, []
-    if column.dtype.kind == "M":
-        seconds = column.astype("datetime64[s]").astype(np.float64)
-        return np.where(np.isnat(column), np.nan, seconds), []
-    found = np.full(len(column), np.nan)
-    try:
-        here = np.array([text is not None for text in column], dtype=bool)
-        found[here] = column[here].astype(np.float64)
-        return found, []
-    except (ValueError, TypeError):
-        pass
-    stray = []
-    for row, text in enumerate(column.tolist()):
-        if text is not None:
-            number = _number(text)
-            if number is None:
-                stray.append(text)
-            else:
-                found[row] = number
-    return found, stray
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text) if "_" not in text else None
-    except ValueError:
-        return None
-
-
-def to_dates(column: Array) -> Array | None:
-    """A column as dates, or None if some text in it is no date."""
-    if column.dtype.kind == "M":
-        return column
-    if column.dtype != object:
-        return None
-    found = np.full(len(column), np.datetime64("NaT"), dtype="datetime64[s]")
-    for row, text in enumerate(column.tolist()):
-        if text is None:
-            continue
-        match = DATE.fullmatch(text)
-        if match is None:
-            return None
-        year, month, day, hour, minute, second = (int(part or 0) for part in match.groups())
-        try:
-            found[row] = np.datetime64(
-                f"{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}", "s"
-            )
-        except ValueError:
-            return None
-    return found
 
 
 def gone(column: Array) -> Array:

@@ -25,7 +25,7 @@ from addnorm.data.prepare import Encoded, Recipe, fit_recipe
 from addnorm.data.schema import Column, Schema
 from addnorm.errors import ConfigError, InputError
 from addnorm.models.tabular import TabularModel, build_tabular
-from addnorm.tabular.choices import choose_network, choose_plan
+from addnorm.tabular.choices import choose_network, choose_plan, need_ranges
 from addnorm.tabular.fitting import Rows, answer, train
 from addnorm.tabular.holdout import hold_out, say_groups
 from addnorm.tabular.inputs import (
@@ -216,6 +216,7 @@ class TableEstimator(BaseEstimator):  # type: ignore[misc]
         groups: Any,
     ) -> Self:
         began = time.perf_counter()
+        need_ranges(self)
         frame = self._frame(X, fitting=True)
         rows = len(frame)
         if rows < 2:
@@ -307,6 +308,7 @@ class TableEstimator(BaseEstimator):  # type: ignore[misc]
         learnt from these rows, so that they should include those of `fit`. Bins of piecewise
         embeddings are by quantiles, as there is no target.
         """
+        need_ranges(self)
         frame = self._frame(X, fitting=True)
         self.seed_ = seed_of(self.random_state)
         inside, held = hold_out(len(frame), self.valid, order=self.split, seed=self.seed_)

@@ -1,6 +1,7 @@
 """What a person left open is decided here: the network's parts, the batch, the epochs."""
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +21,35 @@ TRUNK = (
     *("dropout", "attention_dropout", "ffn_dropout"),
 )
 """Parameters that are fields of the trunk's configuration."""
+
+
+WHOLE, MANY = (int, np.integer), (int, float, np.integer, np.floating)
+RANGES: dict[str, tuple[tuple[type[Any], ...], float, float]] = {
+    **{name: (WHOLE, 1, math.inf) for name in ("width", "depth", "heads", "ffn_width", "members")},
+    **{name: (WHOLE, 1, math.inf) for name in ("rare", "batch_size", "epochs")},
+    "patience": (WHOLE, 0, math.inf),
+    **{name: (MANY, 0, 1) for name in ("dropout", "attention_dropout", "ffn_dropout", "warmup")},
+    **{name: (MANY, 0, 1) for name in ("drop_cells", "swap_cells", "ema", "valid")},
+    **{name: (MANY, 0, math.inf) for name in ("learning_rate", "weight_decay", "minutes")},
+}
+"""Parameters that are numbers: of which types, and from where to where."""
+
+
+def need_ranges(asked: "TableEstimator") -> None:
+    """Raise ConfigError where a parameter is no number, or one that cannot be."""
+    for name, (types, low, high) in RANGES.items():
+        value: Any = getattr(asked, name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, types) or not low <= value <= high:
+            what = "a whole number, " if types is WHOLE else ""
+            ends = f"{low:g} or more" if math.isinf(high) else f"between {low:g} and {high:g}"
+            raise ConfigError(f"{name} must be {what}{ends}: got {value!r}. Leave it out.")
+    for name in ("embedding_options", "addnorm_options"):
+        if not isinstance(value := getattr(asked, name), dict | None):
+            raise ConfigError(
+                f"{name} must be a table of names and values: got {value!r}. Leave it out."
+            )
 
 
 def choose_network(
@@ -67,9 +97,6 @@ def choose_plan(asked: "TableEstimator", rows: int, held_out: bool) -> Plan:
     per_epoch = -(-rows // batch)
     most = 100 if held_out else 30
     epochs = asked.epochs or int(np.clip(20_000 // per_epoch, 10, most))
-    for name, value in (("batch_size", batch), ("epochs", epochs)):
-        if value < 1:
-            raise ConfigError(f"{name} must be 1 or more: got {value}. Leave it out.")
     return Plan(
         batch=batch,
         epochs=epochs,

@@ -18,14 +18,16 @@ from torch import Tensor
 
 from addnorm.data.frame import Array, Frame, as_text, to_frame
 from addnorm.data.schema import Schema, gone
-from addnorm.errors import InputError
+from addnorm.data.values import is_gone
+from addnorm.errors import ConfigError, InputError
+
+LARGEST = 1e150
+"""Targets beyond this have no variance that float64 can hold."""
 
 
 def as_frame(X: Any, estimator: Any = None) -> Frame:
     """X as a frame; what scikit-learn refuses is refused in its words."""
-    if isinstance(X, Frame | str | Path | Mapping):
-        return to_frame(X)
-    if _is_frame(X):
+    if isinstance(X, Frame | str | Path | Mapping) or hasattr(X, "collect") or _is_frame(X):
         frame = to_frame(X, "X")
         if not len(frame):
             raise InputError("X must have a row: found array with 0 sample(s).")
@@ -39,10 +41,14 @@ def as_frame(X: Any, estimator: Any = None) -> Frame:
 def _is_frame(X: Any) -> bool:
     import narwhals
 
+    if isinstance(X, list) and X and all(isinstance(row, Mapping) for row in X):
+        return True
     try:
         narwhals.from_native(X, eager_only=True)
     except TypeError:
         return False
+    except narwhals.exceptions.DuplicateError:
+        return True
     return True
 
 
@@ -59,12 +65,15 @@ def to_labels(y: Any) -> Array:
         raise InputError("y must be given: requires y to be passed, but the target y is None.")
     y = column_or_1d(np.asarray(y), warn=True)
     if y.dtype.kind == "O":
-        lost = [value for value in y if value is None or value != value]
-        if lost:
-            raise InputError(f"Input y contains NaN or None: {len(lost)} targets are missing.")
+        if lost := sum(is_gone(value) for value in y):
+            raise InputError(f"Input y contains NaN or None: {lost} targets are missing.")
         kinds = {type(value) for value in y.tolist()}
-        if kinds <= {bool} or kinds <= {int} or kinds <= {str}:
-            y = np.array(y.tolist())
+        if not any(kinds <= alike for alike in ({bool}, {int, float}, {str})):
+            names = " and ".join(sorted(kind.__name__ for kind in kinds))
+            raise InputError(
+                f"classes must all be texts, numbers or booleans: y has {names}. Make them texts."
+            )
+        y = np.array(y.tolist())
     elif y.dtype.kind == "f" and not np.isfinite(y).all():
         raise InputError("Input y contains NaN or infinity: every row must have a class.")
     return y
@@ -74,12 +83,19 @@ def to_targets(y: Any) -> Array:
     if y is None:
         raise InputError("y must be given: requires y to be passed, but the target y is None.")
     y = column_or_1d(np.asarray(y), warn=True)
+    if y.dtype.kind in "mM":
+        raise InputError(f"y must be numbers: got {y.dtype}. Say in which unit: seconds, days, ...")
     try:
-        y = y.astype(np.float64)
+        lost = y.dtype.kind == "O" and any(is_gone(value) for value in y)
+        y = np.full(len(y), np.nan) if lost else y.astype(np.float64)
     except (TypeError, ValueError):
         raise InputError(f"y must be numbers: got {y.dtype}. Try the classifier.") from None
     if not np.isfinite(y).all():
         raise InputError("Input y contains NaN or infinity: every row must have a number.")
+    if (np.abs(y) > LARGEST).any():
+        raise InputError(
+            f"y must be between ±{LARGEST:g}: got {y[np.abs(y).argmax()]:g}. Use a larger unit."
+        )
     return y
 
 
@@ -99,8 +115,9 @@ def to_groups(groups: Any, rows: int) -> Array | None:
 
 
 def pair_of(eval_set: Any) -> tuple[Any, Any]:
-    pair = eval_set[0] if isinstance(eval_set, list) and len(eval_set) == 1 else eval_set
-    if not isinstance(pair, Sequence) or len(pair) != 2:
+    pairs = isinstance(eval_set, list) and all(isinstance(pair, tuple) for pair in eval_set)
+    pair = eval_set[0] if pairs and len(eval_set) == 1 else eval_set
+    if not isinstance(pair, Sequence) or len(pair) != 2 or (pairs and len(eval_set) > 1):
         raise InputError("eval_set must be a pair (X, y), or a list of one such pair.")
     return pair[0], pair[1]
 
@@ -112,16 +129,22 @@ def normal(weight: Array) -> Tensor:
 
 def seed_of(random_state: Any) -> int:
     if isinstance(random_state, int | np.integer):
+        if random_state < 0:
+            raise ConfigError(f"random_state must be 0 or more: got {random_state}.")
         return int(random_state)
     return int(check_random_state(random_state).randint(2**31 - 1))
 
 
 def left_out(schema: Schema) -> list[str]:
-    return [
-        f"column {column.name!r} is left out: {column.note or 'as asked for'}."
-        for column in schema.columns
-        if column.kind == "ignore"
-    ]
+    """Sentences on columns that are not used, or not taken as they stand, or to be looked at."""
+    said = []
+    for column in schema.columns:
+        remark = column.note.partition("; ")[2]
+        if column.kind == "ignore":
+            said.append(f"column {column.name!r} is left out: {column.note or 'as asked for'}.")
+        elif remark:
+            said.append(f"column {column.name!r}: {remark}.")
+    return said
 
 
 def say_unlearnt(classes: Sequence[Any] | Array, target: Array) -> list[str]:

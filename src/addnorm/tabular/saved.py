@@ -9,6 +9,7 @@ Nothing that is read is executed, and no training row is kept.
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ import numpy as np
 import torch
 
 from addnorm.config import Config
+from addnorm.data.frame import Array
 from addnorm.data.prepare import Recipe
-from addnorm.disk import write_whole
+from addnorm.data.schema import Schema
+from addnorm.disk import read_text, write_whole
 from addnorm.errors import AddnormError, SavedError
 from addnorm.models.saved import read_tensors, write_tensors
 from addnorm.models.tabular import TabularConfig, build_tabular
@@ -75,20 +78,43 @@ def load(directory: str | Path) -> TableEstimator:
         with torch.random.fork_rng(devices=[]):
             model = build_tabular(TabularConfig(trunk=trunk, **config))
         model.load_state_dict(tensors)
-    except (KeyError, TypeError, ValueError, RuntimeError, AddnormError) as error:
+        estimator.model_ = model.eval()
+        estimator.recipe_ = Recipe.parse(facts["recipe"])
+        estimator.report_ = facts["report"]
+        for name in LEARNT:
+            if name in facts["learnt"]:
+                setattr(estimator, name, facts["learnt"][name])
+        if facts["names"] is not None:
+            estimator.feature_names_in_ = np.array(facts["names"], dtype=object)
+        if facts["classes"] is not None:
+            values, kind = facts["classes"]
+            estimator.classes_ = np.array(values, dtype=kind)
+    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, AddnormError) as error:
         reason = str(error).splitlines()[0]
         raise SavedError(f"{str(directory)!r} cannot be read: {reason}") from None
-    estimator.model_ = model.eval()
-    estimator.recipe_ = Recipe.parse(facts["recipe"])
-    estimator.report_ = facts["report"]
-    for name, value in facts["learnt"].items():
-        setattr(estimator, name, value)
-    if facts["names"] is not None:
-        estimator.feature_names_in_ = np.array(facts["names"], dtype=object)
-    if facts["classes"] is not None:
-        values, kind = facts["classes"]
-        estimator.classes_ = np.array(values, dtype=kind)
+    _need_same(Path(directory), estimator)
     return estimator
+
+
+def _need_same(directory: Path, estimator: TableEstimator) -> None:
+    """Raise where a file for people is there and is not what the weights were saved with."""
+    kept: dict[str, Callable[[str], bool]] = {
+        SCHEMA: lambda text: Schema.parse(text) == estimator.recipe_.schema,
+        REPORT: lambda text: isinstance(json.loads(text), dict),
+    }
+    for name, is_same in kept.items():
+        path = directory / name
+        if path.exists():
+            try:
+                same = is_same(read_text(path))
+            except (AddnormError, ValueError):
+                same = False
+            if not same:
+                raise SavedError(
+                    f"{str(path)!r} is not what the model was saved with (edited, or damaged). "
+                    "Delete it to use what is inside model.safetensors; to change a column, train "
+                    "with --schema."
+                )
 
 
 def _facts(estimator: TableEstimator) -> dict[str, Any]:
@@ -107,9 +133,14 @@ def _facts(estimator: TableEstimator) -> dict[str, Any]:
         "recipe": estimator.recipe_.dump(),
         "learnt": {n: getattr(estimator, n) for n in LEARNT if hasattr(estimator, n)},
         "names": None if names is None else list(names),
-        "classes": None if classes is None else [classes.tolist(), classes.dtype.str],
+        "classes": None if classes is None else [_plain(classes), classes.dtype.str],
         "report": estimator.report_,
     }
+
+
+def _plain(classes: Array) -> list[Any]:
+    """Classes as JSON has them; dates as texts, which numpy reads back."""
+    return list((classes.astype(str) if classes.dtype.kind == "M" else classes).tolist())
 
 
 def _is_plain(value: Any) -> bool:
