@@ -337,6 +337,15 @@ def test_the_key_of_a_reliability_picture_leaves_the_label_free() -> None:
     names = ("rows held out, as trained", "rows held out, calibrated", "rows of the test file")
     picture = reliability({name: bins for name in names}, title="t")
     dots = [float(x) for x in re.findall(r'cx="([\d.]+)" cy="10"', picture)]
-    label = re.search(r'x="([\d.]+)" y="14">observed frequency', picture)
+    label = re.search(r'x="([\d.]+)" y="14">came true', picture)
     assert len(dots) == 3 and label is not None
-    assert min(dots) - 4 > float(label[1]) + text_width("observed frequency", 12)
+    assert min(dots) - 4 > float(label[1]) + text_width("came true", 12)
+
+
+def test_names_of_a_key_are_whole_where_there_is_room() -> None:
+    bins = [(0.2, 0.3, 9)]
+    picture = reliability({name: bins for name in ("as trained", "calibrated", "test")}, title="t")
+    key = re.findall(r'<text class="name c\d" [^>]*>(?:<title>[^<]*</title>)?([^<]*)<', picture)
+    assert sorted(key) == ["as trained", "calibrated", "test"]
+    long = reliability({name * 4: bins for name in ("as trained", "calibrated", "t")}, title="t")
+    assert "…" in long and "t" * 4 in long

@@ -45,14 +45,19 @@ BINS = {"as trained": [(0.1, 0.2, 30), (0.9, 0.8, 30)], "calibrated": [(0.2, 0.2
 def test_a_summary_has_what_was_found() -> None:
     page = summary_page(
         model(temperature=1.2345, history=HISTORY, reliability=BINS),
-        [{"model": "FT", "log_loss": 0.5}, {"model": "boosting", "fit_seconds": 3.0}],
+        [
+            {"model": "OurModel", "on": "test.csv", "log_loss": 0.5},
+            {"model": "boosting", "fit_seconds": 3.0},
+        ],
     )
     assert sections(page) == ["Figures", "Training", "Reliability", "Columns"]
     html = page.html()
     for said in ("12,345 rows", "6,789 parameters", "2,345 rows were held out", "1.234", "paid"):
         assert said in html
     heads = re.findall(r"<th [^>]*>(.*?)</th>", html)
-    assert heads[:3] == ["model", "log loss", "fit s"]
+    assert heads[:3] == ["", "Our Model · test.csv", "boosting"]
+    rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in html.split("<tr>")[2:4]]
+    assert rows == [["log loss", "0.5", "–"], ["fit s", "–", "3"]]
     assert "Held-out loss" in html and "What was said, and how often it came true" in html
     for cell in ("age", "number", "7 values", "code", "ignore"):
         assert f">{cell}<" in html

@@ -31,6 +31,8 @@ TIPS, LAYERS = 150, 4
 """So many points have a tip each; the points of larger clouds are drawn together, in layers."""
 LABEL = 190
 """The widest label beside a line."""
+CAME_TRUE = "came true"
+"""The label of an observed frequency: short, as the key stands beside it."""
 MARKS = ("best", "bad", "note")
 
 
@@ -143,7 +145,7 @@ def reliability(bins: Mapping[str, Sequence[tuple[float, float, int]]], *, title
         return nothing(title)
     side = Axis(0, 1, (0, 0.2, 0.4, 0.6, 0.8, 1))
     picture = Picture(440, 440, title, "Dots above the line: events are more frequent than stated.")
-    frame = draw_frame(picture, side, side, "stated probability", "observed frequency")
+    frame = draw_frame(picture, side, side, "stated probability", CAME_TRUE)
     picture.line(frame.x(0), frame.y(0), frame.x(1), frame.y(1), "guide")
     for index, (name, each) in enumerate(kept.items()):
         total = sum(count for *_, count in each)
@@ -160,7 +162,7 @@ def reliability(bins: Mapping[str, Sequence[tuple[float, float, int]]], *, title
             tip = f"{name}: stated {say(p)}, observed {say(f)}, {count} rows"
             radius = 2.5 + 7 * math.sqrt(count / total)
             picture.dot(frame.x(p), frame.y(f), radius, f"dot c{index % COLOURS}", tip)
-    _key(picture, frame, list(kept), "observed frequency")
+    _key(picture, frame, list(kept), CAME_TRUE)
     return picture.close()
 
 
@@ -283,9 +285,10 @@ def _key(picture: Picture, frame: Frame, names: list[str], label: str) -> None:
     if len(names) < 2:
         return
     right = frame.right
-    room = (right - frame.left - text_width(label, 12) - 12) / len(names) - 23
+    room = right - frame.left - text_width(label, 12) - 12 - 23 * len(names)
+    fits = sum(text_width(name, BOLD) for name in names) <= room
     for index, name in reversed(list(enumerate(names))):
-        short = shorten(name, min(150, room), BOLD)
+        short = name if fits else shorten(name, min(150, room / len(names)), BOLD)
         picture.text(right, 14, short, f"name c{index % COLOURS}", "end", tip=name)
         right -= text_width(short, BOLD) + 7
         picture.dot(right, 10, 4, f"dot c{index % COLOURS}")

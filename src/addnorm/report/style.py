@@ -35,9 +35,9 @@ table{border-collapse:collapse;font-size:.9rem;line-height:1.45;margin:1rem 0;
 font-variant-numeric:tabular-nums;min-width:50%}
 caption{text-align:left;color:var(--soft);padding-bottom:.4rem}
 th{font-weight:600;color:var(--soft);border-bottom:1px solid var(--soft)}
-th,td{padding:.4rem 1.5rem .4rem 0;text-align:left;vertical-align:baseline}
+th,td{padding:.4rem 1.1rem .4rem 0;text-align:left;vertical-align:baseline}
 td{border-bottom:1px solid var(--faint)}
-.number{text-align:right;white-space:nowrap}
+.number{text-align:right}td.number{white-space:nowrap}th.number{vertical-align:bottom}
 th:last-child,td:last-child{padding-right:.25rem}
 figure{margin:1.25rem 0 1.75rem}
 figcaption{color:var(--soft);font-size:.875rem;line-height:1.5;max-width:40rem;margin-top:.4rem}

@@ -1,5 +1,6 @@
 """Pages on a model for tables: how training went, and why it answers as it does."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,9 +18,16 @@ def summary_page(estimator: TableEstimator, rows: Sequence[Mapping[str, Any]]) -
     about = f"{type(estimator).__name__}, {told['rows']:,} rows, {told['parameters']:,} parameters"
     page = Page(str(kept.target), about)
     page.section("Figures")
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    heads = [name.replace("_seconds", " s").replace("_", " ") for name in names]
-    page.table(heads, [[row.get(name) for name in names] for row in rows])
+    who = ("model", "on")
+    heads = [" · ".join(in_words(row[name]) for name in who if name in row) for row in rows]
+    figures = dict.fromkeys(name for row in rows for name in row if name not in who)
+    page.table(
+        ["", *heads],
+        [
+            [name.replace("_seconds", " s").replace("_", " "), *(_short(row, name) for row in rows)]
+            for name in figures
+        ],
+    )
     if "temperature" in told:
         page.text(
             f"{told['held_out']:,} rows were held out. They decided when to stop, and on them one "
@@ -40,6 +48,21 @@ def summary_page(estimator: TableEstimator, rows: Sequence[Mapping[str, Any]]) -
     page.section("Columns")
     page.table(["column", "kind", "note"], [[c.name, c.kind, c.note] for c in kept.columns])
     return page
+
+
+def _short(row: Mapping[str, Any], name: str) -> float | None:
+    """A figure, or seconds in three digits."""
+    value = row.get(name)
+    return float(f"{value:.3g}") if value is not None and name.endswith("_seconds") else value
+
+
+def in_words(name: str) -> str:
+    """A name that can be parted into lines.
+
+    >>> in_words("HistGradientBoosting")
+    'Hist Gradient Boosting'
+    """
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)
 
 
 def explanation_page(found: Explanation, estimator: TableEstimator) -> Page:
