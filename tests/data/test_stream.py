@@ -135,7 +135,7 @@ def test_files_are_written_as_their_name_says(tmp_path: Path, name: str, separat
     lines = [separator.join(line) for line in ("xtnd", row, ("", "w", "", ""), row)]
     assert text == "\n".join(lines) + "\n"
     again = read_frame(path)
-    assert again.names == ["x", "t", "n", "d"] and len(again) == 3
+    assert again.names == ["x", "t", "n", "d"] and len(again) == 3 and again.notes == ()
     assert again.columns["d"].tolist() == ["2024-05-31 00:00:00", None, "2024-05-31 00:00:00"]
 
 
