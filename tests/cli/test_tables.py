@@ -345,6 +345,34 @@ def test_settings_that_cannot_be(tmp_path: Path, setting: str, said: str, capsys
     assert said in capsys.readouterr().err
 
 
+def test_figures_that_there_are_none_of_are_null(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, test = tmp_path / "t.csv", tmp_path / "test.csv"
+    path.write_text(rows())
+    test.write_text("age,job,y\n30,a,no\n35,b,no\n")
+    train(path, "--test", test, "--json")
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    told = capsys.readouterr().out, (tmp_path / "run/report.json").read_text()
+    for text in told:
+        assert json.loads(text, parse_constant=refuse)["results"][1]["auc"] is None
+
+
+def test_files_that_would_be_lost_are_kept(trained: Path, tmp_path: Path) -> None:
+    where, path = trained.parent / "run", tmp_path / "t.csv"
+    path.write_text("x,y\n" + "".join(f"{i / 7},{i * 1.5}\n" for i in range(40)))
+    with pytest.raises(AddnormError, match="-o must name another file than the one that is read"):
+        run("predict", where, trained, "-o", trained)
+    with pytest.raises(AddnormError, match=r"--out must name a directory for the run: .* a file"):
+        train(path, "--out", path)
+    train(path)
+    with pytest.raises(AddnormError, match=r"--proba is for models of classes: this one tells"):
+        run("predict", tmp_path / "run", path, "--proba")
+
+
 def test_the_page_has_its_pictures(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text(rows(150))

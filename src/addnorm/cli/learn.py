@@ -1,7 +1,6 @@
 """Verb for tables: train table. Results on stdout, talk on stderr."""
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,6 +55,7 @@ def train_table(args: argparse.Namespace) -> None:
     from addnorm.tabular.holdout import need_one_way
     from addnorm.tabular.inputs import to_groups
     from addnorm.tabular.page import summary_page
+    from addnorm.tabular.saved import to_json
 
     _check(args)
     keep_memory()
@@ -97,7 +97,7 @@ def train_table(args: argparse.Namespace) -> None:
     save(estimator, args.out)
     page = summary_page(estimator, rows).write(Path(args.out) / "summary.html")
     if args.json:
-        print(json.dumps({"run": str(args.out), **estimator.report_}, indent=1))
+        print(to_json({"run": str(args.out), **estimator.report_}))
         return
     _print_rows(rows)
     told = estimator.report_
@@ -116,6 +116,8 @@ def _check(args: argparse.Namespace) -> None:
         if getattr(args, name, None):
             flag = "from" if name == "start" else name.replace("_", "-")
             raise ConfigError(f"--{flag} is for models of text, not for tables. Leave it out.")
+    if Path(args.out).is_file():
+        raise ConfigError(f"--out must name a directory for the run: {args.out!r} is a file.")
     if args.pretrain is not None and args.unlabelled is None:
         raise ConfigError(
             f"--pretrain {args.pretrain} needs rows to learn from: give --unlabelled FILE, too."

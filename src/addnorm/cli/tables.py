@@ -7,6 +7,7 @@ import argparse
 import dataclasses
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from addnorm.cli.targets import known_answers, quiet, say, with_target
@@ -68,6 +69,10 @@ def predict(args: argparse.Namespace) -> None:
     from addnorm.tabular import load
 
     estimator = load(args.run)
+    if args.out is not None and Path(args.out).resolve() == Path(args.file).resolve():
+        raise ConfigError(f"-o must name another file than the one that is read: {args.out!r}.")
+    if args.proba and not hasattr(estimator, "classes_"):
+        raise ConfigError("--proba is for models of classes: this one tells numbers. Leave it out.")
     seen = Strangers(estimator.recipe_)
     done = 0
     if args.out is None:

@@ -9,7 +9,14 @@ import numpy as np
 
 from addnorm.data.frame import Array, Frame, as_text
 from addnorm.data.schema import Column, Schema, gone
-from addnorm.data.written import GAPS, STRAY, find_form, look_like_dates, to_dates, to_numbers
+from addnorm.data.written import (
+    STRAY,
+    find_form,
+    look_like_dates,
+    to_dates,
+    to_numbers,
+    without_gaps,
+)
 from addnorm.errors import InputError
 
 FEW = 50
@@ -74,8 +81,7 @@ def _infer_column(name: str, column: Array, declared: bool) -> Column:
         return _date_column(name, dates, present, missing)
     codes = _are_codes(values)
     numbers, stray, form = _read_numbers(present)
-    gaps = sum(text.casefold() in GAPS for text in stray)
-    few = len(stray) - gaps <= STRAY * len(present) and len(stray) < len(present)
+    few = len(without_gaps(stray)) <= STRAY * len(present) and len(stray) < len(present)
     if few and not codes:
         return replace(_number_column(name, numbers, stray, rows, missing, form), form=form)
     if len(values) > FEW and len(values) > len(present) / 2:
@@ -95,8 +101,7 @@ def _hint(values: Array) -> str:
 def _read_numbers(present: Array) -> tuple[Array, list[str], str]:
     """Numbers, the texts that are none, and the form in which the fewest are none."""
     numbers, stray = to_numbers(present)
-    texts = [text for text in present if text.casefold() not in GAPS] if stray else []
-    form = find_form(texts)
+    form = find_form(without_gaps(present.tolist())) if stray else ""
     if not form:
         return numbers, stray, ""
     written, other = to_numbers(present, form)

@@ -20,7 +20,7 @@ import torch
 from addnorm.data.frame import Array, Frame, as_text
 from addnorm.data.scaling import SCALINGS
 from addnorm.data.schema import Column, Schema, list_names
-from addnorm.data.written import STRAY, first_no_date, strays, to_dates, to_numbers
+from addnorm.data.written import STRAY, first_no_date, to_dates, to_numbers, without_gaps
 from addnorm.errors import InputError, SavedError, choose
 
 MISSING, OTHER, FIRST = 0, 1, 2
@@ -138,7 +138,7 @@ class Recipe:
             found[rule.column] = counts.total(), [value for value, _ in counts.most_common(3)]
         for number in self.numbers:
             if number.part is None:
-                stray = strays(frame.columns[number.column], number.form)
+                stray = without_gaps(to_numbers(frame.columns[number.column], number.form)[1])
                 found[number.column] = len(stray), list(dict.fromkeys(stray))[:3]
         return {name: told for name, told in found.items() if told[0]}
 
@@ -264,8 +264,8 @@ def _fit_category(name: str, values: Array, rare: int) -> CategoryRule:
 def _raw(values: Array, rule: NumberRule) -> Array:
     """A column as numbers, or as dates if the rule is for a part of one."""
     if rule.part is None:
-        numbers = to_numbers(values, rule.form)[0]
-        if len(stray := strays(values, rule.form)) > STRAY * len(values):
+        numbers, odd = to_numbers(values, rule.form)
+        if len(stray := without_gaps(odd)) > STRAY * len(values):
             warnings.warn(
                 f"column {rule.column!r}: {len(stray)} of {len(values)} values are no numbers "
                 f"({stray[0]!r}) and count as missing.",

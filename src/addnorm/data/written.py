@@ -65,9 +65,9 @@ def to_numbers(column: Array, form: str = "") -> tuple[Array, list[str]]:
     return found, stray
 
 
-def strays(column: Array, form: str = "") -> list[str]:
-    """The texts of a column that are no numbers, and do not stand for a gap."""
-    return [text for text in to_numbers(column, form)[1] if text.casefold() not in GAPS]
+def without_gaps(texts: Sequence[str]) -> list[str]:
+    """The texts that do not stand for a gap."""
+    return [text for text in texts if text.casefold() not in GAPS]
 
 
 def need_form(form: str) -> tuple[str, str]:
@@ -172,7 +172,7 @@ def _date(text: str) -> np.datetime64 | None:
 
 def first_no_date(column: Array) -> str | None:
     """The first text that is no date, nor stands for a gap."""
-    texts = (text for text in column.tolist() if text is not None and text.casefold() not in GAPS)
+    texts = without_gaps([text for text in column.tolist() if text is not None])
     return next((text for text in texts if _date(text) is None), None)
 
 

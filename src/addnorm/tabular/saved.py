@@ -9,6 +9,7 @@ Nothing that is read is executed, and no training row is kept.
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,20 @@ def save(estimator: TableEstimator, directory: str | Path) -> None:
     }
     write_tensors(directory / WEIGHTS, estimator.model_.state_dict(), facts)
     write_whole(directory / SCHEMA, estimator.recipe_.schema.dump().encode())
-    write_whole(directory / REPORT, json.dumps(estimator.report_, indent=1).encode())
+    write_whole(directory / REPORT, to_json(estimator.report_).encode())
+
+
+def to_json(told: Any) -> str:
+    """A report as JSON that every reader takes: null for a figure that there is none of."""
+    return json.dumps(_finite(told), indent=1)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def load(directory: str | Path) -> TableEstimator:
