@@ -168,6 +168,23 @@ def test_rows_are_learnt_from_as_often_as_their_weight() -> None:
     assert float(same.float().mean()) > 0.98, "Adam's first step is ± the rate, whatever the size"
 
 
+def test_numbers_are_standardised_by_the_mean_and_spread_of_weighted_rows() -> None:
+    """A row of weight 2 counts twice; where no row to learn from has any, all are alike."""
+    X, _ = people(20)
+    y, weight = 100 + 7 * X.columns["noise"], np.arange(20) % 3.0
+    settings = QUICK | {"epochs": 1, "valid": 0.0}
+    model = FTTransformerRegressor(**settings).fit(X, y, sample_weight=weight)
+    often = [v for v, w in zip(y, weight, strict=True) for _ in range(int(w))]
+    assert model.mean_ == pytest.approx(np.mean(often))
+    assert model.scale_ == pytest.approx(np.std(often))
+    late = settings | {"valid": 0.2, "split": "time"}
+    none = FTTransformerRegressor(**late).fit(X, y, sample_weight=np.arange(20) >= 16)
+    assert none.mean_ == pytest.approx(y[:16].mean())
+    assert none.scale_ == pytest.approx(y[:16].std())
+    same = FTTransformerRegressor(**settings).fit(X, np.full(20, 3.0))
+    assert (same.mean_, same.scale_) == (3.0, 1.0)
+
+
 @pytest.mark.parametrize("rows", (1, 31, 32, 33, 100))
 def test_answers_are_those_of_the_model_row_by_row(rows: int) -> None:
     model, table = network(3, members=2), draw(rows, 2).table
