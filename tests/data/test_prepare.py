@@ -101,7 +101,8 @@ def test_a_copy_of_the_target_is_pointed_out() -> None:
 def test_numbers_that_never_repeat_tell_nothing_but_in_another_unit() -> None:
     y = [math.sin(i) for i in range(50)]
     table = frame(y=y, free=[math.cos(i) for i in range(50)], unit=[3 * v - 1 for v in y])
-    assert "tells" not in note(table, "free", "y")
+    near = frame(y=y, near=[v + math.cos(i) / 10 for i, v in enumerate(y)])
+    assert "tells" not in note(table, "free", "y") and "tells" not in note(near, "near", "y")
     assert "tells 'y' exactly" in note(table, "unit", "y")
 
 
@@ -202,6 +203,8 @@ def test_a_form_is_one_of_the_whole_column() -> None:
     assert find_form(["1,234", "5,678"]) == "1,234.5"
     for cells in (["$5", "€7"], ["red", "1,5"], ["030 123 456", "1,2,3"], ["12% $5", "1% $7"]):
         assert find_form(cells) == ""
+    assert find_form(["030 123 456", "040 999 888"]) == ""
+    assert to_numbers(np.array(["5", "$5"], dtype=object), "$1,234.5")[1] == ["5"]
     strays = to_numbers(np.array(["1.5", "5 €", "1,2345,6"], dtype=object), "1.234,5")[1]
     assert strays == ["1.5", "5 €", "1,2345,6"]
 
