@@ -217,6 +217,8 @@ def test_without_held_out_rows_the_last_weights_are_kept() -> None:
     rows, model = draw(20, 2), network()
     found = train(model, rows, None, plan(epochs=5, patience=1), 2)
     assert found.progress.step == 15 and not found.stopped and not found.notes
+    assert not any(row["loss"] for row in found.progress.history), "no loss was looked at"
+    assert TableTask(rows, None, plan(), 2).evaluate(model) == {"loss": 0.0}
     assert not model.training
 
 
