@@ -142,6 +142,8 @@ def test_one_row_of_several_classes_is_about_the_likeliest(
         assert one.about == f"the logit of {likeliest}"
         told = classes._answers(X.take(np.array([row])))[0]
         assert one.answer == pytest.approx(float(told.max()), rel=1e-4)
+        sure = classes.predict_proba(X.take(np.array([row])))[0].max()
+        assert one.probability == pytest.approx(float(sure), rel=1e-6)
     for row in (-1, 120):
         with pytest.raises(InputError, match=f"row must be 0 to 119: got {row}"):
             explain_row(classes, X, row)

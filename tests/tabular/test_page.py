@@ -87,7 +87,10 @@ def explanation(**changes: Any) -> Explanation:
     ("title", "order"),
     (
         ("Rise of the loss when the column is shuffled", ["job", "town", "age"]),
-        ("Mean size of the column's share of the answer", ["town", "job", "age"]),
+        (
+            "Mean size of the column's share of the answer, by integrated gradients",
+            ["town", "job", "age"],
+        ),
         ("Attention of the summary to the column", ["age", "town", "job"]),
     ),
 )
@@ -101,7 +104,7 @@ def test_views_that_a_model_does_not_have_are_not_shown() -> None:
     whole = explanation_page(explanation(), model())
     assert sections(whole) == ["Which columns matter", "Which columns look at which"]
     assert "permutation and gradient" in whole.html() and "0.125" in whole.html()
-    assert whole.html().count("<svg") == 4
+    assert whole.html().count("<svg") == whole.html().count("<figcaption>") == 4
     less = explanation_page(
         explanation(attention=None, looking=(), looks=np.zeros((0, 0))), model()
     )
@@ -117,12 +120,13 @@ def test_one_row_has_its_strongest_first() -> None:
         answer=1.5,
         typical=-0.25,
         about="the log-odds of yes",
+        probability=0.817,
     )
     page = row_page(one, 17, model())
     html = page.html()
     assert sections(page) == ["What each column adds"]
-    for said in ("Why paid: row 17", "the log-odds of yes", "1.5", "-0.25"):
+    for said in ("Why paid: row 17", "the log-odds of yes", "1.5", "−0.25", "0.817"):
         assert said in html
     shown = ("age = 31", "job = cook", "town = missing")
-    title = "Share of the difference between the two"
+    title = "Share of the difference from a row with nothing known"
     assert order_of(page, title, shown) == ["job = cook", "town = missing", "age = 31"]

@@ -174,8 +174,9 @@ def _explain_one(estimator: "TableEstimator", table: "Frame", args: argparse.Nam
     if args.json:
         print(json.dumps(vars(one) | {"row": args.row}, indent=1))
         return
+    sure = "" if one.probability is None else f" (its probability {one.probability:.4g})"
     print(
-        f"row {args.row}: {one.about} is {one.answer:.4g}; "
+        f"row {args.row}: {one.about} is {one.answer:.4g}{sure}; "
         f"of a row with nothing known, {one.typical:.4g}"
     )
     for name, value, share in one.ranked():

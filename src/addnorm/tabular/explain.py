@@ -66,6 +66,8 @@ class RowExplanation:
     typical: float
     about: str
     """What the answer is: the logit of which class, or the target's own unit."""
+    probability: float | None = None
+    """Of that class, calibrated; None of numbers."""
 
     def ranked(self) -> list[tuple[str, str, float]]:
         """(column, value, share), the strongest first."""
@@ -121,7 +123,7 @@ def explain_row(estimator: TableEstimator, X: Any, row: int) -> RowExplanation:
         shares=tuple((grouped.double() * unit).tolist()),
         answer=float(end[0]) * unit + offset,
         typical=float(start[0]) * unit + offset,
-        about=_about(estimator, one),
+        **_about(estimator, one),
     )
 
 
@@ -257,12 +259,14 @@ def _unit(estimator: TableEstimator) -> float:
     return float(getattr(estimator, "scale_", 1.0))
 
 
-def _about(estimator: TableEstimator, one: Frame) -> str:
+def _about(estimator: TableEstimator, one: Frame) -> dict[str, Any]:
+    """What the answer is: of two classes it is about the second, of more about the likeliest."""
     if not isinstance(estimator, TableClassifier):
-        return "the number predicted"
-    if len(estimator.classes_) == 2:
-        return f"the log-odds of {estimator.classes_[1]!s}"
-    return f"the logit of {estimator.predict(one)[0]!s}"
+        return {"about": "the number predicted"}
+    told = estimator.predict_proba(one)[0]
+    word, place = ("log-odds", 1) if len(told) == 2 else ("logit", int(told.argmax()))
+    about = f"the {word} of {estimator.classes_[place]!s}"
+    return {"about": about, "probability": float(told[place])}
 
 
 def _say_value(one: Frame, name: str) -> str:

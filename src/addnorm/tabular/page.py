@@ -69,31 +69,34 @@ def explanation_page(found: Explanation, estimator: TableEstimator) -> Page:
     """Which columns matter, in three views, and which look at which."""
     page = Page(f"Why {estimator.recipe_.schema.target}", type(estimator).__name__)
     page.section("Which columns matter")
-    page.figure(bars(found.ranked(), title="Rise of the loss when the column is shuffled"))
-    pairs = sorted(zip(found.columns, found.gradient, strict=True), key=lambda pair: -pair[1])
-    page.figure(bars(pairs, title="Mean size of the column's share of the answer"))
-    if found.attention is not None:
-        looked = sorted(zip(found.columns, found.attention, strict=True), key=lambda p: -p[1])
-        page.figure(bars(looked, title="Attention of the summary to the column"))
+    views: dict[str, Sequence[float] | None] = {
+        "Rise of the loss when the column is shuffled": found.permutation,
+        "Mean size of the column's share of the answer, by integrated gradients": found.gradient,
+        "Attention of the summary to the column": found.attention,
+    }
+    for title, view in views.items():
+        if view is not None:
+            pairs = sorted(zip(found.columns, view, strict=True), key=lambda pair: -pair[1])
+            page.figure(bars(pairs, title=title), f"{title}.")
     page.text("Attention is what was looked at. Where the views differ, believe the shuffling.")
     page.table(["views", "rank correlation"], [list(pair) for pair in found.agreement.items()])
     if found.looking:
         page.section("Which columns look at which")
         names = list(found.looking)
-        page.figure(heat_map(found.looks.tolist(), names, names, title="Attention", low=0.0))
+        page.figure(
+            heat_map(found.looks.tolist(), names, names, title="Attention", low=0.0),
+            "Mean attention of the column on the left to the column above, over blocks and heads.",
+        )
     return page
 
 
 def row_page(one: RowExplanation, row: int, estimator: TableEstimator) -> Page:
     """What each column adds to the answer for one row, counted from 1."""
     page = Page(f"Why {estimator.recipe_.schema.target}: row {row}", type(estimator).__name__)
-    page.facts(
-        [
-            (one.about, f"{one.answer:.4g}"),
-            ("of a row with nothing known", f"{one.typical:.4g}"),
-        ]
-    )
+    sure = [] if one.probability is None else [("its probability", one.probability)]
+    page.facts([(one.about, one.answer), *sure, ("of a row with nothing known", one.typical)])
     page.section("What each column adds")
     shares = [(f"{name} = {value}", share) for name, value, share in one.ranked()]
-    page.figure(bars(shares, title="Share of the difference between the two"))
+    title = "Share of the difference from a row with nothing known"
+    page.figure(bars(shares, title=title), f"{title}; they add up to it.")
     return page
