@@ -17,7 +17,7 @@ HELP = {"--help", "-h"}
 TRAIN = (
     "--source --target --valid-source --valid-target --text --label --out --from --resume --size "
     "--minutes --set --dry-run --board --clinic --json "
-    "--model --test --compare --schema --unlabelled --seed"
+    "--model --test --compare --schema --unlabelled --pretrain --groups --split --seed"
 )
 FLAGS = {
     "train": HELP | set(TRAIN.split()),
@@ -27,8 +27,8 @@ FLAGS = {
     "generate": HELP
     | {"--int8", "--prompt", "--tokens", "--temperature", "--top-k", "--top-p", "--seed", "--json"},
     "classify": HELP | {"--json"},
-    "schema": HELP | {"-o", "--out", "--target"},
-    "predict": HELP | {"-o", "--out", "--proba"},
+    "schema": HELP | {"-o", "--out", "--target", "--json"},
+    "predict": HELP | {"-o", "--out", "--proba", "--json"},
     "explain": HELP | {"--row", "--out", "--json"},
     "clinic": HELP
     | {"--set", "--report", "--lr", "--warmup", "--quick", "--try", "--steps", "--jobs", "--json"}

@@ -1,19 +1,17 @@
 """The verbs for tables, and forty tables that are broken on purpose."""
 
-import argparse
 import gzip
 import io
 import json
 import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from addnorm.cli import learn, tables
-from addnorm.cli.main import main
+from addnorm.cli.main import main, make_parser
 from addnorm.data.frame import read_frame
 from addnorm.data.schema import Schema
 from addnorm.errors import AddnormError
@@ -26,24 +24,15 @@ QUICK = ["table.epochs=1", "table.width=8", "table.depth=1", "table.heads=1", "t
 
 
 def run(verb: str, *arguments: object) -> None:
-    """A verb as the command line runs it."""
-    parser = argparse.ArgumentParser()
-    actions: dict[str, tuple[Callable[..., None], Callable[..., None]]] = {
-        "train": (learn.add_train_flags, learn.train_table),
-        "predict": (tables.add_predict_flags, tables.predict),
-        "explain": (tables.add_explain_flags, tables.explain),
-        "schema": (tables.add_schema_flags, tables.schema),
+    """A verb as the command line runs it, errors and all."""
+    actions = {
+        "train": learn.train_table,
+        "predict": tables.predict,
+        "explain": tables.explain,
+        "schema": tables.schema,
     }
-    flags, action = actions[verb]
-    if verb == "train":
-        parser.add_argument("file", nargs="?")
-        parser.add_argument("--set", dest="settings", action="append", default=[])
-        for name in ("--target", "--out"):
-            parser.add_argument(name)
-        parser.add_argument("--minutes", type=float)
-        parser.add_argument("--json", action="store_true")
-    flags(parser)
-    action(parser.parse_args([str(argument) for argument in arguments]))
+    task = ["table"] if verb == "train" else []
+    actions[verb](make_parser().parse_args([verb, *task, *map(str, arguments)]))
 
 
 def train(path: Path, *more: object, target: str = "y") -> None:
@@ -446,6 +435,53 @@ def test_explain(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert json.loads(capsys.readouterr().out)["columns"] == ["age", "job"]
     with pytest.raises(AddnormError, match="--row must be 1 to 60: got 61"):
         run("explain", where, trained, "--row", 61)
+
+
+def test_a_run_is_evaluated_on_other_rows(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The figures are those of its predictions, row by row."""
+    later = tmp_path / "later.csv"
+    later.write_text(rows(40))
+    assert main(["evaluate", str(trained.parent / "run"), str(later), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    run("predict", trained.parent / "run", later, "-o", tmp_path / "scored.csv")
+    scored = read_frame(tmp_path / "scored.csv").columns
+    right = [str(a) == str(b) for a, b in zip(scored["y"], scored["y (predicted)"], strict=True)]
+    assert told["accuracy"] == pytest.approx(sum(right) / 40) and told["rows"] == 40
+    assert set(told) == {"accuracy", "auc", "log_loss", "brier", "ece", "rows"}
+    assert main(["evaluate", str(trained.parent / "run"), "--source", str(later)]) == 0
+    assert f"{told['accuracy']:.1%}" in capsys.readouterr().out
+    for more, said in (
+        ((), "keeps no rows to be evaluated on: give a file"),
+        ((str(later), "--int8"), "--int8 is for models of text, not for tables"),
+        ((str(later), "--target", "y"), "--target is for models of text, not for tables"),
+    ):
+        assert main(["evaluate", str(trained.parent / "run"), *more]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_runs_of_tables_are_listed(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(trained.parent / "run", tmp_path / "runs" / "one")
+    shutil.copytree(trained.parent / "run", tmp_path / "runs" / "two")
+    (tmp_path / "runs" / "two" / "report.json").write_text("{")
+    assert main(["runs", str(tmp_path / "runs")]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith(f"{tmp_path / 'runs' / 'one'}  table      finished ")
+    assert "accuracy " in said.out and len(said.out.splitlines()) == 1
+    assert "left out: " in said.err and "report.json' is damaged" in said.err
+    assert main(["runs", str(tmp_path / "runs"), "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["task"] == "table" and row["finished"] and row["best"]["accuracy"] <= 1
+
+
+def test_verbs_of_texts_say_what_a_table_is(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["translate", str(trained.parent / "run")]) == 2
+    assert "holds a model for tables. Try addnorm predict" in capsys.readouterr().err
 
 
 def test_schema_is_shown_edited_and_given_back(

@@ -335,3 +335,26 @@ def test_figures_for_tensorboard(
     assert main(command("language", data, tmp_path / "run", *more)) == 0
     assert len(list((tmp_path / "run" / "board").iterdir())) == 1
     capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    (
+        *(["--compare"], ["--test", "t.csv"], ["--groups", "a"], ["--split", "time"]),
+        *(["--model", "ft"], ["--schema", "s.toml"], ["--unlabelled", "u.csv"]),
+        ["--pretrain", "masked"],
+    ),
+    ids=lambda flags: flags[0],
+)
+def test_flags_of_tables_are_refused(
+    data: Path, tmp_path: Path, flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command("language", data, tmp_path / "run", *flags)) == 2
+    assert f"{flags[0]} is for tables, not for models of text" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_seed_is_the_runs(data: Path, tmp_path: Path) -> None:
+    more = ["--seed", "7", "--set", "train.steps=1"]
+    assert main(command("language", data, tmp_path / "run", *more)) == 0
+    assert Config.load(tmp_path / "run" / "config.toml").run.seed == 7

@@ -107,3 +107,13 @@ def test_dates_before_1970_and_after() -> None:
     assert found["d (day)"][:4] == [30, 0, 1, 30] and found["d (month)"][:4] == [11, 0, 0, 11]
     assert found["d (weekday)"][:4] == [2, 3, 4, 4] and found["d (hour)"][:4] == [0, 0, 12, 23]
     assert all(np.isnan(part[4]) for part in found.values())
+
+
+@pytest.mark.parametrize("scaling", ("robust", "standard", "quantile", "none"))
+def test_a_row_is_encoded_the_same_beside_an_infinity(scaling: str) -> None:
+    table = frame(x=[0.0, 1.0, 2.5, 3.0, 4.25, 5.5] * 20)
+    recipe = fit_recipe(table, infer(table), scaling=scaling)
+    alone = recipe.encode(frame(x=[20.0])).numbers
+    beside = recipe.encode(frame(x=[20.0, np.inf, -np.inf])).numbers
+    ends = recipe.encode(frame(x=[5.5, 0.0])).numbers
+    assert torch.equal(beside[:1], alone) and torch.equal(beside[1:], ends)

@@ -70,6 +70,8 @@ def test_robust_scaling_is_smooth_and_inside_three() -> None:
     found = scaled("robust", train, some)
     assert found == pytest.approx(wanted, rel=1e-9)
     assert found[0] == 0 and found[4:] == pytest.approx([3, -3])
+    huge = np.array([1e102, -1e120, 1e150, 1e300])
+    assert scaled("robust", train, huge) == pytest.approx([3, -3, 3, 3])
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,9 @@ def test_marks_of_order_and_old_line_ends_are_no_part_of_a_cell(tmp_path: Path) 
         ("o.tsv.gz", "\t"),
         ("o.csv.gz", ","),
         ("my.tsv.old.csv", ","),
+        ("my.tsv.csv", ","),
+        ("O.TSV", "\t"),
+        ("O.TSV.GZ", "\t"),
     ),
 )
 def test_files_are_written_as_their_name_says(tmp_path: Path, name: str, separator: str) -> None:
@@ -130,7 +133,7 @@ def test_files_are_written_as_their_name_says(tmp_path: Path, name: str, separat
         assert not path.exists(), "it appears whole"
         sink.write(frame.take(np.array([0])))
     raw = path.read_bytes()
-    text = (gzip.decompress(raw) if name.endswith(".gz") else raw).decode()
+    text = (gzip.decompress(raw) if name.lower().endswith(".gz") else raw).decode()
     row = ("1.5", "u v", "a", "2024-05-31 00:00:00")
     lines = [separator.join(line) for line in ("xtnd", row, ("", "w", "", ""), row)]
     assert text == "\n".join(lines) + "\n"

@@ -29,6 +29,8 @@ TEXT_ONLY = (
     *("dry_run", "board"),
 )
 """Flags of `train` that mean nothing for tables."""
+TABLE_ONLY = (*("model", "test", "compare", "schema", "groups", "split", "unlabelled", "pretrain"),)
+"""And those that mean nothing for texts."""
 SPLITS = ("random", "time")
 METHODS = ("masked", "replaced", "contrastive")
 """Ways to pre-train, as tabular/pretrain.py has them; named here, as help must be instant."""
@@ -36,7 +38,7 @@ METHODS = ("masked", "replaced", "contrastive")
 
 def add_train_flags(parser: argparse._ActionsContainer) -> None:
     """Flags of `train table` beside those that all of `train` has: file, --target, --out, ..."""
-    parser.add_argument("--model", choices=sorted(MODELS), default="ft", help="ft, tab or saint")
+    parser.add_argument("--model", choices=sorted(MODELS), help="ft (default), tab or saint")
     parser.add_argument("--test", metavar="FILE", help="rows to measure the trained model on")
     parser.add_argument("--compare", action="store_true", help="gradient boosting beside it")
     parser.add_argument("--schema", metavar="FILE", help="what the columns are; see addnorm schema")
@@ -44,7 +46,6 @@ def add_train_flags(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--split", choices=SPLITS, help="hold out any rows, or the last (time)")
     parser.add_argument("--unlabelled", metavar="FILE", help="more rows, to learn from first")
     parser.add_argument("--pretrain", choices=METHODS, help="how (default masked)")
-    parser.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
 
 
 def train_table(args: argparse.Namespace) -> None:
@@ -167,17 +168,16 @@ def _estimator(given: "Schema", args: argparse.Namespace) -> "TableClassifier | 
     from addnorm.tabular.estimators import ESTIMATORS, RECOMMENDED
 
     ending = "Regressor" if given.task == "number" else "Classifier"
-    kind = ESTIMATORS[f"{MODELS[args.model]}{ending}"]
-    settings: dict[str, Any] = (
-        dict(RECOMMENDED[given.task or "classes"]) if args.model == "ft" else {}
-    )
+    model = args.model or "ft"
+    kind = ESTIMATORS[f"{MODELS[model]}{ending}"]
+    settings: dict[str, Any] = dict(RECOMMENDED[given.task or "classes"]) if model == "ft" else {}
     settings |= _settings(args, kind)
     if args.split is not None:
         settings.setdefault("split", args.split)
     return kind(
         **{
             "schema": given,
-            "random_state": args.seed,
+            "random_state": args.seed or 0,
             "minutes": args.minutes,
             "verbose": sys.stderr.isatty(),
             **settings,
@@ -248,7 +248,7 @@ def _measure(
     rows = [{"model": type(estimator).__name__, **figures, **took}]
     if args.compare:
         encode, count = estimator.recipe_.encode, 0 if classes is None else len(classes)
-        rows += compare((encode(X), answers), (encode(X_test), wanted), count, args.seed)
+        rows += compare((encode(X), answers), (encode(X_test), wanted), count, args.seed or 0)
     on = args.test or "rows set aside"
     return [{"model": row.pop("model"), "on": on, **row} for row in rows]
 

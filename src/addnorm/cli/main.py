@@ -86,6 +86,7 @@ def _train_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--clinic", action="store_true", help="watch its health: warn early, keep what went wrong"
     )
+    parser.add_argument("--seed", type=int, help="random seed (default 0)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     learn.add_train_flags(parser.add_argument_group("table"))
 
@@ -153,6 +154,7 @@ COMMANDS: dict[str, Command] = {
             "addnorm train language book.txt --out runs/book --minutes 5",
             "addnorm train classify reviews.csv --text review --label stars --out runs/stars",
             "addnorm train table adult.csv --target income --out runs/adult --compare",
+            "addnorm train table visits.csv --target readmitted --groups patient --out runs/visits",
             "addnorm train --resume runs/ende",
         ),
     ),
@@ -163,6 +165,7 @@ COMMANDS: dict[str, Command] = {
         (
             "addnorm evaluate runs/ende --source test.en --target test.de",
             "addnorm evaluate runs/stars test.csv --json",
+            "addnorm evaluate runs/adult later.csv",
         ),
     ),
     "translate": Command(
@@ -205,6 +208,7 @@ COMMANDS: dict[str, Command] = {
         (
             "addnorm predict runs/adult new.csv -o scored.parquet --proba",
             "addnorm predict runs/adult new.csv -o scored.csv",
+            "addnorm predict runs/adult new.csv --proba --json",
         ),
     ),
     "explain": Command(

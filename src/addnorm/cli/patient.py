@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from addnorm.cli.targets import is_table_run
 from addnorm.errors import ConfigError, InputError, SavedError, require
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def find_patient(args: argparse.Namespace) -> Patient:
         return _foreign(path, args.data, plan)
     if (path / "run.json").is_file():
         return _of_run(path, args.data, plan)
-    if (path / "schema.toml").is_file():
+    if is_table_run(path):
         return _of_table(path, args.data, plan)
     wish = find_wish(args)
     return _drawn(args, plan) if wish is None else of_wish(wish, plan)
@@ -176,16 +177,11 @@ def _of_table(path: Path, files: Sequence[str], plan: "Plan | None") -> Patient:
         return Patient(estimator.model_, *draw_batches(estimator.model_, _count(plan)), plan)
     if len(files) > 1:
         raise ConfigError(f"--data takes one file for a table: got {len(files)}.")
-    from addnorm.cli.targets import known_answers, with_target
-    from addnorm.data.frame import read_frame
+    from addnorm.cli.targets import read_answered
     from addnorm.tabular.fitting import losses
 
-    kept, classes = estimator.recipe_.schema, getattr(estimator, "classes_", None)
-    if kept.target is None:
-        raise ConfigError("this model does not know its target's name. Leave out --data.")
-    table, y = with_target(read_frame(files[0]), kept.target)
-    rows = estimator.rows(table, known_answers(kept, classes, y))
-    count = 0 if classes is None else len(classes)
+    rows = estimator.rows(*read_answered(estimator, files[0], "Leave out --data."))
+    count = len(getattr(estimator, "classes_", ()))
     batches: list[Batch] = []
     targets: dict[int, Tensor] = {}
     for start in range(0, min(len(rows), _count(plan) * TABLE_ROWS), TABLE_ROWS):

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from addnorm.cli.targets import known_answers, quiet, say, with_target
+from addnorm.cli.targets import quiet, read_answered, say
 from addnorm.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
@@ -123,28 +123,37 @@ class Strangers:
             say(f"{name}: no row has a value; all are predicted as missing it.")
 
 
+def evaluate(args: argparse.Namespace) -> dict[str, Any]:
+    """Figures of a model on rows of a file whose targets are known."""
+    from addnorm.tabular import load
+
+    for flag in ("target", "int8"):
+        if getattr(args, flag):
+            raise ConfigError(f"--{flag} is for models of text, not for tables. Leave it out.")
+    estimator, path = load(args.run), args.file or args.source
+    if path is None:
+        raise ConfigError(
+            "a model for tables keeps no rows to be evaluated on: give a file. "
+            f"Try: addnorm evaluate {args.run} later.csv."
+        )
+    table, answers = read_answered(estimator, path, "Use its evaluate() from Python.")
+    with quiet():
+        return {**estimator.evaluate(table, answers), "rows": len(table)}
+
+
 def explain(args: argparse.Namespace) -> None:
     """Print which columns matter, or what each adds to the answer for one row."""
-    from addnorm.data.frame import read_frame
     from addnorm.tabular import load
     from addnorm.tabular.explain import explain as explain_all
     from addnorm.tabular.page import explanation_page
 
     estimator = load(args.run)
-    kept = estimator.recipe_.schema
-    table = read_frame(args.file)
-    kept.check(table)
-    for note in estimator.recipe_.unseen(table):
-        say(note)
     if args.row is not None:
-        _explain_one(estimator, table, args)
+        _explain_one(estimator, args)
         return
-    if kept.target is None:
-        raise ConfigError("this model does not know its target's name. Explain one row: --row 1.")
-    table, y = with_target(table, kept.target)
-    classes = getattr(estimator, "classes_", None)
+    table, answers = read_answered(estimator, args.file, "Explain one row: --row 1.")
     with quiet():
-        found = explain_all(estimator, table, known_answers(kept, classes, y))
+        found = explain_all(estimator, table, answers)
     if args.out is not None:
         say(f"picture: {explanation_page(found, estimator).write(args.out)}")
     if args.json:
@@ -160,11 +169,16 @@ def explain(args: argparse.Namespace) -> None:
     print(f"\nagreement of ranks: {agree}")
 
 
-def _explain_one(estimator: "TableEstimator", table: "Frame", args: argparse.Namespace) -> None:
+def _explain_one(estimator: "TableEstimator", args: argparse.Namespace) -> None:
     """What each column adds to the answer for one row."""
+    from addnorm.data.frame import read_frame
     from addnorm.tabular.explain import explain_row
     from addnorm.tabular.page import row_page
 
+    table = read_frame(args.file)
+    estimator.recipe_.schema.check(table)
+    for note in estimator.recipe_.unseen(table):
+        say(note)
     if not 1 <= args.row <= len(table):
         raise InputError(f"--row must be 1 to {len(table)}: got {args.row}.")
     with quiet():

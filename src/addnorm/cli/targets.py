@@ -1,16 +1,20 @@
 """The column that is to be predicted, as files have it and as estimators take it."""
 
+import json
 import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from addnorm.errors import ConfigError, InputError, nearest
+from addnorm.disk import read_text
+from addnorm.errors import ConfigError, InputError, SavedError, nearest
 
 if TYPE_CHECKING:
     from addnorm.data.frame import Array, Frame
     from addnorm.data.schema import Schema
+    from addnorm.tabular.base import TableEstimator
 
 
 NO_NUMBERS = "column .* are no numbers"
@@ -37,6 +41,28 @@ def quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=NO_NUMBERS)
         yield
+
+
+def is_table_run(path: Path) -> bool:
+    """Whether `train table` wrote a folder: only models for tables have a schema beside them."""
+    return (path / "schema.toml").is_file()
+
+
+def table_runs_in(folder: Path) -> list[Path]:
+    """The runs of tables in a folder."""
+    return [found.parent for found in folder.glob("**/schema.toml")]
+
+
+def tell_table_run(path: Path) -> dict[str, Any]:
+    """What the report of a table's run says, in a few words; nothing heavy is imported for it."""
+    report = path / "report.json"
+    try:
+        told = json.loads(read_text(report))
+        finished, seconds = not told["stopped"], told["seconds"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise SavedError(f"{str(report)!r} is damaged: {error}.") from None
+    best = told.get("valid")
+    return {"task": "table", "finished": finished, "seconds": seconds, "best": best}
 
 
 def settle_schema(
@@ -134,7 +160,7 @@ def known_answers(given: "Schema", classes: "Array | None", y: "Array") -> "Arra
     answers = to_answers(y, given)
     if classes is None:
         return answers
-    known = set(classes.tolist())
+    known = {str(label) for label in classes.tolist()}
     strange = sorted(set(answers.tolist()) - known)
     if strange and all(label.removesuffix(".") in known for label in strange):
         say(f"labels such as {strange[0]!r} are taken for {strange[0].removesuffix('.')!r}.")
@@ -145,6 +171,24 @@ def known_answers(given: "Schema", classes: "Array | None", y: "Array") -> "Arra
             f"{nearest(strange[0], known)}"
         )
     return answers
+
+
+def read_answered(estimator: "TableEstimator", path: str, instead: str) -> "tuple[Frame, Array]":
+    """The rows of a file that have a target, and their targets, for a model to be asked about.
+
+    What is strange in them is said. `instead` is what to do with a model that has no target's name.
+    """
+    from addnorm.data.frame import read_frame
+
+    kept = estimator.recipe_.schema
+    if kept.target is None:
+        raise ConfigError(f"this model does not know its target's name. {instead}")
+    table = read_frame(path)
+    kept.check(table)
+    for note in [*table.notes, *estimator.recipe_.unseen(table)]:
+        say(note)
+    table, y = with_target(table, kept.target)
+    return table, known_answers(kept, getattr(estimator, "classes_", None), y)
 
 
 def _strip_stops(labels: "Array") -> "Array":

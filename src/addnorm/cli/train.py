@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from addnorm.cli.learn import TABLE_ONLY
 from addnorm.config import TASKS
 from addnorm.errors import ConfigError, nearest
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 BEGINNING = (
     *("task", "file", "source", "target", "valid_source", "valid_target", "text", "label"),
-    *("out", "start", "size", "minutes", "settings", "dry_run"),
+    *("out", "start", "size", "minutes", "seed", "settings", "dry_run"),
 )
 """What is decided when a run begins, and not when it goes on."""
 
@@ -62,6 +63,7 @@ def make_wish(args: argparse.Namespace) -> "Wish":
         "run.task": args.task if args.task in TASKS else None,
         "run.size": args.size,
         "run.minutes": args.minutes,
+        "run.seed": args.seed,
         "run.start": args.start,
         "data.source": args.source or args.file,
         "data.target": args.target,
@@ -79,6 +81,9 @@ def make_wish(args: argparse.Namespace) -> "Wish":
 
 def _check(args: argparse.Namespace) -> None:
     """One clear error about flags that are missing or do not go together."""
+    for name in TABLE_ONLY:
+        if getattr(args, name):
+            raise ConfigError(f"--{name} is for tables, not for models of text. Leave it out.")
     if args.resume is not None:
         if any(getattr(args, name) for name in BEGINNING):
             raise ConfigError(

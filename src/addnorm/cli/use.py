@@ -3,25 +3,31 @@
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+from addnorm.cli.targets import is_table_run, table_runs_in, tell_table_run
 from addnorm.errors import AddnormError, ConfigError, InputError
 
 
 def evaluate(args: argparse.Namespace) -> None:
     """Print figures on files that a run has not seen."""
-    from addnorm.runs.use import Trained
-
     if args.file is not None and args.source is not None:
         raise ConfigError(f"one file to evaluate on, not two: {args.file!r} and {args.source!r}.")
-    trained = Trained(args.run, int8=args.int8)
-    figures = trained.evaluate(
-        args.source or args.file,
-        args.target,
-        beam=args.beam,
-        say=lambda text: print(text, file=sys.stderr),
-    )
+    if is_table_run(Path(args.run)):
+        from addnorm.cli.tables import evaluate as evaluate_table
+
+        figures = evaluate_table(args)
+    else:
+        from addnorm.runs.use import Trained
+
+        figures = Trained(args.run, int8=args.int8).evaluate(
+            args.source or args.file,
+            args.target,
+            beam=args.beam,
+            say=lambda text: print(text, file=sys.stderr),
+        )
     if args.json:
         print(json.dumps(figures, indent=1))
         return
@@ -98,32 +104,43 @@ def classify(args: argparse.Namespace) -> None:
 
 
 def runs(args: argparse.Namespace) -> None:
-    """List runs and their best scores."""
-    from addnorm.runs.directory import Run, runs_in
+    """List runs, of text and of tables, and their best scores."""
     from addnorm.runs.progress import say_figures, say_time
 
     if not Path(args.folder).is_dir():
         raise InputError(f"there is no folder {args.folder!r}. Train something first.")
     found = []
-    for path in runs_in(args.folder):
+    for path, told in _places(Path(args.folder)):
         try:
-            run = Run.open(path)
-            found.append((run, run.summary()))
+            found.append({"run": str(path), **told(path)})
         except AddnormError as error:
             print(f"left out: {error}", file=sys.stderr)
     if args.json:
-        rows = [{"run": str(run.path), "task": run.facts.task, **how} for run, how in found]
-        print(json.dumps(rows, indent=1, ensure_ascii=False))
+        print(json.dumps(found, indent=1, ensure_ascii=False))
         return
     if not found:
         print(f"no runs in {args.folder}", file=sys.stderr)
         return
-    width = max(len(str(run.path)) for run, _ in found) + 2
-    for run, how in found:
-        state = "finished" if how.get("finished") else "stopped" if how else "running or killed"
-        time = say_time(how["seconds"]) if how else ""
-        best = say_figures(how.get("best", {}))
-        print(f"{run.path!s:<{width}}{run.facts.task:<11}{state:<18}{time:>8}  {best}")
+    width = max(len(row["run"]) for row in found) + 2
+    for row in found:
+        known = "seconds" in row
+        state = "finished" if row.get("finished") else "stopped" if known else "running or killed"
+        time = say_time(row["seconds"]) if known else ""
+        best = say_figures(row.get("best") or {})
+        print(f"{row['run']:<{width}}{row['task']:<11}{state:<18}{time:>8}  {best}")
+
+
+def _places(folder: Path) -> "list[tuple[Path, Callable[[Path], dict[str, Any]]]]":
+    """Where runs are, by name, and how each is read."""
+    from addnorm.runs.directory import Run, runs_in
+
+    def told(path: Path) -> dict[str, Any]:
+        run = Run.open(path)
+        return {"task": run.facts.task, **run.summary()}
+
+    places = [(path, told) for path in runs_in(folder)]
+    places += [(path, tell_table_run) for path in table_runs_in(folder)]
+    return sorted(places, key=lambda place: place[0])
 
 
 def _lines(path: str) -> Iterator[str]:

@@ -290,6 +290,6 @@ def _part(values: Array, part: str | None) -> Array:
 
 def scale(values: Array, rule: NumberRule) -> Array:
     """Numbers as the model takes them."""
-    held = np.clip(values, rule.low, rule.high) if np.isinf(values).any() else values
+    held = np.where(np.isinf(values), np.clip(values, rule.low, rule.high), values)
     scaled = SCALINGS[rule.scaling][1](held, rule.knots)
     return scaled if rule.fill is None else np.where(np.isnan(scaled), rule.fill, scaled)

@@ -36,9 +36,9 @@ def _to_robust(values: Array, knots: Sequence[float]) -> Array:
 
     Robust scaling with a smooth clip: Holzmüller et al. 2024 (2407.04491), §3.
     """
-    z = (values - knots[0]) / knots[1]
     with np.errstate(over="ignore"):
-        return z / np.sqrt(1 + (np.clip(z, -1e100, 1e100) / 3) ** 2)
+        z = np.clip((values - knots[0]) / knots[1], -1e100, 1e100)
+    return np.asarray(z / np.sqrt(1 + (z / 3) ** 2))
 
 
 def _fit_standard(values: Array) -> tuple[float, ...]:

@@ -189,10 +189,10 @@ def open_sink(path: str | Path) -> Iterator[Sink]:
 
 class _TextSink:
     def __init__(self, temporary: Path, path: Path) -> None:
-        packed = path.suffix.lower() == ".gz"
-        opener: Any = gzip.open if packed else open
+        name = path.name.lower()
+        opener: Any = gzip.open if name.endswith(".gz") else open
         self.file = opener(temporary, "wt", encoding="utf-8", newline="")
-        tabs = ".tsv" in path.suffixes[-2:]
+        tabs = name.removesuffix(".gz").endswith(".tsv")
         self.writer = csv.writer(self.file, delimiter="\t" if tabs else ",", lineterminator="\n")
         self.begun = False
 

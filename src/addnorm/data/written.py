@@ -55,6 +55,8 @@ def to_numbers(column: Array, form: str = "") -> tuple[Array, list[str]]:
         seconds = column.astype("datetime64[s]").astype(np.float64)
         return np.where(np.isnat(column), np.nan, seconds), []
     found, stray = np.full(len(column), np.nan), []
+    if not form and (plain := _all_numbers(column)) is not None:
+        return plain, []
     for row, text in enumerate(column.tolist()):
         if text is not None:
             number = _written(text, form) if form else _number(text)
@@ -111,6 +113,17 @@ def _number(text: str) -> float | None:
         return float(text) if "_" not in text else None
     except ValueError:
         return None
+
+
+def _all_numbers(column: Array) -> Array | None:
+    """All at once, where every text is a number or missing, as in most columns."""
+    here = np.array([text is not None for text in column.tolist()], dtype=bool)
+    found = np.full(len(column), np.nan)
+    try:
+        found[here] = column[here].astype(np.float64)
+    except (ValueError, TypeError):
+        return None
+    return None if "_" in "".join(column[here].tolist()) else found
 
 
 @lru_cache(maxsize=256)

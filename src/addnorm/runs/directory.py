@@ -58,6 +58,10 @@ class Run:
         """
         path = Path(path)
         if not (path / FACTS).is_file():
+            if (path / "schema.toml").is_file():
+                raise SavedError(
+                    f"{str(path)!r} holds a model for tables. Try addnorm predict {path} FILE."
+                )
             raise SavedError(f"there is no run in {str(path)!r}. Check the path.")
         try:
             table = json.loads(read_text(path / FACTS))

@@ -341,6 +341,10 @@ class TableEstimator(BaseEstimator):  # type: ignore[misc]
             raise InputError(f"X and y must have as many rows: got {len(table)} and {len(target)}.")
         return Rows(table, target, torch.ones(len(table)))
 
+    def evaluate(self, X: Any, y: Any) -> dict[str, float]:
+        """Figures on rows whose answers are known, as metrics.py has them."""
+        raise NotImplementedError
+
     def _known(self, y: Any) -> Array:
         """Answers as training had them: places of classes it knows, or numbers."""
         raise NotImplementedError

@@ -65,6 +65,9 @@ class TableClassifier(ClassifierMixin, TableEstimator):  # type: ignore[misc]
             "calibrated": reliability_bins(after, target),
         }
 
+    def evaluate(self, X: Any, y: Any) -> dict[str, float]:
+        return class_figures(self.predict_proba(X), self._known(y))
+
     def predict_proba(self, X: Any) -> Array:
         """The probability of each class of `classes_`, (rows, classes)."""
         answers = self._answers(X)
@@ -101,6 +104,9 @@ class TableRegressor(RegressorMixin, TableEstimator):  # type: ignore[misc]
         target = valid.target.double().numpy()
         figures = number_figures(answers * self.scale_, target * self.scale_)
         self.report_["valid"] = figures
+
+    def evaluate(self, X: Any, y: Any) -> dict[str, float]:
+        return number_figures(self.predict(X), self._known(y))
 
     def predict(self, X: Any) -> Array:
         """The number of each row."""

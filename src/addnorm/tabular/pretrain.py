@@ -146,7 +146,8 @@ class GuessTask:
         generator = torch.Generator().manual_seed(self.settings.seed)
         rows = torch.split(torch.arange(len(self.valid)), self.settings.batch)
         values = [float(model(mark(self.valid.take(part), generator))) for part in rows]
-        return {"loss": sum(values) / len(values)}
+        total = sum(value * len(part) for value, part in zip(values, rows, strict=True))
+        return {"loss": total / len(self.valid)}
 
 
 def mark(table: Encoded, generator: torch.Generator | None = None) -> dict[str, Tensor]:
