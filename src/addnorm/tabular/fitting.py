@@ -162,8 +162,8 @@ ALIKE = 32
 def answer(model: TabularModel, table: Encoded, batch: int) -> Tensor:
     """The model's answers to rows, (rows, members, outputs), in evaluation mode.
 
-    A row's answer does not depend on the rows it comes with, not even in its last digit, unless the
-    model itself looks along rows.
+    A row's answer does not depend on the rows it comes with, unless the model itself looks along
+    rows: not even in its last digit, but for networks narrower than 16.
     """
     model.eval()
     rows, config = len(table), model.config
