@@ -450,7 +450,9 @@ def test_a_run_is_evaluated_on_other_rows(
     right = [str(a) == str(b) for a, b in zip(scored["y"], scored["y (predicted)"], strict=True)]
     assert told["accuracy"] == pytest.approx(sum(right) / 40) and told["rows"] == 40
     assert set(told) == {"accuracy", "auc", "log_loss", "brier", "ece", "rows"}
-    assert main(["evaluate", str(trained.parent / "run"), "--source", str(later)]) == 0
+    shutil.copytree(trained.parent / "run", tmp_path / "bare")
+    (tmp_path / "bare" / "schema.toml").unlink()  # it is for people, and may be deleted
+    assert main(["evaluate", str(tmp_path / "bare"), "--source", str(later)]) == 0
     assert f"{told['accuracy']:.1%}" in capsys.readouterr().out
     for more, said in (
         ((), "keeps no rows to be evaluated on: give a file"),

@@ -44,13 +44,15 @@ def quiet() -> Iterator[None]:
 
 
 def is_table_run(path: Path) -> bool:
-    """Whether `train table` wrote a folder: only models for tables have a schema beside them."""
-    return (path / "schema.toml").is_file()
+    """Whether a folder holds a model for tables: all others have a configuration beside them."""
+    others = ("config.toml", "config.json", "run.json")
+    return (path / "model.safetensors").is_file() and not any((path / n).exists() for n in others)
 
 
 def table_runs_in(folder: Path) -> list[Path]:
     """The runs of tables in a folder."""
-    return [found.parent for found in folder.glob("**/schema.toml")]
+    folders = {found.parent for found in folder.glob("**/model.safetensors")}
+    return sorted(path for path in folders if is_table_run(path))
 
 
 def tell_table_run(path: Path) -> dict[str, Any]:

@@ -58,7 +58,7 @@ class Run:
         """
         path = Path(path)
         if not (path / FACTS).is_file():
-            if (path / "schema.toml").is_file():
+            if (path / "model.safetensors").is_file() and not list(path.glob("config.*")):
                 raise SavedError(
                     f"{str(path)!r} holds a model for tables. Try addnorm predict {path} FILE."
                 )
