@@ -2,7 +2,9 @@
 
 Freed memory: glibc returns every large tensor to the system when it is freed, and the next one of
 its size costs a page fault for every 4 KiB, although a training step frees and takes the same sizes
-again and again. bfloat16: a CPU without instructions for it is many times slower than in float32.
+again and again. Threads: those of one operation wait for each other in a loop, and where another
+process takes the core of one, the rest wait all of its turn. bfloat16: a CPU without instructions
+for it is many times slower than in float32.
 """
 
 import ctypes
@@ -29,6 +31,19 @@ def keep_memory() -> bool:
         libc.mallopt(_TOP_PAD, 64 * 1024 * 1024),
     ]
     return all(asked)
+
+
+def wait_briefly() -> bool:
+    """Ask for threads that give way after a tenth of the usual wait; True if that was asked for.
+
+    It must be before torch is first imported, and what the user has set stays as it is. Alone on
+    the machine nothing changes; beside one busy process two threads train some four times as fast
+    (docs/results/bench.md). Only GNU's threads on Linux know it; elsewhere nothing is done.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    keep = 0  # do not overwrite
+    return bool(ctypes.CDLL(None).setenv(b"GOMP_SPINCOUNT", b"30000", keep) == 0)
 
 
 def warn_if_slow(device: str, dtype: str) -> bool:

@@ -13,6 +13,7 @@ from addnorm import __version__
 from addnorm.cli import clinic, learn, tables
 from addnorm.cli.flags import add_set
 from addnorm.errors import AddnormError
+from addnorm.machine import wait_briefly
 
 MISUSE, FAILURE, INTERRUPTED = 2, 1, 130
 
@@ -312,4 +313,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run() -> NoReturn:
     """The console entry point."""
+    wait_briefly()
     sys.exit(main())
