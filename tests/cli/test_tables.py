@@ -37,6 +37,7 @@ def run(verb: str, *arguments: object) -> None:
 
 def train(path: Path, *more: object, target: str = "y") -> None:
     settings = [part for setting in QUICK for part in ("--set", setting)]
+    shutil.rmtree(path.parent / "run", ignore_errors=True)
     run("train", path, "--target", target, "--out", path.parent / "run", *settings, *more)
 
 
@@ -499,6 +500,16 @@ def test_schema_is_shown_edited_and_given_back(
     schema.write_text("[[columns]]\nname = 'age'\nkind = 'number'\n")
     with pytest.raises(AddnormError, match="says nothing of column 'job'"):
         train(path, "--schema", schema)
+
+
+def test_a_run_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = tmp_path / "t.csv", tmp_path / "run"
+    path.write_text(rows())
+    train(path)
+    before = {entry.name: entry.read_bytes() for entry in out.iterdir()}
+    assert main(["train", "table", str(path), "--target", "y", "--out", str(out)]) == 2
+    assert f"{str(out)!r} holds a run already. Choose another --out" in capsys.readouterr().err
+    assert {entry.name: entry.read_bytes() for entry in out.iterdir()} == before
 
 
 def test_misuse(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from addnorm.cli.targets import (
+    is_table_run,
     join,
     known_answers,
     quiet,
@@ -119,6 +120,8 @@ def _check(args: argparse.Namespace) -> None:
             raise ConfigError(f"--{flag} is for models of text, not for tables. Leave it out.")
     if Path(args.out).is_file():
         raise ConfigError(f"--out must name a directory for the run: {args.out!r} is a file.")
+    if (Path(args.out) / "run.json").exists() or is_table_run(Path(args.out)):
+        raise ConfigError(f"{args.out!r} holds a run already. Choose another --out, or delete it.")
     if args.pretrain is not None and args.unlabelled is None:
         raise ConfigError(
             f"--pretrain {args.pretrain} needs rows to learn from: give --unlabelled FILE, too."
