@@ -1,10 +1,13 @@
-"""Files that appear whole or not at all, and text read with one clear error about why not."""
+"""Files that appear whole or not at all, text read with one clear error about why not, and JSON."""
 
+import json
+import math
 import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from addnorm.errors import SavedError
 
@@ -43,3 +46,20 @@ def read_text(path: str | Path) -> str:
         raise SavedError(f"{str(path)!r} is not UTF-8 text: {error.reason}.") from None
     except OSError as error:
         raise SavedError(f"{str(path)!r} cannot be read: {error.strerror}.") from None
+
+
+def to_json(value: Any, indent: int | None = 1) -> str:
+    """JSON that every reader takes: it knows no NaN and no infinity, so that these are null.
+
+    >>> to_json({"loss": float("nan"), "steps": (1, 2)}, indent=None)
+    '{"loss": null, "steps": [1, 2]}'
+    """
+    return json.dumps(_finite(value), indent=indent, ensure_ascii=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(name): _finite(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

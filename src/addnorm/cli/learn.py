@@ -16,6 +16,7 @@ from addnorm.cli.targets import (
     to_answers,
     with_target,
 )
+from addnorm.disk import to_json
 from addnorm.errors import ConfigError, InputError, nearest
 
 if TYPE_CHECKING:
@@ -57,7 +58,6 @@ def train_table(args: argparse.Namespace) -> None:
     from addnorm.tabular.holdout import need_one_way
     from addnorm.tabular.inputs import to_groups
     from addnorm.tabular.page import summary_page
-    from addnorm.tabular.saved import to_json
 
     _check(args)
     keep_memory()

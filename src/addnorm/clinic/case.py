@@ -25,9 +25,8 @@ from torch.nn import functional as F
 from addnorm.clinic.call import answer_of, unchanged
 from addnorm.clinic.measure import gradients, size
 from addnorm.clinic.trace import Trace, watch
-from addnorm.clinic.words import plain
 from addnorm.config import Config
-from addnorm.disk import read_text, write_whole
+from addnorm.disk import read_text, to_json, write_whole
 from addnorm.errors import AddnormError, SavedError
 from addnorm.models.build import build
 from addnorm.models.saved import read_tensors, write_tensors
@@ -97,7 +96,7 @@ class Case:
         return f"{where}: {self.kind}; its loss was {then}. Run again:\n{self.seen.text()}"
 
     def json(self) -> str:
-        return json.dumps(plain(asdict(self)), indent=1, ensure_ascii=False)
+        return to_json(asdict(self))
 
 
 def see(model: nn.Module, batches: Sequence[Tensors], how: How | None = None) -> Seen:
@@ -170,8 +169,7 @@ def write_case(
         write_tensors(folder / WEIGHTS, weights, {})
     if random is not None:
         write_tensors(folder / RANDOM, {"random": random}, {})
-    text = json.dumps(plain({**facts, "seen": asdict(seen)}), indent=1, ensure_ascii=False)
-    write_whole(folder / FACTS, text.encode())
+    write_whole(folder / FACTS, to_json({**facts, "seen": asdict(seen)}).encode())
 
 
 def replay(folder: str | Path) -> Case:

@@ -1,7 +1,6 @@
 """The examination: measure, conclude, and say it as text, JSON or a page."""
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from addnorm.clinic.call import Batch, Loss
 from addnorm.clinic.evidence import Evidence, gather
 from addnorm.clinic.findings import Finding, find
 from addnorm.clinic.remedy import Plan
+from addnorm.disk import to_json
 from addnorm.errors import InputError
 
 
@@ -39,9 +39,7 @@ class Examination:
 
     def json(self) -> str:
         """Everything, as JSON; what is not finite is null."""
-        from addnorm.clinic.words import plain
-
-        return json.dumps(plain(dataclasses.asdict(self)), indent=1, ensure_ascii=False)
+        return to_json(dataclasses.asdict(self))
 
     def write_page(self, path: str | Path) -> Path:
         """One HTML file with pictures, which needs nothing else."""

@@ -24,8 +24,7 @@ from addnorm.clinic.call import unchanged
 from addnorm.clinic.case import How, call, is_spike, see, write_case
 from addnorm.clinic.measure import dependency, distinct
 from addnorm.clinic.trace import watch
-from addnorm.clinic.words import plain
-from addnorm.disk import read_text, write_whole
+from addnorm.disk import read_text, to_json, write_whole
 from addnorm.errors import ConfigError
 
 SIGNALS = "clinic.jsonl"
@@ -114,7 +113,7 @@ class Clinic:
         if self.path is not None:
             self.path.mkdir(parents=True, exist_ok=True)
             with (self.path / SIGNALS).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(plain(found)) + "\n")
+                file.write(to_json(found, None) + "\n")
         for name, text in warnings_of(found).items():
             if name not in self.warned:
                 self.warned.add(name)

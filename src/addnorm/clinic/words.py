@@ -1,7 +1,6 @@
 """An examination as text for a terminal, and as plain values for JSON."""
 
-import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from addnorm.clinic.remedy import advise_warmup
 from addnorm.report import sparkline
@@ -113,14 +112,3 @@ def site_table(examination: "Examination") -> list[str]:
         for s in e.sites
     ]
     return [head, *rows]
-
-
-def plain(value: Any) -> Any:
-    """Plain values only: JSON knows no NaN."""
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

@@ -9,7 +9,6 @@ Nothing that is read is executed, and no training row is kept.
 
 import dataclasses
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from addnorm.config import Config
 from addnorm.data.frame import Array
 from addnorm.data.prepare import Recipe
 from addnorm.data.schema import Schema
-from addnorm.disk import read_text, write_whole
+from addnorm.disk import read_text, to_json, write_whole
 from addnorm.errors import AddnormError, SavedError
 from addnorm.models.saved import read_tensors, write_tensors
 from addnorm.models.tabular import TabularConfig, build_tabular
@@ -52,19 +51,6 @@ def save(estimator: TableEstimator, directory: str | Path) -> None:
     write_tensors(directory / WEIGHTS, estimator.model_.state_dict(), facts)
     write_whole(directory / SCHEMA, estimator.recipe_.schema.dump().encode())
     write_whole(directory / REPORT, to_json(estimator.report_).encode())
-
-
-def to_json(told: Any) -> str:
-    """A report as JSON that every reader takes: null for a figure that there is none of."""
-    return json.dumps(_finite(told), indent=1)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _finite(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def load(directory: str | Path) -> TableEstimator:
