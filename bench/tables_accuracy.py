@@ -30,7 +30,6 @@ from addnorm.tabular import (
     save,
 )
 from addnorm.tabular.compare import compare
-from addnorm.tabular.metrics import class_figures, number_figures
 
 WAYS = ("boosting", "recommended", "default", "published")
 HELD_OUT = {"valid": 0.2}
@@ -75,10 +74,7 @@ def fit(data: str, how: str, seed: int, folder: Path, keep: Path | None) -> list
     began, worked = time.perf_counter(), time.process_time()
     model = kind(**settings, random_state=seed).fit(X, y)
     fitted, work = time.perf_counter(), time.process_time() - worked
-    if data == "adult":
-        figures = class_figures(model.predict_proba(X_test), y_test)
-    else:
-        figures = number_figures(model.predict(X_test), y_test)
+    figures = model.evaluate(X_test, y_test)
     if keep is not None:
         save(model, keep / f"{data}-{how}-{seed}")
     told = model.report_

@@ -31,7 +31,7 @@ TEXT_ONLY = (
     *("dry_run", "board"),
 )
 """Flags of `train` that mean nothing for tables."""
-TABLE_ONLY = (*("model", "test", "compare", "schema", "groups", "split", "unlabelled", "pretrain"),)
+TABLE_ONLY = ("model", "test", "compare", "schema", "groups", "split", "unlabelled", "pretrain")
 """And those that mean nothing for texts."""
 SPLITS = ("random", "time")
 METHODS = ("masked", "replaced", "contrastive")

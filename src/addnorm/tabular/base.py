@@ -6,6 +6,7 @@ of frames are matched by name when predicting, so that their order does not matt
 """
 
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -59,7 +60,7 @@ class Pretrained:
         return model
 
 
-class TableEstimator(BaseEstimator):  # type: ignore[misc]
+class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     """What all estimators for tables share.
 
     Parameters of the network that are None are those of its publication (presets.py).
@@ -258,15 +259,15 @@ class TableEstimator(BaseEstimator):  # type: ignore[misc]
         before = getattr(self, "pretrained_", None)
         self.recipe_ = self._recipe(part, schema) if before is None else before.recipe
         table = self.recipe_.encode(part)
-        self._learn_scale(target[inside], weight[inside], classes)
-        rows = Rows(table, self._targets(target[inside], classes), normal(weight[inside]))
+        self._learn_scale(target[inside], weight[inside])
+        rows = Rows(table, self._targets(target[inside]), normal(weight[inside]))
         valid = None
         if eval_set is not None:
             valid = self._rows(*pair_of(eval_set))
         elif len(held):
             other = self.recipe_.encode(frame.take(held))
             if weight[held].any():
-                valid = Rows(other, self._targets(target[held], classes), normal(weight[held]))
+                valid = Rows(other, self._targets(target[held]), normal(weight[held]))
         if before is None:
             self.model_ = build_tabular(
                 choose_network(self, table, target[inside], self.bins, classes)
@@ -296,7 +297,7 @@ class TableEstimator(BaseEstimator):  # type: ignore[misc]
             "history": fitted.progress.history,
         }
         if valid is not None:
-            self._calibrate(valid, classes)
+            self._calibrate(valid)
 
     def _recipe(self, frame: Frame, schema: Schema) -> Recipe:
         return fit_recipe(frame, schema, scaling=self.scaling, rare=self.rare, impute=self.impute)
@@ -336,26 +337,27 @@ class TableEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _rows(self, X: Any, y: Any) -> Rows:
         table = self.recipe_.encode(self._frame(X, fitting=False))
-        target = self._targets(self._known(y), 0)
+        target = self._targets(self._known(y))
         if len(target) != len(table):
             raise InputError(f"X and y must have as many rows: got {len(table)} and {len(target)}.")
         return Rows(table, target, torch.ones(len(table)))
 
+    @abstractmethod
     def evaluate(self, X: Any, y: Any) -> dict[str, float]:
         """Figures on rows whose answers are known, as metrics.py has them."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _known(self, y: Any) -> Array:
         """Answers as training had them: places of classes it knows, or numbers."""
-        raise NotImplementedError
 
-    def _learn_scale(self, target: Array, weight: Array, classes: int) -> None:
+    def _learn_scale(self, target: Array, weight: Array) -> None:
         """What the target is standardised by, from training rows; nothing of classes."""
 
-    def _targets(self, target: Array, classes: int) -> Tensor:
+    def _targets(self, target: Array) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(target)).long()
 
-    def _calibrate(self, valid: Rows, classes: int) -> None:
+    @abstractmethod
+    def _calibrate(self, valid: Rows) -> None:
         """Figures on held-out rows."""
 
     # ── Predicting ────────────────────────────────────────────────────────────────────────────────

@@ -52,7 +52,7 @@ class TableClassifier(ClassifierMixin, TableEstimator):  # type: ignore[misc]
             )
         return np.array([place[label] for label in labels], dtype=np.int64)
 
-    def _calibrate(self, valid: Rows, classes: int) -> None:
+    def _calibrate(self, valid: Rows) -> None:
         answers, target = self._answer(valid.table), valid.target.numpy()
         self.temperature_ = fit_temperature(answers, valid.target, valid.weight)
         before = probabilities_of(answers, 1.0).numpy()
@@ -91,15 +91,15 @@ class TableRegressor(RegressorMixin, TableEstimator):  # type: ignore[misc]
     def _known(self, y: Any) -> Array:
         return to_targets(y)
 
-    def _learn_scale(self, target: Array, weight: Array, classes: int) -> None:
+    def _learn_scale(self, target: Array, weight: Array) -> None:
         self.mean_ = float(np.average(target, weights=weight if weight.any() else None))
         spread = np.average((target - self.mean_) ** 2, weights=weight if weight.any() else None)
         self.scale_ = float(spread**0.5) or 1.0
 
-    def _targets(self, target: Array, classes: int) -> Tensor:
+    def _targets(self, target: Array) -> Tensor:
         return torch.from_numpy((target - self.mean_) / self.scale_).float()
 
-    def _calibrate(self, valid: Rows, classes: int) -> None:
+    def _calibrate(self, valid: Rows) -> None:
         answers = self._answer(valid.table)[:, 0].double().numpy()
         target = valid.target.double().numpy()
         figures = number_figures(answers * self.scale_, target * self.scale_)
