@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from addnorm.cli.flags import add_set
-from addnorm.cli.patient import Patient, find_patient, find_wish, of_wish, talk
+from addnorm.cli.patient import Patient, find_patient, find_wish, of_wish
+from addnorm.cli.talk import say
 from addnorm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -91,10 +92,10 @@ def clinic(args: argparse.Namespace) -> None:
         _try(args)
         return
     patient = find_patient(args)
-    talk(f"{patient.said}.")
+    say(f"{patient.said}.")
     seen = _examine(patient, args)
     if args.report is not None:
-        talk(f"page: {seen.write_page(args.report)}")
+        say(f"page: {seen.write_page(args.report)}")
     print(seen.json() if args.json else seen.text())
 
 
@@ -114,10 +115,10 @@ def race(args: argparse.Namespace) -> None:
         seeds=args.seeds,
         minutes=args.minutes,
         jobs=args.jobs,
-        say=talk,
+        say=say,
     )
     page = make_page(done, f"Race: {out.name}", [*args.vary, *args.settings])
-    talk(f"page: {page.write(out / 'race.html')}")
+    say(f"page: {page.write(out / 'race.html')}")
     print(done.json() if args.json else done.text())
 
 
@@ -156,13 +157,13 @@ def _try(args: argparse.Namespace) -> None:
     patient = of_wish(wish)
     seen = _examine(patient, args)
     for finding in seen.findings:
-        talk(f"{finding.name}: {finding.evidence}.")
+        say(f"{finding.name}: {finding.evidence}.")
     out = Path(args.out or Path("runs") / f"try-{Path(args.target).stem}")
     assert patient.config is not None
     entries = remedies(seen.findings, patient.config)
-    done = run_race(wish, entries, out, jobs=args.jobs, say=talk)
+    done = run_race(wish, entries, out, jobs=args.jobs, say=say)
     page = make_page(done, "The patient and its remedies", wish.settings)
-    talk(f"page: {page.write(out / 'race.html')}")
+    say(f"page: {page.write(out / 'race.html')}")
     print(done.json() if args.json else f"{done.text()}\n{done.recovery()}")
 
 

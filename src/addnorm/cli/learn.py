@@ -5,17 +5,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from addnorm.cli.targets import (
-    is_table_run,
-    join,
-    known_answers,
-    quiet,
-    say,
-    settle_schema,
-    spoken,
-    to_answers,
-    with_target,
-)
+from addnorm.cli.tableruns import is_table_run
+from addnorm.cli.talk import quiet, say, spoken
+from addnorm.cli.targets import join, known_answers, settle_schema, to_answers, with_target
 from addnorm.disk import to_json
 from addnorm.errors import ConfigError, InputError, nearest
 

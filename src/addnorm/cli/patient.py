@@ -2,13 +2,13 @@
 
 import argparse
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from addnorm.cli.targets import is_table_run
+from addnorm.cli.tableruns import is_table_run
+from addnorm.cli.talk import say
 from addnorm.errors import ConfigError, InputError, SavedError, require
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def of_wish(wish: "Wish", plan: "Plan | None" = None) -> Patient:
     """A model that has not been trained, with the text it will learn from."""
     from addnorm.runs.train import plan as settle
 
-    settled = settle(wish, say=talk)
+    settled = settle(wish, say=say)
     parts = settled.task.plan(0)
     batches = [settled.task.batch(part) for part in parts[: _count(True)]]
     said = f"the batches are the first {len(batches)} of {settled.config.data.source}"
@@ -289,8 +289,3 @@ def _encode(
 
 def _first(error: Exception) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__
-
-
-def talk(text: str) -> None:
-    """Talk goes to stderr."""
-    print(text, file=sys.stderr, flush=True)

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from addnorm.cli.targets import quiet, read_answered, say
+from addnorm.cli.talk import quiet, say
+from addnorm.cli.targets import read_answered
 from addnorm.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
@@ -231,13 +232,13 @@ def _score(estimator: Any, part: "Frame", seen: Strangers, proba: bool) -> "dict
     target = estimator.recipe_.schema.target
     rows = part if target is None or target not in part.columns else part.without(target)
     name = target or "target"
+    classes = getattr(estimator, "classes_", None)
     with quiet():
-        answers = estimator.predict(rows) if not hasattr(estimator, "classes_") else None
-        told = estimator.predict_proba(rows) if answers is None else np.empty(0)
+        told = estimator.predict(rows) if classes is None else estimator.predict_proba(rows)
     seen.meet(rows)
-    if answers is not None:
-        return {f"{name} (predicted)": answers}
-    likeliest = np.array(estimator.classes_, dtype=object)[told.argmax(axis=1)]
+    if classes is None:
+        return {f"{name} (predicted)": told}
+    likeliest = np.array(classes, dtype=object)[told.argmax(axis=1)]
     found = {f"{name} (predicted)": likeliest}
     if proba:
         for i, label in enumerate(estimator.classes_):

@@ -1,70 +1,14 @@
 """The column that is to be predicted, as files have it and as estimators take it."""
 
-import json
-import sys
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from addnorm.disk import read_text
-from addnorm.errors import ConfigError, InputError, SavedError, nearest
+from addnorm.cli.talk import say
+from addnorm.errors import ConfigError, InputError, nearest
 
 if TYPE_CHECKING:
     from addnorm.data.frame import Array, Frame
     from addnorm.data.schema import Schema
     from addnorm.tabular.base import TableEstimator
-
-
-NO_NUMBERS = "column .* are no numbers"
-
-
-def say(text: str) -> None:
-    """Talk: not a result."""
-    print(text, file=sys.stderr, flush=True)
-
-
-@contextmanager
-def spoken() -> Iterator[None]:
-    """Warnings as talk, without the place in the code that they come from."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.filterwarnings("always", message=NO_NUMBERS)
-        yield
-    for text in dict.fromkeys(str(warning.message) for warning in caught):
-        say(text)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without the warning on values that are no numbers, where that is said in our own words."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=NO_NUMBERS)
-        yield
-
-
-def is_table_run(path: Path) -> bool:
-    """Whether a folder holds a model for tables: all others have a configuration beside them."""
-    others = ("config.toml", "config.json", "run.json")
-    return (path / "model.safetensors").is_file() and not any((path / n).exists() for n in others)
-
-
-def table_runs_in(folder: Path) -> list[Path]:
-    """The runs of tables in a folder."""
-    folders = {found.parent for found in folder.glob("**/model.safetensors")}
-    return sorted(path for path in folders if is_table_run(path))
-
-
-def tell_table_run(path: Path) -> dict[str, Any]:
-    """What the report of a table's run says, in a few words; nothing heavy is imported for it."""
-    report = path / "report.json"
-    try:
-        told = json.loads(read_text(report))
-        finished, seconds = not told["stopped"], told["seconds"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise SavedError(f"{str(report)!r} is damaged: {error}.") from None
-    best = told.get("valid")
-    return {"task": "table", "finished": finished, "seconds": seconds, "best": best}
 
 
 def settle_schema(

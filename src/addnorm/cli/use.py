@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from addnorm.cli.targets import is_table_run, table_runs_in, tell_table_run
+from addnorm.cli.tableruns import is_table_run, table_runs_in, tell_table_run
+from addnorm.cli.talk import say
 from addnorm.errors import AddnormError, ConfigError, InputError
 
 
@@ -26,7 +27,7 @@ def evaluate(args: argparse.Namespace) -> None:
             args.source or args.file,
             args.target,
             beam=args.beam,
-            say=lambda text: print(text, file=sys.stderr),
+            say=say,
         )
     if args.json:
         print(json.dumps(figures, indent=1))
