@@ -4,8 +4,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-# The suite runs in several processes side by side; threads that wait for each other make it slow.
-os.environ["OMP_NUM_THREADS"] = "1"
+# The suite runs in several processes at once; threads that wait for each other make it slow.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from addnorm import ModelConfig, build
 from addnorm.models.build import Model
 
+pytest_plugins = ["tests.training"]
 settings.register_profile("addnorm", deadline=None, derandomize=True, database=None)
 settings.load_profile("addnorm")
 
@@ -40,9 +41,9 @@ PAD = 0
 
 
 @pytest.fixture(autouse=True)
-def seed() -> None:
-    torch.manual_seed(0)
-    torch.set_num_threads(1)
+def seed(request: pytest.FixtureRequest) -> None:
+    torch.manual_seed(request.config.getoption("--seed"))
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
 def make(mode: str, **changes: Any) -> Model:

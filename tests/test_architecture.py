@@ -177,6 +177,7 @@ with open(sys.argv[1], "w") as file:
 """
 
 
+@pytest.mark.process
 def test_an_import_is_quiet_and_light(tmp_path: Path) -> None:
     found = tmp_path / "found.json"
     command = [sys.executable, "-W", "error", "-c", WATCH, str(found)]
@@ -287,6 +288,7 @@ def test_the_environment_decides_nothing(path: Path) -> None:
 MODULES = [name_of(path) for path in SOURCES if path.name != "__main__.py"]
 
 
+@pytest.mark.trains
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_in_docstrings_run(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

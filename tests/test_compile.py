@@ -11,7 +11,9 @@ from torch import Tensor
 from addnorm.layers.addnorm import ADDNORMS
 from tests.conftest import ARRANGEMENTS, MODES, POSITIONS, VARIANTS, draw, make, pad_rows
 
-every_mode = pytest.mark.parametrize("mode", MODES)
+every_mode = pytest.mark.parametrize(
+    "mode", [m if m == "decoder" else pytest.param(m, marks=pytest.mark.slow) for m in MODES]
+)
 pytestmark = [
     # torch's own: where a graph breaks it looks for gradients where it keeps none; and inductor
     # imports what torch itself calls deprecated.
@@ -83,6 +85,7 @@ def test_all_positions_export(positions: str) -> None:
     check_export(small("decoder", positions=positions, depth=1), "decoder")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_variant_exports(variant: str) -> None:
     check_export(small("decoder", depth=1, **VARIANTS[variant]), "decoder")
@@ -160,8 +163,9 @@ def test_compiled_dropout_drops() -> None:
     assert torch.equal(compiled(*args), compiled(*args))
 
 
+@pytest.mark.process
 @pytest.mark.slow
-@every_mode
+@pytest.mark.parametrize("mode", MODES)
 def test_a_model_compiled_for_real_is_the_model(mode: str) -> None:
     model, args = small(mode), padded(mode)
     compiled = torch.compile(model)

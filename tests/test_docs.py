@@ -16,6 +16,7 @@ def blocks(page: Path, kind: str) -> list[str]:
     return re.findall(rf"^```{kind}\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
 
 
+@pytest.mark.trains
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name
 )

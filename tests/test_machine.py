@@ -10,6 +10,7 @@ import pytest
 ASK = "from addnorm.machine import wait_briefly; print(wait_briefly()); import os; os.system('env')"
 
 
+@pytest.mark.process
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is asked")
 @pytest.mark.parametrize(("given", "kept"), ((None, "30000"), ("7", "7")))
 def test_threads_wait_briefly_unless_told_otherwise(given: str | None, kept: str) -> None:
@@ -22,6 +23,7 @@ def test_threads_wait_briefly_unless_told_otherwise(given: str | None, kept: str
     assert "True" in done.stdout.splitlines()
 
 
+@pytest.mark.process
 def test_it_is_asked_before_torch_is_imported() -> None:
     look = "import sys, addnorm.cli.main; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)

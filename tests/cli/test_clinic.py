@@ -17,6 +17,7 @@ from addnorm.data.guess import infer
 from addnorm.errors import ConfigError, InputError, SavedError
 from addnorm.tabular import FTTransformerClassifier, save
 from tests.clinic import models
+from tests.runs.common import TASKS
 
 SMALL = ("model.width=32", "model.depth=2", "model.heads=4", "model.vocab=64")
 
@@ -31,6 +32,8 @@ def small(*arguments: str) -> tuple[str, ...]:
     return (*arguments, *(part for setting in SMALL for part in ("--set", setting)))
 
 
+@pytest.mark.slow
+@pytest.mark.trains
 def test_a_preset_is_examined(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     page = tmp_path / "clinic.html"
     call("clinic", *small("gpt2", "--quick", "--report", str(page), "--lr", "1e-3"))
@@ -71,6 +74,7 @@ def table_run(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.trains
 def test_a_table_is_examined(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     rows, run = table_run(tmp_path), str(tmp_path / "run")
     call("clinic", run, "--quick")
@@ -89,6 +93,7 @@ def test_a_table_is_examined(capsys: pytest.CaptureFixture[str], tmp_path: Path)
         call("clinic", run, "--data", str(other))
 
 
+@pytest.mark.trains
 def test_a_table_that_does_not_know_its_target_is_examined_without_rows(tmp_path: Path) -> None:
     model = FTTransformerClassifier(width=8, depth=1, heads=2, epochs=1, random_state=0)
     save(model.fit([[float(i)] for i in range(40)], [0, 1] * 20), tmp_path / "run")
@@ -147,6 +152,7 @@ warmup = 2
     return path
 
 
+@pytest.mark.trains
 def test_a_race_is_run_and_shown(
     run_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -157,6 +163,7 @@ def test_a_race_is_run_and_shown(
     assert (out / "race.html").is_file()
 
 
+@pytest.mark.trains
 def test_a_configuration_is_examined_with_its_own_text(
     run_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -186,6 +193,8 @@ def test_the_loss_is_that_of_the_task(run_file: Path) -> None:
         patient.loss(patient.model(*first), (first[0].clone(),))
 
 
+@pytest.mark.slow
+@pytest.mark.trains
 def test_a_preset_is_examined_with_text(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text, few = str(run_file.parent / "text.txt"), ("--set", "data.tokenizer=characters")
     sizes = [*few, *(part for setting in SMALL[:3] for part in ("--set", setting))]
@@ -196,6 +205,7 @@ def test_a_preset_is_examined_with_text(run_file: Path, capsys: pytest.CaptureFi
     assert "memory" in capsys.readouterr().out
 
 
+@pytest.mark.trains
 @pytest.mark.slow
 def test_remedies_are_tried(
     run_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -223,7 +233,11 @@ def watched(task: str, data: Path, out: Path, *settings: str) -> int:
     return main(["train", task, *files[task], "--out", str(out), "--clinic", *flags])
 
 
-@pytest.mark.parametrize("task", ("translate", "language", "masked", "classify"))
+@pytest.mark.trains
+@pytest.mark.parametrize(
+    "task",
+    ("translate", *(pytest.param(t, marks=pytest.mark.slow) for t in TASKS if t != "translate")),
+)
 def test_a_run_is_watched(task: str, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     calm = ("train.steps=100", "train.evaluate=100", "train.batch=128", "train.schedule=constant")
@@ -235,6 +249,7 @@ def test_a_run_is_watched(task: str, data: Path, tmp_path: Path) -> None:
         assert 0 < found["update"] < 1 and found["blocks"]
 
 
+@pytest.mark.trains
 def test_a_run_that_breaks_leaves_a_case_that_the_command_line_replays(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,6 +25,8 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(addnorm.data.phrases, "phrases", lambda **asked: part)
 
 
+@pytest.mark.slow
+@pytest.mark.trains
 def test_a_demo_trains_translates_and_writes_a_page(
     few: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

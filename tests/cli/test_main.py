@@ -53,6 +53,7 @@ def test_the_list_of_flags_is_held() -> None:
     assert found == FLAGS
 
 
+@pytest.mark.process
 def test_help_does_not_import_torch() -> None:
     code = "import sys; from addnorm.cli.main import main\ntry: main(['--help'])\n"
     code += "except SystemExit: assert not {'torch', 'numpy', 'rich'} & set(sys.modules)"
@@ -148,6 +149,7 @@ def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Traceback" in capsys.readouterr().err
 
 
+@pytest.mark.process
 def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
     command = f"{sys.executable} -m addnorm list presets | head -1"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)

@@ -58,6 +58,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.trains
 def test_train_says_and_writes_what_it_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -78,6 +79,7 @@ def test_train_says_and_writes_what_it_found(
     ]
 
 
+@pytest.mark.trains
 @pytest.mark.parametrize("model", ("tab", "saint"))
 def test_other_models(tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "t.csv"
@@ -86,6 +88,7 @@ def test_other_models(tmp_path: Path, model: str, capsys: pytest.CaptureFixture[
     assert json.loads(capsys.readouterr().out)["rows"] == 48
 
 
+@pytest.mark.trains
 def test_compare_without_a_test_file_sets_rows_aside(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,6 +106,7 @@ def test_compare_without_a_test_file_sets_rows_aside(
         train(path, "--compare")
 
 
+@pytest.mark.trains
 def test_rows_without_answers_are_learnt_from_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,6 +122,7 @@ def test_rows_without_answers_are_learnt_from_first(
         train(path, "--unlabelled", more)
 
 
+@pytest.mark.trains
 @pytest.mark.parametrize("method", learn.METHODS)
 def test_how_rows_without_answers_are_learnt_from_is_chosen(
     tmp_path: Path,
@@ -154,6 +159,7 @@ def patients(count: int = 60, *, lost: int = 0) -> str:
     return "\n".join([f"patient,{head}", *named]) + "\n"
 
 
+@pytest.mark.trains
 def test_groups_are_held_out_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "t.csv"
     path.write_text(patients())
@@ -171,6 +177,7 @@ def test_groups_are_held_out_whole(tmp_path: Path, capsys: pytest.CaptureFixture
     assert len(capsys.readouterr().out.splitlines()) == 8 + 61
 
 
+@pytest.mark.trains
 def test_a_schema_decides_if_groups_are_learnt_from(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -206,6 +213,7 @@ def test_groups_that_cannot_be(tmp_path: Path, flags: tuple[str, ...], said: str
     assert said in str(caught.value)
 
 
+@pytest.mark.trains
 def test_the_last_rows_can_be_held_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "t.csv"
     path.write_text(rows().replace(",a,", ",z,", 100) + "30,late,no\n40,late,yes\n" * 10)
@@ -216,6 +224,7 @@ def test_the_last_rows_can_be_held_out(tmp_path: Path, capsys: pytest.CaptureFix
     assert "16 rows are set aside to compare on" in capsys.readouterr().err
 
 
+@pytest.mark.trains
 def test_every_verb_prints_json(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -236,6 +245,7 @@ def test_every_verb_prints_json(
     assert json.loads(shown.out) == told and not shown.err
 
 
+@pytest.mark.trains
 def test_a_table_as_an_office_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Semicolons, decimal commas, euros, percent, postcodes, dashes for gaps, line ends, a mark."""
     lines = ["PLZ;Fläche;Anteil;Baujahr;Preis"]
@@ -266,6 +276,7 @@ def test_a_table_as_an_office_writes_it(tmp_path: Path, capsys: pytest.CaptureFi
     assert "written as 1.234,5 €" in capsys.readouterr().err
 
 
+@pytest.mark.trains
 def test_what_training_did_not_know_is_said_when_predicting(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
@@ -286,6 +297,7 @@ def test_what_training_did_not_know_is_said_when_predicting(
     assert "age: 1 rows have texts that are no numbers" in capsys.readouterr().err
 
 
+@pytest.mark.trains
 def test_numbers_asked_for_where_there_are_few_are_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -299,6 +311,7 @@ def test_numbers_asked_for_where_there_are_few_are_said(
     assert "column 'job': 48 of 48 values are no numbers" in said and "Warning" not in said
 
 
+@pytest.mark.trains
 @pytest.mark.parametrize("name", ("model.safetensors", "schema.toml", "report.json"))
 @pytest.mark.parametrize("harm", (b"", b"\0nothing", None))
 def test_a_damaged_run_is_one_clear_error(
@@ -335,6 +348,7 @@ def test_settings_that_cannot_be(tmp_path: Path, setting: str, said: str, capsys
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.trains
 def test_figures_that_there_are_none_of_are_null(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -351,6 +365,7 @@ def test_figures_that_there_are_none_of_are_null(
         assert json.loads(text, parse_constant=refuse)["results"][1]["auc"] is None
 
 
+@pytest.mark.trains
 def test_files_that_would_be_lost_are_kept(trained: Path, tmp_path: Path) -> None:
     where, path = trained.parent / "run", tmp_path / "t.csv"
     path.write_text("x,y\n" + "".join(f"{i / 7},{i * 1.5}\n" for i in range(40)))
@@ -363,6 +378,7 @@ def test_files_that_would_be_lost_are_kept(trained: Path, tmp_path: Path) -> Non
         run("predict", tmp_path / "run", path, "--proba")
 
 
+@pytest.mark.trains
 def test_the_page_has_its_pictures(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text(rows(150))
@@ -382,6 +398,7 @@ class Screen(io.StringIO):
         return True
 
 
+@pytest.mark.trains
 @pytest.mark.parametrize("terminal", (True, False))
 def test_a_bar_is_for_terminals(
     trained: Path, tmp_path: Path, terminal: bool, monkeypatch: pytest.MonkeyPatch
@@ -396,6 +413,7 @@ def test_a_bar_is_for_terminals(
     assert terminal or shown.count("\n") == 1
 
 
+@pytest.mark.trains
 @pytest.mark.parametrize("name", ("out.csv", "out.parquet"))
 def test_predict_adds_columns(
     trained: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
@@ -416,12 +434,14 @@ def test_predict_adds_columns(
         run("predict", trained.parent / "run", tmp_path / name, "-o", tmp_path / "again.csv")
 
 
+@pytest.mark.trains
 def test_predict_prints(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run("predict", trained.parent / "run", trained)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "y (predicted)" and len(lines) == 61 and set(lines[1:]) <= {"yes", "no"}
 
 
+@pytest.mark.trains
 def test_explain(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = trained.parent / "run"
     run("explain", where, trained, "--out", tmp_path / "why.html")
@@ -438,6 +458,7 @@ def test_explain(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
         run("explain", where, trained, "--row", 61)
 
 
+@pytest.mark.trains
 def test_a_run_is_evaluated_on_other_rows(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -464,6 +485,7 @@ def test_a_run_is_evaluated_on_other_rows(
         assert said in capsys.readouterr().err
 
 
+@pytest.mark.trains
 def test_runs_of_tables_are_listed(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -480,6 +502,7 @@ def test_runs_of_tables_are_listed(
     assert row["task"] == "table" and row["finished"] and row["best"]["accuracy"] <= 1
 
 
+@pytest.mark.trains
 def test_verbs_of_texts_say_what_a_table_is(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -487,6 +510,7 @@ def test_verbs_of_texts_say_what_a_table_is(
     assert "holds a model for tables. Try addnorm predict" in capsys.readouterr().err
 
 
+@pytest.mark.trains
 def test_schema_is_shown_edited_and_given_back(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -502,6 +526,7 @@ def test_schema_is_shown_edited_and_given_back(
         train(path, "--schema", schema)
 
 
+@pytest.mark.trains
 def test_a_run_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = tmp_path / "t.csv", tmp_path / "run"
     path.write_text(rows())
@@ -638,6 +663,7 @@ BROKEN: dict[str, tuple[str | bytes, str | None]] = {
 }
 
 
+@pytest.mark.trains
 @pytest.mark.parametrize("name", BROKEN)
 def test_broken_tables_train_or_get_one_clear_error(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -37,6 +37,7 @@ def command(task: str, data: Path, out: Path, *more: str) -> list[str]:
     return ["train", task, *files[task], "--out", str(out), *SMALL, *more]
 
 
+@pytest.mark.trains
 def test_train_says_what_it_read_and_how_it_ended(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -60,6 +61,7 @@ def test_train_says_what_it_read_and_how_it_ended(
     assert "it is finished already." in said.err
 
 
+@pytest.mark.trains
 def test_a_file_of_settings_and_what_stands_over_it(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -74,6 +76,7 @@ def test_a_file_of_settings_and_what_stands_over_it(
     capsys.readouterr()
 
 
+@pytest.mark.trains
 def test_a_dry_run_writes_nothing(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,10 +142,13 @@ def kill_and_compare(task: str, data: Path, tmp_path: Path, moments: list[float]
     assert left == [], "what a kill left half-written is cleared away"
 
 
+@pytest.mark.slow
+@pytest.mark.trains
 def test_a_killed_run_ends_like_an_unbroken_one(data: Path, tmp_path: Path) -> None:
     kill_and_compare("translate", data, tmp_path, [0.0, 0.005])
 
 
+@pytest.mark.trains
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["language", "masked", "classify"])
 def test_a_run_killed_at_any_moment(task: str, data: Path, tmp_path: Path) -> None:
@@ -150,6 +156,8 @@ def test_a_run_killed_at_any_moment(task: str, data: Path, tmp_path: Path) -> No
     kill_and_compare(task, data, tmp_path, [draw.uniform(0, 0.06) for _ in range(5)])
 
 
+@pytest.mark.slow
+@pytest.mark.trains
 def test_an_interrupt_finishes_the_step_saves_and_says_how_to_go_on(
     data: Path, tmp_path: Path
 ) -> None:
@@ -261,6 +269,7 @@ def test_a_narrow_type_is_refused_where_it_is_slow(
     assert not out.exists()
 
 
+@pytest.mark.trains
 def test_where_a_run_cannot_be(
     bad: Path, tmp_path: Path, trained: Trained, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -306,6 +315,7 @@ def test_going_on_takes_no_other_flags(beside: str, capsys: pytest.CaptureFixtur
     )
 
 
+@pytest.mark.trains
 def test_a_run_that_cannot_go_on(
     trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -317,6 +327,7 @@ def test_a_run_that_cannot_go_on(
     assert "is a run of format 2; this addnorm reads 1." in capsys.readouterr().err
 
 
+@pytest.mark.trains
 def test_a_run_that_diverges_is_a_failure_and_no_misuse(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -327,6 +338,7 @@ def test_a_run_that_diverges_is_a_failure_and_no_misuse(
     assert Run.open(tmp_path / "run").metrics()
 
 
+@pytest.mark.trains
 def test_figures_for_tensorboard(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -354,6 +366,7 @@ def test_flags_of_tables_are_refused(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.trains
 def test_the_seed_is_the_runs(data: Path, tmp_path: Path) -> None:
     more = ["--seed", "7", "--set", "train.steps=1"]
     assert main(command("language", data, tmp_path / "run", *more)) == 0

@@ -23,6 +23,7 @@ def feed(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="utf-8"))
 
 
+@pytest.mark.trains
 def test_translations_a_line_each(
     trained: Trained, source: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -46,6 +47,7 @@ def test_translations_a_line_each(
     assert "pieces" not in capsys.readouterr().out
 
 
+@pytest.mark.trains
 def test_lines_of_the_standard_input(
     trained: Trained,
     source: Path,
@@ -67,6 +69,7 @@ def test_lines_of_the_standard_input(
     )
 
 
+@pytest.mark.trains
 def test_generation(trained: Trained, capsys: pytest.CaptureFixture[str]) -> None:
     ask = ["generate", str(trained["language"]), "--prompt", "Ba", "--tokens", "30"]
     said = []
@@ -83,6 +86,7 @@ def test_generation(trained: Trained, capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().out == "Ba" + greedy["text"] + "\n"
 
 
+@pytest.mark.trains
 def test_labels(
     trained: Trained,
     source: Path,
@@ -101,6 +105,7 @@ def test_labels(
     assert found == rows and all(sum(row.values()) == pytest.approx(1) for row in found)
 
 
+@pytest.mark.trains
 def test_figures(
     trained: Trained, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -125,6 +130,7 @@ def test_figures(
     assert "one file to evaluate on, not two: 'a' and 'b'." in capsys.readouterr().err
 
 
+@pytest.mark.trains
 def test_runs_are_listed(
     trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -172,6 +178,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.trains
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_one_line(
     name: str, trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]

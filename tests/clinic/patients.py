@@ -156,15 +156,6 @@ def unscaled_tied_embedding() -> Patient:
     return Patient(decoder(width=64, scale_embedding=False), ids())
 
 
-def rate_too_high() -> Patient:
-    return Patient(decoder(addnorm="post"), ids(), None, {"plan": Plan(lr=0.3, warmup=1000)})
-
-
-def no_warmup() -> Patient:
-    model = decoder(addnorm="post", depth=8)
-    return Patient(model, ids(), None, {"plan": Plan(lr=1e-2)})
-
-
 def half_overflow() -> Patient:
     layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, norm_first=True)
     model = nn.TransformerEncoder(layer, 2, nn.LayerNorm(32), enable_nested_tensor=False)
@@ -246,8 +237,6 @@ SICK: dict[str, tuple[Callable[[], Patient], str]] = {
     "padding attended to": (attended_padding, "padding attended to"),
     "padding attended to in BERT": (bert_without_mask, "padding attended to"),
     "tied embedding without scale": (unscaled_tied_embedding, "tokens drowned"),
-    "learning rate too high": (rate_too_high, "learning rate too high"),
-    "no warm-up on deep post-norm": (no_warmup, "needs warm-up"),
     "float16 overflow": (half_overflow, "float16 overflow"),
     "dead ReLUs": (dead_units, "dead units"),
     "duplicated positions": (duplicated_positions, "positions not told apart"),

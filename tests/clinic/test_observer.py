@@ -75,6 +75,7 @@ def run(
     return loop
 
 
+@pytest.mark.trains
 def test_a_watched_run_is_the_run_unwatched(tmp_path: Path) -> None:
     clinic = Clinic(every=5)
     watched, alone = run(tmp_path / "run", [clinic]), run(None, [])
@@ -101,6 +102,7 @@ class Said(Clinic):
         self.heard.append(text)
 
 
+@pytest.mark.trains
 def test_a_step_that_is_not_finite_is_a_case_that_replays(tmp_path: Path) -> None:
     clinic = Said(every=100)
     with pytest.raises(ArithmeticError, match="in a row were not finite"):
@@ -117,6 +119,7 @@ def test_a_step_that_is_not_finite_is_a_case_that_replays(tmp_path: Path) -> Non
     assert sum("addnorm clinic replay" in text for text in clinic.heard) == 3  # of 20 bad steps
 
 
+@pytest.mark.trains
 @pytest.mark.parametrize("accumulate", (1, 2))
 def test_a_spike_is_a_case_that_replays_to_the_same_loss(tmp_path: Path, accumulate: int) -> None:
     clinic, step = Said(every=100), 23
@@ -134,6 +137,7 @@ def test_a_spike_is_a_case_that_replays_to_the_same_loss(tmp_path: Path, accumul
     assert f"clinic, step {step}: spike" in clinic.heard[-1]
 
 
+@pytest.mark.trains
 def test_a_run_with_a_case_is_the_run_without_the_clinic(tmp_path: Path) -> None:
     watched, alone = (
         run(tmp_path / "run", [Clinic(every=5)], odd=range(22, 23)),
@@ -144,6 +148,7 @@ def test_a_run_with_a_case_is_the_run_without_the_clinic(tmp_path: Path) -> None
         assert torch.equal(one, two)
 
 
+@pytest.mark.trains
 def test_signals_of_steps_that_are_made_again_are_dropped(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
@@ -169,6 +174,7 @@ def test_a_model_in_parts_is_not_watched() -> None:
         Clinic().begin(Parts())
 
 
+@pytest.mark.trains
 def test_a_damaged_case_is_said(tmp_path: Path) -> None:
     run(tmp_path / "run", [Clinic()], odd=range(22, 23))
     folder = tmp_path / "run" / "cases" / "step-00000023"
@@ -193,6 +199,7 @@ def test_replaying_what_is_no_case_says_so(tmp_path: Path) -> None:
         replay(tmp_path)
 
 
+@pytest.mark.trains
 def test_update_ratio_is_adams_step() -> None:
     torch.manual_seed(0)
     layer = nn.Linear(6, 5)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from addnorm.clinic import Plan, examine
+from addnorm.clinic import Plan, examine, remedy
 from addnorm.clinic.call import Objective
 from addnorm.clinic.objective import objective
 from addnorm.clinic.rehearsal import STEPS, Rehearsal, lessons_of, rehearse
@@ -25,6 +25,7 @@ from addnorm.clinic.words import schedule
 from tests.clinic.patients import VOCAB, decoder, ids
 
 
+@pytest.mark.trains
 @pytest.mark.parametrize("count", (1, 4))
 def test_a_rehearsal_is_adam_and_is_forgotten(count: int) -> None:
     model, batches = decoder().eval(), [ids(4, 8) for _ in range(count)]
@@ -66,6 +67,8 @@ def test_lessons_are_the_other_batches_or_halves_or_the_batch_itself() -> None:
     assert [part is batch for part in whole] == [True]
 
 
+@pytest.mark.slow
+@pytest.mark.trains
 def test_a_model_that_learns_one_batch_by_heart_is_not_said_to_learn() -> None:
     """Each row begins with its own token, and all else is noise: by heart, or not at all."""
 
@@ -108,6 +111,17 @@ def test_what_counts_as_learning() -> None:
     assert not Rehearsal((4.0, 3.0), 4.0, 1.9, (0.3, 0.3, 0.001)).learns
 
 
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rehearsals that are given: any rate below 1 learns, no other does."""
+
+    def rehearsed(*_: Any, lr: float, warmup: int, steps: int) -> Rehearsal:
+        return Rehearsal((4.0,) * steps, 4.0, 3.0 if lr < 1 else 5.0, (0.3, 0.3))
+
+    monkeypatch.setattr(remedy, "rehearse", rehearsed)
+
+
+@pytest.mark.usefixtures("given")
 def test_a_shortened_warm_up_that_fails_is_given_three_times_as_long() -> None:
     model, batch = decoder(depth=1).eval(), ids(4, 8)
     aim = objective(model, batch, None)
@@ -119,16 +133,20 @@ def test_a_shortened_warm_up_that_fails_is_given_three_times_as_long() -> None:
 # ── Where it fails ────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.usefixtures("given")
 def test_what_else_is_tried_until_one_learns() -> None:
     model, batch = decoder(depth=1).eval(), ids(4, 8)
     aim = objective(model, batch, None)
     assert list(rehearse_plan(model, [batch], aim, Plan(lr=1e-3))) == ["planned"]
+    found = rehearse_plan(model, [batch], aim, Plan(lr=3.0))
+    assert list(found) == ["planned", "with warm-up", "at lr 0.3"] and found["at lr 0.3"].learns
     wild = rehearse_plan(model, [batch], aim, Plan(lr=1e4))
     assert list(wild) == ["planned", "with warm-up", "at lr 1e+03", "at lr 1e+02"]
     assert not any(tried.learns for tried in wild.values())
     assert "with warm-up" not in rehearse_plan(model, [batch], aim, Plan(lr=1e4, warmup=9))
 
 
+@pytest.mark.trains
 def test_the_patient_itself_and_foreign_models_have_no_prediction() -> None:
     batch = ids(4, 8)
     model = decoder().eval()

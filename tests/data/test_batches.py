@@ -101,6 +101,7 @@ def test_epochs_depend_on_seed_and_number_alone() -> None:
     assert one.epoch(0) != one.epoch(1) and one.epoch(0) != other.epoch(0)
 
 
+@pytest.mark.process
 def test_epochs_are_the_same_in_another_process() -> None:
     code = "from addnorm.data.batches import Batches\nprint(Batches([range(1, 99)], 200).epoch(5))"
     command = [sys.executable, "-W", "error", "-c", code]

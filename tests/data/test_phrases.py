@@ -324,6 +324,7 @@ print(hashlib.sha256(repr((made.train, made.held_out)).encode()).hexdigest())
 """
 
 
+@pytest.mark.process
 def test_clock_locale_and_hashing_decide_nothing() -> None:
     here = phrases("fr", 400, held_out=30, seed=3)
     digest = hashlib.sha256(repr((here.train, here.held_out)).encode()).hexdigest()

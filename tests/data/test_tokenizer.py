@@ -464,6 +464,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.M
     assert {path.name for path in tmp_path.iterdir()} == {"tokenizer.json", "tokenizer.model"}
 
 
+@pytest.mark.process
 def test_another_process_spells_alike(tmp_path: Path) -> None:
     tokenizer("unigram").save(tmp_path)
     code = (

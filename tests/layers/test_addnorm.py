@@ -379,6 +379,8 @@ def test_a_stack_of_no_blocks_is_its_ends(addnorm: str, mode: str) -> None:
     torch.testing.assert_close(model.hidden(*ids), wanted)
 
 
+@pytest.mark.slow
+@pytest.mark.trains
 @pytest.mark.parametrize("addnorm", ADDNORMS)
 def test_every_arrangement_learns_to_copy(addnorm: str) -> None:
     """Each position answers the token before it; guessing would cost log 8 = 2.08."""

@@ -16,6 +16,7 @@ from addnorm.race.entries import remedies
 from addnorm.race.page import make_page
 from addnorm.race.run import RESULT, Result
 from addnorm.runs.recipe import Wish
+from tests.training import training
 
 
 @pytest.fixture
@@ -33,6 +34,7 @@ def wish(tmp_path: Path) -> Wish:
     return Wish(table)
 
 
+@pytest.mark.trains
 def test_a_race_runs_resumes_and_is_shown(wish: Wish, tmp_path: Path) -> None:
     entries = vary(["model.addnorm=post,pre"])
     said: list[str] = []
@@ -59,14 +61,19 @@ def test_a_race_runs_resumes_and_is_shown(wish: Wish, tmp_path: Path) -> None:
         race(wish, entries, tmp_path / "out", seeds=2, jobs=1, say=said.append)
 
 
+@pytest.mark.trains
 @pytest.mark.slow
-def test_runners_in_processes_equal_runners_in_a_row(wish: Wish, tmp_path: Path) -> None:
+def test_runners_in_processes_equal_runners_in_a_row(
+    wish: Wish, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "seed", 0)  # gradients are not perturbed in child processes
     entries = vary(["model.addnorm=post,pre"])
     row = race(wish, entries, tmp_path / "row", jobs=1, say=lambda text: None)
     side = race(wish, entries, tmp_path / "side", jobs=2, say=lambda text: None)
     assert [r.curve for r in row.results] == [r.curve for r in side.results]
 
 
+@pytest.mark.trains
 def test_a_race_that_is_stopped_goes_on_with_the_run_it_was_in(
     wish: Wish, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,6 +92,7 @@ def test_a_race_that_is_stopped_goes_on_with_the_run_it_was_in(
     assert [result.loss for result in again.results] == [result.loss for result in whole.results]
 
 
+@pytest.mark.trains
 def test_a_time_budget_gives_every_runner_the_same_steps(wish: Wish, tmp_path: Path) -> None:
     said: list[str] = []
     entries = vary(["train.lr=0.01,0.001"])

@@ -14,6 +14,7 @@ from addnorm.runs.progress import Journal
 from addnorm.runs.recipe import Wish
 from addnorm.runs.train import Outcome, resume, start
 from addnorm.train.loop import Observer
+from tests.training import training
 
 SYLLABLES = ["ba", "be", "bi", "da", "de", "di", "ka", "ke", "ki", "la", "le", "li"]
 TASKS = ("translate", "language", "masked", "classify")
@@ -70,7 +71,12 @@ def wish(task: str, folder: Path, *settings: str, **train: Any) -> Wish:
     """A small run of a task."""
     more = {"batch": 512, "steps": 6, "evaluate": 3, "lr": 1e-2} | train
     model = SMALL | ({"length": 32} if task == "language" else {})
-    table = {"data": data_of(task, folder), "model": model, "train": more, "run": {"task": task}}
+    table = {
+        "data": data_of(task, folder),
+        "model": model,
+        "train": more,
+        "run": {"task": task, "seed": training.seed},
+    }
     return Wish(table, settings)
 
 
@@ -115,6 +121,7 @@ class Trained:
         self.folder, self.data = folder, write(folder / "data")
 
     def __getitem__(self, task: str) -> Path:
+        training.note()
         out = self.folder / task
         if not out.exists():
             steps = STEPS[task]

@@ -14,6 +14,7 @@ from addnorm.train import checkpoint
 from tests.runs.common import TASKS, Told, quiet, train, wish
 
 
+@pytest.mark.trains
 @pytest.mark.parametrize("task", TASKS)
 def test_a_rehearsal_leaves_everything_as_it_was(task: str, data: Path) -> None:
     settled = plan(wish(task, data), say=quiet)
@@ -27,6 +28,7 @@ def test_a_rehearsal_leaves_everything_as_it_was(task: str, data: Path) -> None:
     assert all(p.grad is None for p in settled.model.parameters())
 
 
+@pytest.mark.trains
 def test_a_rehearsed_run_is_bit_equal_to_one_that_was_not(data: Path, tmp_path: Path) -> None:
     given = dict(steps=7, evaluate=3, warmup=2)
     train(wish("translate", data, **given), tmp_path / "plain")
@@ -80,6 +82,7 @@ def test_the_total_counts_evaluations() -> None:
     assert Pace(0.5, 2.0).total(asked) == pytest.approx(70)
 
 
+@pytest.mark.trains
 def test_the_clock_stops_a_run_that_was_planned_too_long(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,6 +96,7 @@ def test_the_clock_stops_a_run_that_was_planned_too_long(
     assert checkpoint.steps(done.run.path)[-1].name == f"step-{at.step:08d}"
 
 
+@pytest.mark.trains
 def test_the_rehearsal_is_short(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settled = plan(wish("classify", data), say=quiet)
     seen = []

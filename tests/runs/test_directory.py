@@ -87,6 +87,7 @@ def test_a_damaged_summary_is_said_to_be(tmp_path: Path, text: str) -> None:
         run.summary()
 
 
+@pytest.mark.trains
 def test_the_directory_holds_nothing_else(trained: Trained, tmp_path: Path) -> None:
     path = trained["translate"]
     assert sorted(entry.name for entry in path.iterdir()) == [

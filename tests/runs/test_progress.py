@@ -28,6 +28,7 @@ def watched(observer: Observer, steps: int = 12, **settings: Any) -> Loop:
     return loop
 
 
+@pytest.mark.trains
 def test_lines_where_there_is_no_terminal() -> None:
     stream = io.StringIO()
     loop = watched(Lines(stream, every=0.0))
@@ -43,6 +44,7 @@ def test_lines_where_there_is_no_terminal() -> None:
     )
 
 
+@pytest.mark.trains
 def test_lines_come_now_and_then() -> None:
     stream = io.StringIO()
     watched(Lines(stream, every=1000.0))
@@ -50,6 +52,7 @@ def test_lines_come_now_and_then() -> None:
     assert [line for line in said if "/12" in line] == said[:1]
 
 
+@pytest.mark.trains
 @pytest.mark.parametrize("terminal", [True, False])
 def test_the_bar(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "BAR_EVERY", 0.0)
@@ -74,6 +77,7 @@ def test_the_bar_lets_go_of_the_terminal_when_a_run_fails() -> None:
     assert not bar.live.is_started
 
 
+@pytest.mark.trains
 def test_the_journal_is_json_whatever_happens(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     loop, task = make(30, evaluate_every=10)
@@ -107,6 +111,7 @@ def test_the_journal_forgets_what_will_happen_again(tmp_path: Path) -> None:
     journal.end(loop)
 
 
+@pytest.mark.trains
 def test_the_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tensorboardX")
     watched(Board(tmp_path / "board"))

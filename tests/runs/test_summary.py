@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from addnorm.config import Config
 from addnorm.runs.directory import Facts, Run
 from addnorm.runs.summary import sum_up
@@ -10,6 +12,7 @@ from addnorm.train.loop import Progress
 from tests.runs.common import Trained
 
 
+@pytest.mark.trains
 def test_the_summary_is_of_the_best_evaluation(trained: Trained) -> None:
     run = Run.open(trained["classify"])
     figures, rows = run.summary(), run.metrics()
@@ -21,6 +24,7 @@ def test_the_summary_is_of_the_best_evaluation(trained: Trained) -> None:
     assert figures["tokens"] == max(row["tokens"] for row in rows if "tokens" in row)
 
 
+@pytest.mark.trains
 def test_a_page_for_people(trained: Trained) -> None:
     run = Run.open(trained["translate"])
     page = (run.path / "summary.html").read_text(encoding="utf-8")

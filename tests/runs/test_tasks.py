@@ -27,6 +27,7 @@ def read(task: str, folder: Path, *settings: str, **train: Any) -> tuple[TextTas
     return found, settle(asked, found)
 
 
+@pytest.mark.trains
 @pytest.mark.parametrize("task", TASKS)
 def test_a_run_is_whole_and_has_learnt(task: str, trained: Trained) -> None:
     run = Run.open(trained[task])
@@ -83,6 +84,7 @@ def naive_loss(task: str, run: Run, found: TextTask) -> float:
     return total / count
 
 
+@pytest.mark.trains
 @torch.no_grad()
 @pytest.mark.parametrize("task", TASKS)
 def test_the_held_out_loss_is_that_of_single_rows(task: str, trained: Trained) -> None:

@@ -54,6 +54,7 @@ def same_runs(one: Path, other: Path) -> None:
     assert summaries[0] == summaries[1]
 
 
+@pytest.mark.trains
 @pytest.mark.parametrize("task", TASKS)
 def test_a_run_that_was_cut_off_ends_as_if_it_had_not_been(
     task: str, data: Path, tmp_path: Path
@@ -70,6 +71,7 @@ def test_a_run_that_was_cut_off_ends_as_if_it_had_not_been(
     same_runs(tmp_path / "whole", tmp_path / "cut")
 
 
+@pytest.mark.trains
 def test_what_is_said_when_a_run_goes_on(data: Path, tmp_path: Path) -> None:
     out, said = tmp_path / "run", []
     with pytest.raises(PowerCut):
@@ -81,6 +83,7 @@ def test_what_is_said_when_a_run_goes_on(data: Path, tmp_path: Path) -> None:
     assert said[-2:] == [f"going on with {out}.", "going on after step 2."]
 
 
+@pytest.mark.trains
 def test_a_finished_run_is_left_as_it_is(data: Path, tmp_path: Path) -> None:
     out, said = tmp_path / "run", []
     train(wish("classify", data), out)
@@ -95,6 +98,7 @@ def test_a_finished_run_is_left_as_it_is(data: Path, tmp_path: Path) -> None:
     assert json.loads((out / "summary.json").read_text())["finished"]
 
 
+@pytest.mark.trains
 def test_patience_ends_a_run_for_good(data: Path, tmp_path: Path) -> None:
     asked = wish("language", data, steps=40, evaluate=1, save=100, lr=1e-12, patience=3)
     told = Told()
@@ -106,6 +110,7 @@ def test_patience_ends_a_run_for_good(data: Path, tmp_path: Path) -> None:
     assert again.losses == []
 
 
+@pytest.mark.trains
 def test_a_stop_at_the_last_step_is_an_end(data: Path, tmp_path: Path) -> None:
     class Stop(Observer):
         def stepped(self, loop: Loop, step: Step) -> None:
@@ -115,6 +120,7 @@ def test_a_stop_at_the_last_step_is_an_end(data: Path, tmp_path: Path) -> None:
     assert done.progress.finished and done.progress.history[-1]["step"] == 3
 
 
+@pytest.mark.trains
 def test_data_that_changed_are_an_error(tmp_path: Path) -> None:
     folder, out = write(tmp_path / "data"), tmp_path / "run"
     with pytest.raises(PowerCut):
@@ -127,6 +133,7 @@ def test_data_that_changed_are_an_error(tmp_path: Path) -> None:
     assert go_on(out).progress.finished
 
 
+@pytest.mark.trains
 def test_a_damaged_checkpoint_is_passed_over_aloud(data: Path, tmp_path: Path) -> None:
     asked = wish("language", data, steps=8, evaluate=2)
     train(asked, tmp_path / "whole")
@@ -143,6 +150,7 @@ def test_a_damaged_checkpoint_is_passed_over_aloud(data: Path, tmp_path: Path) -
     same_runs(tmp_path / "whole", tmp_path / "cut")
 
 
+@pytest.mark.trains
 @pytest.mark.parametrize("addnorm", ["admin", "dlcl"])
 def test_weights_that_are_measured_resume_too(addnorm: str, data: Path, tmp_path: Path) -> None:
     asked = wish("translate", data, f"model.addnorm={addnorm}", steps=3, evaluate=1)
@@ -153,6 +161,7 @@ def test_weights_that_are_measured_resume_too(addnorm: str, data: Path, tmp_path
     same_runs(tmp_path / "whole", tmp_path / "cut")
 
 
+@pytest.mark.trains
 def test_a_classifier_begins_with_pretrained_weights(trained: Trained, tmp_path: Path) -> None:
     begun, said = Run.open(trained["masked"]), []
     asked = wish("classify", trained.data, f"run.start={str(begun.path)!r}", steps=1, lr=1e-12)
@@ -173,6 +182,7 @@ def test_a_classifier_begins_with_pretrained_weights(trained: Trained, tmp_path:
     assert done.run.tokenizers() == begun.tokenizers()
 
 
+@pytest.mark.trains
 def test_longer_texts_than_the_first_model_learnt_are_cut(tmp_path: Path) -> None:
     """A classifier reads 256 tokens by itself, a model to begin with may know fewer places."""
     folder = write(tmp_path / "data", 60)
@@ -194,6 +204,7 @@ def test_a_run_to_begin_with_must_be_there(data: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.trains
 def test_a_run_begun_from_another_begins_anew_alike(data: Path, tmp_path: Path) -> None:
     train(wish("language", data, steps=2), tmp_path / "first")
     asked = wish("language", data, f"run.start={str(tmp_path / 'first')!r}", steps=3, evaluate=1)
@@ -204,6 +215,7 @@ def test_a_run_begun_from_another_begins_anew_alike(data: Path, tmp_path: Path) 
     same_runs(tmp_path / "whole", tmp_path / "cut")
 
 
+@pytest.mark.trains
 def test_a_run_goes_on_from_another_folder(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,6 +231,7 @@ def test_a_run_goes_on_from_another_folder(
     assert kept.target == kept.valid_target == str(data / "a.target")
 
 
+@pytest.mark.trains
 def test_the_seed_decides(data: Path, tmp_path: Path) -> None:
     for name, seed in (("one", 3), ("two", 3), ("other", 4)):
         train(wish("language", data, f"run.seed={seed}", "model.dropout=0.1"), tmp_path / name)
@@ -227,6 +240,7 @@ def test_the_seed_decides(data: Path, tmp_path: Path) -> None:
     assert not same_tensors(*files)
 
 
+@pytest.mark.trains
 def test_nothing_is_written_before_all_is_settled(data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     with pytest.raises(ConfigError, match=r"train.metric must be one of"):
@@ -240,6 +254,7 @@ def test_nothing_is_written_before_all_is_settled(data: Path, tmp_path: Path) ->
         train(wish("language", data), out)
 
 
+@pytest.mark.trains
 def test_the_loop_is_told_what_was_settled(data: Path) -> None:
     asked = dict(accumulate=2, clip=0.5, evaluate=4, save=6, keep=5, patience=7, average=9)
     more = dict(steps=8, warmup=3, floor=0.1)

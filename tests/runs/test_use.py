@@ -16,6 +16,7 @@ from addnorm.runs.use import Trained as Asked
 from tests.runs.common import TASKS, Trained, answer, label, lines, train, wish
 
 
+@pytest.mark.trains
 def test_translations_come_in_order_whatever_their_length(trained: Trained) -> None:
     asked = Asked(trained["translate"])
     texts = [*lines(9, seed=5), "ba", "ba be bi da de"]
@@ -30,6 +31,7 @@ def test_translations_come_in_order_whatever_their_length(trained: Trained) -> N
         assert best[0].pieces[-1][0] == "<end>" or len(best[0].pieces) > 1
 
 
+@pytest.mark.trains
 def test_scores_are_those_of_the_model(trained: Trained) -> None:
     asked = Asked(trained["translate"])
     ((best,),) = asked.translate(["ba be"], beam=1, alpha=0.0)
@@ -44,6 +46,7 @@ def test_scores_are_those_of_the_model(trained: Trained) -> None:
     assert [piece for piece, _ in best.pieces] == [one.piece(token) for token in [*ids, END]]
 
 
+@pytest.mark.trains
 def test_texts_are_read_only_as_far_as_needed(trained: Trained) -> None:
     asked, taken = Asked(trained["translate"]), []
 
@@ -57,6 +60,7 @@ def test_texts_are_read_only_as_far_as_needed(trained: Trained) -> None:
     assert len(taken) <= 6
 
 
+@pytest.mark.trains
 def test_generation_is_decided_by_its_seed(trained: Trained) -> None:
     asked = Asked(trained["language"])
     shape = dict(sampler="sample", temperature=1.5)
@@ -67,6 +71,7 @@ def test_generation_is_decided_by_its_seed(trained: Trained) -> None:
     assert len(found.pieces) == 60 > asked.model.config.length
 
 
+@pytest.mark.trains
 def test_what_cannot_be_gone_on_with(trained: Trained) -> None:
     asked = Asked(trained["language"])
     room = asked.model.config.length
@@ -79,6 +84,7 @@ def test_what_cannot_be_gone_on_with(trained: Trained) -> None:
         asked.generate("")
 
 
+@pytest.mark.trains
 def test_a_run_does_what_it_was_trained_for(trained: Trained) -> None:
     with pytest.raises(InputError, match=r"needs a run trained to translate: .* language"):
         list(Asked(trained["language"]).translate(["ba"]))
@@ -88,6 +94,7 @@ def test_a_run_does_what_it_was_trained_for(trained: Trained) -> None:
         list(Asked(trained["masked"]).classify(["ba"]))
 
 
+@pytest.mark.trains
 def test_an_empty_line_is_named(trained: Trained) -> None:
     with pytest.raises(InputError, match="there must be a text on each line: line 2 is empty"):
         list(Asked(trained["translate"]).translate(["ba", " "]))
@@ -95,6 +102,7 @@ def test_an_empty_line_is_named(trained: Trained) -> None:
         list(Asked(trained["classify"]).classify(["ba", "be", ""]))
 
 
+@pytest.mark.trains
 def test_probabilities_of_labels(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Asked(trained["classify"])
     monkeypatch.setattr("addnorm.runs.use.CHUNK", 4)
@@ -108,6 +116,7 @@ def test_probabilities_of_labels(trained: Trained, monkeypatch: pytest.MonkeyPat
             assert row == pytest.approx(wanted, abs=1e-5)
 
 
+@pytest.mark.trains
 def test_a_long_text_is_read_as_in_training(trained: Trained) -> None:
     asked = Asked(trained["classify"])
     long = "ba " * 200
@@ -124,6 +133,7 @@ def write_pairs(folder: Path, count: int = 30) -> tuple[str, str]:
     return str(folder / "test.source"), str(folder / "test.target")
 
 
+@pytest.mark.trains
 def test_figures_of_a_translator(trained: Trained, tmp_path: Path) -> None:
     sacrebleu = pytest.importorskip("sacrebleu")
     asked = Asked(trained["translate"])
@@ -152,6 +162,7 @@ def test_figures_of_a_translator(trained: Trained, tmp_path: Path) -> None:
     assert found["loss"] == pytest.approx(total / count, rel=1e-5)
 
 
+@pytest.mark.trains
 def test_figures_of_a_language_model(trained: Trained, tmp_path: Path) -> None:
     """Bits per byte, by hand: all log-probabilities, over all bytes of the text."""
     asked = Asked(trained["language"])
@@ -172,6 +183,7 @@ def test_figures_of_a_language_model(trained: Trained, tmp_path: Path) -> None:
     assert found["tokens"] == len(ids)
 
 
+@pytest.mark.trains
 def test_figures_of_a_classifier(trained: Trained, tmp_path: Path) -> None:
     asked = Asked(trained["classify"])
     texts = lines(25, seed=5)
@@ -186,6 +198,7 @@ def test_figures_of_a_classifier(trained: Trained, tmp_path: Path) -> None:
         asked.evaluate(str(tmp_path / "test.csv"))
 
 
+@pytest.mark.trains
 @pytest.mark.parametrize("task", TASKS)
 def test_without_a_file_the_held_out_part_is_measured(task: str, trained: Trained) -> None:
     asked = Asked(trained[task])
@@ -193,6 +206,7 @@ def test_without_a_file_the_held_out_part_is_measured(task: str, trained: Traine
     assert found == pytest.approx(best, rel=1e-5)
 
 
+@pytest.mark.trains
 def test_a_file_is_measured_to_its_end(trained: Trained, tmp_path: Path) -> None:
     """Neither the bound on evaluations in training nor the run's limit on rows applies."""
     asked = wish("masked", trained.data, "data.limit=60", steps=1)
@@ -211,6 +225,7 @@ def test_a_file_is_measured_to_its_end(trained: Trained, tmp_path: Path) -> None
         TextTask.most_held_out = before
 
 
+@pytest.mark.trains
 def test_decoding_is_packed_and_says_the_same(trained: Trained) -> None:
     asked, plain = Asked(trained["translate"]), Asked(trained["translate"])
     plain.__dict__["decoder"] = plain.model
@@ -223,6 +238,7 @@ def test_decoding_is_packed_and_says_the_same(trained: Trained) -> None:
     assert not any(isinstance(m, PackedLinear) for m in narrow.decoder.modules())
 
 
+@pytest.mark.trains
 @pytest.mark.parametrize(
     ("task", "text", "wanted"),
     [
@@ -245,12 +261,14 @@ def test_what_is_left_out_of_an_evaluation_is_said(
     assert any(wanted in note for note in told), told
 
 
+@pytest.mark.trains
 def test_eight_bits_are_nearly_as_good(trained: Trained, tmp_path: Path) -> None:
     whole, narrow = Asked(trained["language"]), Asked(trained["language"], int8=True)
     losses = [asked.evaluate()["loss"] for asked in (whole, narrow)]
     assert losses[0] != losses[1] and losses[1] == pytest.approx(losses[0], rel=0.05)
 
 
+@pytest.mark.trains
 def test_a_run_of_another_format_is_refused(trained: Trained, tmp_path: Path) -> None:
     facts = json.loads((trained["language"] / "run.json").read_text()) | {"version": 2}
     (tmp_path / "run.json").write_text(json.dumps(facts))

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from addnorm.data.frame import Array, Frame
+from tests.training import training
 
 QUICK: dict[str, Any] = {
     "width": 16,
@@ -14,7 +15,7 @@ QUICK: dict[str, Any] = {
     "batch_size": 64,
     "learning_rate": 1e-2,
     "drop_cells": 0.0,
-    "random_state": 0,
+    "random_state": training.seed,
 }
 
 

@@ -85,6 +85,7 @@ def test_the_rate_is_the_papers(kind: Any, rate: float) -> None:
     assert plan(100, kind=kind).rate == rate
 
 
+@pytest.mark.trains
 def test_the_network_is_the_one_asked_for() -> None:
     """Numbers and sizes of every part, in a model that was fitted."""
     X, _ = people(40)
@@ -98,6 +99,7 @@ def test_the_network_is_the_one_asked_for() -> None:
     assert given.fit(X, X.columns["noise"]).model_.config.trunk.ffn_width == 10
 
 
+@pytest.mark.trains
 @pytest.mark.parametrize(("classes", "outputs"), ((2, 1), (3, 3), (4, 4)))
 def test_two_classes_are_one_output(classes: int, outputs: int) -> None:
     X, _ = people(40)
@@ -106,6 +108,7 @@ def test_two_classes_are_one_output(classes: int, outputs: int) -> None:
     assert model.predict_proba(X).shape == (40, classes)
 
 
+@pytest.mark.trains
 def test_piecewise_embeddings_are_for_tables_with_numbers() -> None:
     """A table of categories alone has no edges to place, and is learnt from all the same."""
     X, y = people(60)
@@ -119,6 +122,7 @@ def test_piecewise_embeddings_are_for_tables_with_numbers() -> None:
     assert len(edges) == len(some.recipe_.numbers) and all(2 <= len(row) <= 4 for row in edges)
 
 
+@pytest.mark.trains
 def test_bins_of_classes_are_where_classes_part() -> None:
     """Codes of classes are no numbers: 2 lies between 0 and 1 as well as anything."""
     x = np.linspace(0, 1, 110)

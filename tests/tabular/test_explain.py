@@ -52,6 +52,7 @@ def tokens_of(model: Any) -> dict[str, list[int]]:
     return found
 
 
+@pytest.mark.trains
 @pytest.mark.parametrize("task", ("numbers", "classes"))
 def test_permutation_is_the_mean_rise_of_the_loss(
     task: str, numbers: FTTransformerRegressor, classes: FTTransformerClassifier
@@ -99,6 +100,7 @@ def test_permutation_is_the_mean_rise_of_the_loss(
     assert told.permutation == pytest.approx(tuple(wanted.values()), abs=1e-5)
 
 
+@pytest.mark.trains
 def test_gradients_of_a_date_are_those_of_its_parts(numbers: FTTransformerRegressor) -> None:
     """Shares of the parts are added with their signs, then sized, then averaged over rows."""
     assert len(tokens_of(numbers)["start"]) > 1
@@ -110,6 +112,7 @@ def test_gradients_of_a_date_are_those_of_its_parts(numbers: FTTransformerRegres
     assert numbers.scale_ == pytest.approx(Z.std(), rel=0.3), "in the target's own unit"
 
 
+@pytest.mark.trains
 def test_attention_to_a_date_is_that_to_its_parts(numbers: FTTransformerRegressor) -> None:
     found = explain(numbers, X, Z)
     _, _, summary = attend(numbers, numbers.recipe_.encode(X))
@@ -118,6 +121,7 @@ def test_attention_to_a_date_is_that_to_its_parts(numbers: FTTransformerRegresso
         assert told == pytest.approx(sum(float(summary[t]) for t in tokens_of(numbers)[name]))
 
 
+@pytest.mark.trains
 def test_shares_of_one_row_are_in_the_targets_unit(numbers: FTTransformerRegressor) -> None:
     """From a row with nothing known: its answer, plus the shares, is the row's."""
     one = explain_row(numbers, X, 3)
@@ -133,6 +137,7 @@ def test_shares_of_one_row_are_in_the_targets_unit(numbers: FTTransformerRegress
     assert set(missing.values) == {"missing"} and not any(missing.shares)
 
 
+@pytest.mark.trains
 def test_one_row_of_several_classes_is_about_the_likeliest(
     classes: FTTransformerClassifier,
 ) -> None:
@@ -171,6 +176,7 @@ def test_the_strongest_come_first() -> None:
     assert every.ranked() == [("c", 0.7), ("a", 0.1), ("b", -3.0)]
 
 
+@pytest.mark.trains
 def test_no_more_rows_are_looked_at_than_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of many rows some, drawn by the seed, with their own answers."""
     monkeypatch.setattr("addnorm.tabular.explain.MOST_ROWS", 50)
@@ -189,6 +195,7 @@ def test_no_more_rows_are_looked_at_than_needed(monkeypatch: pytest.MonkeyPatch)
     assert MOST_ROWS == 500
 
 
+@pytest.mark.trains
 @pytest.mark.parametrize("kind", (TabTransformerClassifier, TabTransformerRegressor))
 def test_tab_transformer_has_no_summary(kind: Any) -> None:
     """Categories look at one another; numbers stand beside, and are explained all the same."""
@@ -207,6 +214,7 @@ def test_tab_transformer_has_no_summary(kind: Any) -> None:
     assert alone.gradient[alone.columns.index("noise")] > 0
 
 
+@pytest.mark.trains
 def test_gradients_of_numbers_beside_the_stack() -> None:
     """In TabTransformer a number is one place of the network's input, where its slope is taken."""
     model = TabTransformerRegressor(**QUICK | {"epochs": 1}).fit(X, Z)
@@ -233,6 +241,7 @@ def test_what_is_not_fitted_cannot_be_explained() -> None:
             ask(FTTransformerClassifier())
 
 
+@pytest.mark.trains
 def test_explaining_leaves_the_model_as_it_was(classes: FTTransformerClassifier) -> None:
     before = classes.predict_proba(X)
     weights = [p.grad for p in classes.model_.parameters()]
@@ -243,6 +252,7 @@ def test_explaining_leaves_the_model_as_it_was(classes: FTTransformerClassifier)
     assert list(classes.feature_names_in_) == X.names
 
 
+@pytest.mark.trains
 def test_columns_are_matched_by_name(classes: FTTransformerClassifier) -> None:
     """Their order in the rows to explain does not matter, and is not taken over."""
     some, answers = X.take(np.arange(30)), THREE[:30]
@@ -258,6 +268,7 @@ def test_columns_are_matched_by_name(classes: FTTransformerClassifier) -> None:
     assert classes.n_features_in_ == 4
 
 
+@pytest.mark.trains
 def test_rows_alike_have_no_shares(classes: FTTransformerClassifier) -> None:
     """The typical row of rows that are all one is that row: nothing is left to share out."""
     same = X.take(np.zeros(4, dtype=int))

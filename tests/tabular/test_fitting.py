@@ -151,6 +151,7 @@ def test_nearly_all_cells_may_be_dropped_or_swapped() -> None:
         assert set(swapped.numbers[:, j].tolist()) <= set(rows.numbers[:, j].tolist())
 
 
+@pytest.mark.trains
 def test_rows_are_learnt_from_as_often_as_their_weight() -> None:
     """A row of weight 2 is the same as that row twice, in one step over all rows."""
     rows = draw(6, 0)
@@ -168,6 +169,7 @@ def test_rows_are_learnt_from_as_often_as_their_weight() -> None:
     assert float(same.float().mean()) > 0.98, "Adam's first step is ± the rate, whatever the size"
 
 
+@pytest.mark.trains
 def test_numbers_are_standardised_by_the_mean_and_spread_of_weighted_rows() -> None:
     """A row of weight 2 counts twice; where no row to learn from has any, all are alike."""
     X, _ = people(20)
@@ -204,6 +206,7 @@ def test_rows_that_meet_are_answered_with_those_they_come_with() -> None:
     assert torch.equal(answer(model, table, 8), torch.cat(parts))
 
 
+@pytest.mark.trains
 def test_saint_predicts_in_batches_of_its_training() -> None:
     X, y = people(70)
     model = SAINTClassifier(**QUICK | {"epochs": 1, "batch_size": 16}).fit(X, y)
@@ -212,6 +215,7 @@ def test_saint_predicts_in_batches_of_its_training() -> None:
     assert not torch.equal(told, answer(model.model_, table, 70)[:, 0])
 
 
+@pytest.mark.trains
 def test_without_held_out_rows_the_last_weights_are_kept() -> None:
     """Every epoch is run: there is nothing that could stop it."""
     rows, model = draw(20, 2), network()
@@ -222,6 +226,7 @@ def test_without_held_out_rows_the_last_weights_are_kept() -> None:
     assert not model.training
 
 
+@pytest.mark.trains
 def test_warm_up_is_a_share_of_all_steps() -> None:
     """With a tiny rate at first, the first of ten steps moves weights a tenth as far."""
     moved = []
@@ -234,6 +239,7 @@ def test_warm_up_is_a_share_of_all_steps() -> None:
     assert 0.3 < moved[1] / moved[0] < 0.8
 
 
+@pytest.mark.trains
 @pytest.mark.parametrize("batch_size", (64, 200))
 def test_epochs_are_counted_from_steps(batch_size: int) -> None:
     X, _ = people(160)
@@ -245,6 +251,7 @@ def test_epochs_are_counted_from_steps(batch_size: int) -> None:
     assert [row["step"] for row in model.report_["history"]] == [each, 2 * each, 3 * each]
 
 
+@pytest.mark.trains
 def test_it_says_how_it_goes_if_asked(capsys: pytest.CaptureFixture[str]) -> None:
     X, y = people(60)
     settings = QUICK | {"epochs": 2}
@@ -264,6 +271,7 @@ def test_it_says_how_it_goes_if_asked(capsys: pytest.CaptureFixture[str]) -> Non
     assert quiet.out == quiet.err == ""
 
 
+@pytest.mark.trains
 def test_a_report_tells_how_long_it_took() -> None:
     X, y = people(40)
     began = time.perf_counter()

@@ -148,12 +148,12 @@ def test_the_temperature_is_found(classes: int, true: float) -> None:
     given = true * (logits[:, 1:] - logits[:, :1] if classes == 2 else logits)
     found = fit_temperature(given, target, torch.ones(20_000))
     assert found == pytest.approx(true, rel=0.05)
-    grid = torch.linspace(0.2, 6, 400)
+    grid = true * torch.linspace(0.9, 1.1, 41)
     values = [
         float(-torch.log_softmax(logits_of(given) / t, 1).gather(1, target[:, None]).mean())
         for t in grid
     ]
-    assert found == pytest.approx(float(grid[int(np.argmin(values))]), abs=0.02)
+    assert found == pytest.approx(float(grid[int(np.argmin(values))]), rel=0.005)
 
 
 def test_temperature_keeps_the_order_and_needs_rows() -> None:
@@ -218,6 +218,7 @@ def test_cells_are_dropped_at_the_rate_asked_for() -> None:
     assert drop_cells(table, 0.0)[0] is table.numbers
 
 
+@pytest.mark.trains
 def test_cells_are_swapped_inside_their_column() -> None:
     rows = torch.arange(4000)
     table = Encoded(torch.stack((rows, rows + 9000), dim=1).float(), rows[:, None] + 100)
@@ -243,6 +244,7 @@ def fitted() -> FTTransformerClassifier:
     return FTTransformerClassifier(**QUICK | {"epochs": 25}).fit(X, Y)
 
 
+@pytest.mark.trains
 def test_the_columns_that_matter_come_first(fitted: FTTransformerClassifier) -> None:
     found = explain(fitted, *people(seed=1))
     assert {name for name, _ in found.ranked()[:2]} == {"age", "job"}
@@ -258,11 +260,12 @@ def test_the_columns_that_matter_come_first(fitted: FTTransformerClassifier) -> 
         explain(fitted, X, ["yes", "no"])
 
 
+@pytest.mark.trains
 @pytest.mark.parametrize("kind", (FTTransformerClassifier, TabTransformerClassifier))
 def test_shares_add_up(kind: Any) -> None:
     model = kind(**QUICK | {"epochs": 3}).fit(X, Y)
     one = explain_row(model, X, 4)
-    assert sum(one.shares) == pytest.approx(one.answer - one.typical, abs=0.02, rel=0.01)
+    assert sum(one.shares) == pytest.approx(one.answer - one.typical, abs=0.02, rel=0.03)
     told = model.predict_proba(X.take(np.array([4])))[0]
     odds = math.log(told[1] / told[0]) * model.temperature_
     assert one.answer == pytest.approx(odds, abs=1e-4) and one.about == "the log-odds of yes"
@@ -273,6 +276,7 @@ def test_shares_add_up(kind: Any) -> None:
         explain_row(model, X, 240)
 
 
+@pytest.mark.trains
 def test_gradients_are_taken_in_the_middle_of_each_step(fitted: FTTransformerClassifier) -> None:
     """A loop over rows, columns and the middles of three parts of the path."""
     model, table = fitted.model_, fitted.recipe_.encode(X.take(np.arange(4)))
@@ -292,6 +296,7 @@ def test_gradients_are_taken_in_the_middle_of_each_step(fitted: FTTransformerCla
             assert float(found[row, column]) == pytest.approx(share, abs=1e-5)
 
 
+@pytest.mark.trains
 def test_attention_is_from_the_summary_and_from_column_to_column() -> None:
     model = FTTransformerClassifier(**QUICK | {"epochs": 1, "depth": 2}).fit(X, Y)
     table = model.recipe_.encode(X.take(np.arange(5)))
@@ -312,6 +317,7 @@ def test_attention_is_from_the_summary_and_from_column_to_column() -> None:
             assert told == pytest.approx(sum(each) / len(each), abs=1e-6)
 
 
+@pytest.mark.trains
 def test_numbers_are_explained_in_their_unit() -> None:
     y = 500 + 10 * X.columns["noise"]
     model = FTTransformerRegressor(**QUICK).fit(X, y)
@@ -327,6 +333,7 @@ def test_spearman() -> None:
     assert math.isnan(spearman(np.ones(3), np.arange(3.0)))
 
 
+@pytest.mark.trains
 def test_boosting_stands_beside(fitted: FTTransformerClassifier) -> None:
     encode, target = fitted.recipe_.encode, (Y == "yes").astype(int)
     found = compare((encode(X), target), (encode(X), target), 2)
@@ -342,6 +349,7 @@ def test_boosters_are_given_missing_values_as_missing() -> None:
     assert small_categories(many) == [3]
 
 
+@pytest.mark.trains
 def test_answers_do_not_depend_on_company(fitted: FTTransformerClassifier) -> None:
     table = fitted.recipe_.encode(X)
     whole = answer(fitted.model_, table, 64)
@@ -355,6 +363,7 @@ def test_answers_do_not_depend_on_company(fitted: FTTransformerClassifier) -> No
     )
 
 
+@pytest.mark.trains
 def test_explaining_needs_no_frame_of_ours(fitted: FTTransformerClassifier) -> None:
     assert isinstance(X, Frame)
     assert explain_row(fitted, dict(X.columns), 0) == explain_row(fitted, X, 0)

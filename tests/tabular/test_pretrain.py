@@ -173,6 +173,7 @@ def test_heads_are_learnt_with_the_body_and_every_parameter_once() -> None:
     assert {id(p) for p in heads} <= {id(p) for p in decayed["params"]}
 
 
+@pytest.mark.trains
 def test_pretraining_stops_and_keeps_the_best_on_held_out_rows() -> None:
     """With rows held out they are looked at after every epoch, and what did best is kept."""
     body = guesser("masked").body
@@ -185,6 +186,7 @@ def test_pretraining_stops_and_keeps_the_best_on_held_out_rows() -> None:
     assert alone.progress.step == 18 and not alone.stopped
 
 
+@pytest.mark.trains
 def test_pretraining_has_its_own_epochs_and_leaves_the_random_state() -> None:
     settings = QUICK | {"epochs": 7, "valid": 0.25, "batch_size": 30}
     before = torch.get_rng_state()
@@ -196,6 +198,7 @@ def test_pretraining_has_its_own_epochs_and_leaves_the_random_state() -> None:
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
+@pytest.mark.trains
 def test_a_head_begins_for_as_many_classes_as_there_are() -> None:
     """Few answers come later, and of any number of classes; numbers too."""
     model = FTTransformerClassifier(**QUICK | {"epochs": 1}).pretrain(X)
@@ -208,6 +211,7 @@ def test_a_head_begins_for_as_many_classes_as_there_are() -> None:
     assert model.fit(X, y).predict_proba(X).shape == (240, 3)
 
 
+@pytest.mark.trains
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_learns_and_fit_begins_there(method: str) -> None:
     settings = QUICK | {"epochs": 12, "embedding": "piecewise"}
@@ -221,6 +225,7 @@ def test_every_method_learns_and_fit_begins_there(method: str) -> None:
     assert model.recipe_ == model.pretrained_.recipe and model.predict(X).shape == (240,)
 
 
+@pytest.mark.trains
 @pytest.mark.parametrize("kind", (SAINTClassifier, TabTransformerClassifier))
 @pytest.mark.parametrize("method", ("masked", "replaced"))
 def test_the_others_can_be_pretrained(kind: Any, method: str) -> None:

@@ -16,6 +16,7 @@ from tests.tabular.data import QUICK, people
 X, Y = people(60)
 
 
+@pytest.mark.trains
 def test_what_was_learnt_and_found_is_known_again(tmp_path: Path) -> None:
     model = FTTransformerClassifier(**QUICK | {"epochs": 2}).fit(X, Y)
     save(model, tmp_path / "new" / "m")
@@ -34,6 +35,7 @@ def test_what_was_learnt_and_found_is_known_again(tmp_path: Path) -> None:
     assert again.n_features_in_ == 4, "and it can be fitted anew"
 
 
+@pytest.mark.trains
 def test_columns_without_names_have_none_later(tmp_path: Path) -> None:
     rows = np.random.default_rng(0).normal(size=(40, 3))
     model = FTTransformerRegressor(**QUICK | {"epochs": 1}).fit(rows, rows[:, 0])
@@ -44,6 +46,7 @@ def test_columns_without_names_have_none_later(tmp_path: Path) -> None:
     assert np.array_equal(again.predict(rows), model.predict(rows))
 
 
+@pytest.mark.trains
 def test_parameters_that_are_no_plain_values_are_left_to_their_defaults(tmp_path: Path) -> None:
     given = QUICK | {"epochs": 1, "random_state": np.random.RandomState(0), "schema": infer(X)}
     model = FTTransformerClassifier(**given).fit(X, Y)
@@ -53,6 +56,7 @@ def test_parameters_that_are_no_plain_values_are_left_to_their_defaults(tmp_path
     assert params["width"] == 16 and params["epochs"] == 1
 
 
+@pytest.mark.trains
 def test_a_model_is_written_over_whole(tmp_path: Path) -> None:
     first = FTTransformerClassifier(**QUICK | {"epochs": 1}).fit(X, Y)
     second = FTTransformerClassifier(**QUICK | {"epochs": 1, "width": 24}).fit(X, Y)
@@ -63,6 +67,7 @@ def test_a_model_is_written_over_whole(tmp_path: Path) -> None:
     assert names == {"model.safetensors", "schema.toml", "report.json"}
 
 
+@pytest.mark.trains
 def test_a_directory_must_be_possible(tmp_path: Path) -> None:
     model = FTTransformerClassifier(**QUICK | {"epochs": 1}).fit(X, Y)
     (tmp_path / "file").write_text("")

@@ -41,17 +41,20 @@ def expected(estimator: Any) -> dict[str, str]:
     }
 
 
+@pytest.mark.trains
 @parametrize_with_checks(
-    [FTTransformerClassifier(**SMALL), FTTransformerRegressor(**SMALL)],
+    [FTTransformerClassifier(**SMALL)],
     expected_failed_checks=expected,
 )
 def test_checks(estimator: Any, check: Any) -> None:
     check(estimator)
 
 
+@pytest.mark.trains
 @pytest.mark.slow
 @parametrize_with_checks(
     [
+        FTTransformerRegressor(**SMALL),
         TabTransformerClassifier(**LONGER),
         TabTransformerRegressor(**LONGER),
         SAINTClassifier(**SMALL),

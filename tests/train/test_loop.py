@@ -20,6 +20,7 @@ from addnorm.train import checkpoint
 from addnorm.train.loop import Batch, DivergedError, Loop, Observer, Settings, Step
 from addnorm.train.optimizer import make_optimizer
 from addnorm.train.schedule import make_schedule
+from tests.training import training
 
 
 class Counting:
@@ -59,7 +60,7 @@ class Counting:
 def make(
     steps: int, *, dropout: float = 0.1, task: Counting | None = None, **settings: Any
 ) -> tuple[Loop, Counting]:
-    torch.manual_seed(0)
+    torch.manual_seed(training.seed)
     task = task or Counting()
     model = build(presets.gpt2(vocab=16, width=16, depth=1, heads=2, dropout=dropout))
     run = settings.pop("run", None)
@@ -77,6 +78,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.trains
 def test_it_learns() -> None:
     loop, _ = make(90, dropout=0.0, evaluate_every=10)
     loop.run()
@@ -84,6 +86,7 @@ def test_it_learns() -> None:
     assert losses[-1] < losses[0] / 3 and loop.progress.best == min(losses)
 
 
+@pytest.mark.trains
 def test_accumulated_parts_are_one_big_batch() -> None:
     """Parts with different numbers of targets: only a mean over all tokens comes out equal."""
 
@@ -104,6 +107,7 @@ def test_accumulated_parts_are_one_big_batch() -> None:
         torch.testing.assert_close(tensor, weights(parts)[name], rtol=0, atol=1e-9)
 
 
+@pytest.mark.trains
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "adafactor", "muon"])
 @pytest.mark.parametrize("more", [{}, {"ema": 0.9}, {"average": 2}], ids=str)
 def test_a_resumed_run_equals_an_unbroken_one(tmp_path: Path, optimizer: str, more: Any) -> None:
@@ -157,6 +161,8 @@ def run_script(run: Path, pause: float) -> "subprocess.Popen[str]":
     return subprocess.Popen(command, cwd=root, text=True, **pipes)  # type: ignore[call-overload]
 
 
+@pytest.mark.trains
+@pytest.mark.slow
 def test_a_killed_process_resumes_to_the_same_bits(tmp_path: Path) -> None:
     with run_script(tmp_path / "whole", 0.0) as whole:
         _, errors = whole.communicate(timeout=120)
@@ -179,6 +185,7 @@ def test_a_killed_process_resumes_to_the_same_bits(tmp_path: Path) -> None:
     assert same(one.state, other.state)
 
 
+@pytest.mark.trains
 def test_an_interrupt_finishes_the_step_saves_and_can_be_resumed(tmp_path: Path) -> None:
     loop, _ = make(20, run=tmp_path)
     heard: list[str] = []
@@ -211,6 +218,7 @@ def damage(path: Path) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.trains
 @pytest.mark.parametrize("file", ["weights.safetensors", "state.safetensors", "state.json"])
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path, file: str) -> None:
     loop, _ = make(8, run=tmp_path, save_every=2, keep=3)
@@ -225,12 +233,14 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path, file:
     assert len(notes) == 1 and notes[0].startswith("passed over step-00000008: ")
 
 
+@pytest.mark.trains
 def test_only_the_last_checkpoints_are_kept(tmp_path: Path) -> None:
     loop, _ = make(9, run=tmp_path, save_every=2, keep=2)
     loop.run()
     assert [path.name for path in checkpoint.steps(tmp_path)] == ["step-00000008", "step-00000009"]
 
 
+@pytest.mark.trains
 def test_a_checkpoint_of_another_model_or_version_is_refused(tmp_path: Path) -> None:
     loop, _ = make(2, run=tmp_path)
     loop.run()
@@ -245,6 +255,7 @@ def test_a_checkpoint_of_another_model_or_version_is_refused(tmp_path: Path) -> 
         checkpoint.read(found.path)
 
 
+@pytest.mark.trains
 def test_a_step_that_is_not_finite_is_not_applied_and_is_kept(tmp_path: Path) -> None:
     loop, task = make(7, run=tmp_path)
     heard: list[str] = []
@@ -286,6 +297,7 @@ def test_too_many_bad_steps_end_the_run() -> None:
     assert loop.progress.step == 4
 
 
+@pytest.mark.trains
 def test_patience_stops_and_the_best_is_kept() -> None:
     loop, task = make(50, evaluate_every=1, patience=3)
     task.figures = [5.0, 4.0, 4.5, 3.0, 3.0, 3.5, 3.1, 1.0]
@@ -296,6 +308,7 @@ def test_patience_stops_and_the_best_is_kept() -> None:
     assert kept == [1, 2, 4]
 
 
+@pytest.mark.trains
 def test_the_mean_of_the_last_weights() -> None:
     loop, _ = make(12, evaluate_every=2, average=3)
     seen: list[dict[str, Tensor]] = []
@@ -315,6 +328,7 @@ def test_the_mean_of_the_last_weights() -> None:
     assert same(weights(loop), seen[-1]), "evaluating must put the model's own weights back"
 
 
+@pytest.mark.trains
 def test_the_exponential_average() -> None:
     loop, _ = make(6, ema=0.8)
     wanted: dict[str, Tensor] = {}
@@ -333,6 +347,7 @@ def test_the_exponential_average() -> None:
         torch.testing.assert_close(tensor, wanted[name])
 
 
+@pytest.mark.trains
 def test_the_rate_follows_the_schedule_and_the_norm_is_clipped() -> None:
     loop, _ = make(8, clip=1e-3)
     rates: list[float] = []

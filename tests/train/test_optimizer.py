@@ -32,6 +32,7 @@ def start() -> dict[str, Tensor]:
     return {name: p.detach().clone() for name, p in nn.Linear(5, 3).double().named_parameters()}
 
 
+@pytest.mark.trains
 @pytest.mark.parametrize("decay", [0.0, 0.3])
 def test_adamw_is_its_formula_and_spares_vectors(decay: float) -> None:
     layer, given = steps("adamw", 4, betas=(0.8, 0.9), eps=1e-3, weight_decay=decay)
@@ -45,6 +46,7 @@ def test_adamw_is_its_formula_and_spares_vectors(decay: float) -> None:
         torch.testing.assert_close(layer.get_parameter(name).detach(), w)
 
 
+@pytest.mark.trains
 def test_adafactor_is_its_formula() -> None:
     layer, given = steps("adafactor", 4)
 
@@ -75,6 +77,7 @@ def test_orthogonal_has_singular_values_near_one() -> None:
         assert float(values.min()) > 0.4 and float(values.max()) < 1.6
 
 
+@pytest.mark.trains
 def test_muon_treats_queries_keys_and_values_apart() -> None:
     model = build(presets.llama(vocab=16, width=16, depth=1, heads=2, kv_heads=1, ffn_width=24))
     optimizer = make_optimizer(model, "muon", lr=1e-3)
@@ -102,6 +105,7 @@ def test_muon_leaves_embeddings_and_vectors_to_adamw() -> None:
     assert len(every) == len({id(p) for p in every}) == len(list(model.parameters()))
 
 
+@pytest.mark.trains
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_learns(name: str) -> None:
     torch.manual_seed(0)

@@ -106,6 +106,7 @@ def same_curve(one: Path, other: Path) -> None:
     assert curve(one) == pytest.approx(curve(other), rel=TOLERANCE)
 
 
+@pytest.mark.trains
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "kind", "more"),
@@ -127,6 +128,7 @@ def test_two_workers_learn_what_one_does(
     same_curve(tmp_path / "one", tmp_path / "two")
 
 
+@pytest.mark.trains
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_a_run_goes_on_with_more_workers_or_fewer(kind: str, texts: Path, tmp_path: Path) -> None:
@@ -156,6 +158,7 @@ def workers(process: "subprocess.Popen[str]") -> dict[str, int]:
     return found
 
 
+@pytest.mark.trains
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
 @pytest.mark.parametrize("lost", ["0", "1"])
@@ -175,6 +178,7 @@ def test_a_lost_worker_ends_the_job_and_the_run_goes_on(
         go_on(out, Cut(newest.plain["step"] + 2))
 
 
+@pytest.mark.trains
 @pytest.mark.slow
 def test_an_interrupt_reaches_all_workers(texts: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
