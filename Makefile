@@ -5,6 +5,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+# Tests start many Python processes, which reuse each other's bytecode.
+unexport PYTHONDONTWRITEBYTECODE
 BENCH_READY := .venv/.ready-bench
 
 # Kernels of older CPUs: the second also computes with two threads.
@@ -18,7 +20,9 @@ AVX2 := ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 DNNL_MAX_CPU_ISA=A
 demo: $(READY)
 	$(BIN)/addnorm demo
 
-test: lint types tests
+# Types are checked while the tests run: each alone would leave a core idle.
+test: $(READY)
+	$(MAKE) --no-print-directory -j 2 lint types tests
 
 lint: $(READY)
 	$(BIN)/ruff check .

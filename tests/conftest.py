@@ -1,7 +1,7 @@
 """What the tests share: one thread, one seed, and small models whose every weight matters."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 # The suite runs in several processes at once; threads that wait for each other make it slow.
@@ -42,8 +42,14 @@ PAD = 0
 
 @pytest.fixture(autouse=True)
 def seed(request: pytest.FixtureRequest) -> None:
-    torch.manual_seed(request.config.getoption("--seed"))
+    # torch.manual_seed would also format a stack trace for each kind of GPU, at 2 ms a test.
+    torch.default_generator.manual_seed(request.config.getoption("--seed"))
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+
+def slow_except(fast: Sequence[str], names: Iterable[str]) -> list[Any]:
+    """Parameters of a test: every name, those not in `fast` marked slow."""
+    return [n if n in fast else pytest.param(n, marks=pytest.mark.slow) for n in names]
 
 
 def make(mode: str, **changes: Any) -> Model:

@@ -9,11 +9,18 @@ import torch
 from torch import Tensor
 
 from addnorm.layers.addnorm import ADDNORMS
-from tests.conftest import ARRANGEMENTS, MODES, POSITIONS, VARIANTS, draw, make, pad_rows
-
-every_mode = pytest.mark.parametrize(
-    "mode", [m if m == "decoder" else pytest.param(m, marks=pytest.mark.slow) for m in MODES]
+from tests.conftest import (
+    ARRANGEMENTS,
+    MODES,
+    POSITIONS,
+    VARIANTS,
+    draw,
+    make,
+    pad_rows,
+    slow_except,
 )
+
+every_mode = pytest.mark.parametrize("mode", slow_except(("decoder",), MODES))
 pytestmark = [
     # torch's own: where a graph breaks it looks for gradients where it keeps none; and inductor
     # imports what torch itself calls deprecated.
@@ -75,12 +82,12 @@ def test_a_model_exports(mode: str) -> None:
     check_export(small(mode), mode)
 
 
-@pytest.mark.parametrize("addnorm", ADDNORMS)
+@pytest.mark.parametrize("addnorm", slow_except(("post", "dlcl", "hyper"), ADDNORMS))
 def test_every_arrangement_exports(addnorm: str) -> None:
     check_export(small("decoder", addnorm=addnorm, depth=1), "decoder")
 
 
-@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("positions", slow_except(("rotary", "buckets"), POSITIONS))
 def test_all_positions_export(positions: str) -> None:
     check_export(small("decoder", positions=positions, depth=1), "decoder")
 
@@ -148,13 +155,14 @@ def test_a_model_is_one_graph(mode: str) -> None:
     agree(compiled(*args), model(*args), args[-1])
 
 
-@pytest.mark.parametrize("addnorm", ARRANGEMENTS)
+@pytest.mark.parametrize("addnorm", slow_except(("post",), ARRANGEMENTS))
 def test_an_arrangement_is_part_of_the_graph(addnorm: str) -> None:
     model, args = small("decoder", addnorm=addnorm, depth=1), padded("decoder")
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     agree(compiled(*args), model(*args), args[-1])
 
 
+@pytest.mark.slow
 def test_compiled_dropout_drops() -> None:
     model, args = small("decoder", depth=1, dropout=0.5).train(), padded("decoder")
     compiled = torch.compile(model, backend="aot_eager")

@@ -48,6 +48,7 @@ def test_json_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["findings"] == []
 
 
+@pytest.mark.slow
 def test_a_hugging_face_directory_is_examined(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

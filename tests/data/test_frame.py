@@ -236,6 +236,7 @@ def test_how_far_a_text_is_read_is_told(tmp_path: Path, name: str) -> None:
     assert shares == sorted(shares) and 0 < shares[0] < 0.6 and shares[-1] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ("csv", "csv.gz"))
 def test_memory_does_not_grow_with_the_file(tmp_path: Path, ending: str) -> None:
     """Rows are read, and written, a part at a time: four times as many take no more."""

@@ -170,6 +170,7 @@ def test_it_does_not_stop_at_the_first_ending() -> None:
 MODELS, INPUTS = 40, 5
 
 
+@pytest.mark.slow
 def test_beam_and_greedy_on_200_models_and_inputs() -> None:
     """Beam 5 scored at least as high as greedy on 198 of 200; on all if it keeps the greedy path.
 

@@ -87,7 +87,7 @@ def test_images_are_counted(size: str) -> None:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.slow), 0.1])
 def test_activations_are_what_autograd_keeps(name: str, dropout: float) -> None:
     config = VARIANTS[name].replace(dropout=dropout)
     model, formula = build(config).train(), cost(config, LENGTH, BATCH)

@@ -279,6 +279,7 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
 """Preset, and how they build the same. Sizes are their defaults where nothing is said."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", RELEASED)
 def test_count(preset: str) -> None:
     kind = getattr(hf, RELEASED[preset][0])

@@ -92,6 +92,7 @@ def test_a_race_that_is_stopped_goes_on_with_the_run_it_was_in(
     assert [result.loss for result in again.results] == [result.loss for result in whole.results]
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 def test_a_time_budget_gives_every_runner_the_same_steps(wish: Wish, tmp_path: Path) -> None:
     said: list[str] = []

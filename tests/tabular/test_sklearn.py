@@ -42,18 +42,10 @@ def expected(estimator: Any) -> dict[str, str]:
 
 
 @pytest.mark.trains
-@parametrize_with_checks(
-    [FTTransformerClassifier(**SMALL)],
-    expected_failed_checks=expected,
-)
-def test_checks(estimator: Any, check: Any) -> None:
-    check(estimator)
-
-
-@pytest.mark.trains
 @pytest.mark.slow
 @parametrize_with_checks(
     [
+        FTTransformerClassifier(**SMALL),
         FTTransformerRegressor(**SMALL),
         TabTransformerClassifier(**LONGER),
         TabTransformerRegressor(**LONGER),
@@ -62,5 +54,5 @@ def test_checks(estimator: Any, check: Any) -> None:
     ],
     expected_failed_checks=expected,
 )
-def test_checks_of_the_others(estimator: Any, check: Any) -> None:
+def test_checks(estimator: Any, check: Any) -> None:
     check(estimator)
