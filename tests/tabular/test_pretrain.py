@@ -153,6 +153,7 @@ def test_held_out_rows_are_marked_the_same_every_time() -> None:
 def test_every_method_teaches_the_body_and_its_own_head_alone(method: str) -> None:
     model, batch = guesser(method).train(), rows()
     batch["hide_codes"][0] = True
+    batch["numbers"][5, 1], batch["hide_numbers"][5, 1] = float("nan"), False  # seen as missing
     model(batch).backward()
     for name, parameter in model.body.named_parameters():
         assert (parameter.grad is None) is name.startswith("head."), name
