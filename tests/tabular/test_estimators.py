@@ -48,6 +48,7 @@ def fitted() -> FTTransformerClassifier:
     return FTTransformerClassifier(**QUICK | {"epochs": 25}).fit(X, Y)
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 def test_it_learns(fitted: FTTransformerClassifier) -> None:
     other, answers = people(seed=1)
@@ -67,6 +68,7 @@ def test_the_others_learn_too(kind: Any) -> None:
     assert model.score(other, answers) > 0.8
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 def test_numbers_are_learnt_in_their_own_unit() -> None:
     y = 1000 + 50 * np.nan_to_num(X.columns["age"], nan=40)
@@ -138,6 +140,7 @@ def test_imbalance_and_a_class_met_once() -> None:
     assert model.predict_proba(X).shape == (240, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 def test_weights_decide() -> None:
     """Rows with weight 0 say nothing: their labels turned over change nothing that matters."""

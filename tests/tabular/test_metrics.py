@@ -244,6 +244,7 @@ def fitted() -> FTTransformerClassifier:
     return FTTransformerClassifier(**QUICK | {"epochs": 25}).fit(X, Y)
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 def test_the_columns_that_matter_come_first(fitted: FTTransformerClassifier) -> None:
     found = explain(fitted, *people(seed=1))
@@ -317,6 +318,7 @@ def test_attention_is_from_the_summary_and_from_column_to_column() -> None:
             assert told == pytest.approx(sum(each) / len(each), abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 def test_numbers_are_explained_in_their_unit() -> None:
     y = 500 + 10 * X.columns["noise"]

@@ -15,6 +15,7 @@ from addnorm.tabular import FTTransformerClassifier, SAINTClassifier, TabTransfo
 from addnorm.tabular.fitting import Plan
 from addnorm.tabular.pretrain import METHODS, Guesser, GuessTask, mark, pretrain, replaced
 from tests.tabular.data import QUICK, people
+from tests.training import training
 
 X, Y = people()
 TRUNK: dict[str, Any] = {"width": 16, "depth": 1, "heads": 2, "ffn_width": 8}
@@ -214,16 +215,34 @@ def test_a_head_begins_for_as_many_classes_as_there_are() -> None:
 
 @pytest.mark.trains
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_learns_and_fit_begins_there(method: str) -> None:
-    settings = QUICK | {"epochs": 12, "embedding": "piecewise"}
+def test_fit_begins_with_the_pretrained_body(method: str) -> None:
+    settings = QUICK | {"epochs": 2, "embedding": "piecewise"}
     model = FTTransformerClassifier(**settings).pretrain(X, method=method)
-    history = [row["loss"] for row in model.pretrained_.history]
-    assert min(history) < history[0]
     begun = model.pretrained_.begin(2).state_dict()
     body = model.pretrained_.body.state_dict()
     assert all(torch.equal(begun[n], body[n]) for n in body if not n.startswith("head."))
     model.set_params(epochs=1).fit(X.take(np.arange(60)), Y[:60])
     assert model.recipe_ == model.pretrained_.recipe and model.predict(X).shape == (240,)
+
+
+LEARNT = {"masked": 0.6, "replaced": 0.92, "contrastive": 0.92}
+"""Share of the first loss that is certainly undercut; with 8 seeds it was .37, .85 and .83."""
+
+
+@pytest.mark.slow
+@pytest.mark.trains
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_lowers_its_loss_on_held_out_rows(method: str) -> None:
+    """Columns that repeat each other, so that a hidden cell can be predicted from the others."""
+    number, code = torch.randn(400, 1), torch.randint(3, (400, 1))
+    table = Encoded(torch.cat((number, -number), dim=1), torch.cat((code, code), dim=1))
+    train, held = (table.take(torch.arange(i, i + 200)) for i in (0, 200))
+    plan = Plan(batch=50, epochs=60, rate=1e-2, seed=training.seed)
+    model = guesser(method)
+    with torch.no_grad():
+        before = GuessTask(train, held, plan).evaluate(model)["loss"]
+    history = pretrain(model.body, train, held, plan, method).progress.history
+    assert min(row["loss"] for row in history) < LEARNT[method] * before
 
 
 @pytest.mark.trains

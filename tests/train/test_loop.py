@@ -78,6 +78,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 def test_it_learns() -> None:
     loop, _ = make(90, dropout=0.0, evaluate_every=10)

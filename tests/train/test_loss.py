@@ -361,6 +361,7 @@ def test_the_loss_of_a_model(mode: str, changes: dict[str, Any], smoothing: floa
         close(one, two)
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 def test_a_model_learns_to_copy() -> None:
     model = make("decoder", width=16, depth=1).float().train()

@@ -105,6 +105,7 @@ def test_muon_leaves_embeddings_and_vectors_to_adamw() -> None:
     assert len(every) == len({id(p) for p in every}) == len(list(model.parameters()))
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_learns(name: str) -> None:
