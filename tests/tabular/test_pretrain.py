@@ -226,7 +226,7 @@ def test_fit_begins_with_the_pretrained_body(method: str) -> None:
 
 
 LEARNT = {"masked": 0.6, "replaced": 0.92, "contrastive": 0.92}
-"""Largest share of the first loss; chosen after seeds 0 to 5 gave at most .37, .85 and .83."""
+"""Limits on the loss relative to untrained weights; seeds 0 to 7 gave at most .34, .80 and .83."""
 
 
 @pytest.mark.slow
@@ -237,12 +237,14 @@ def test_every_method_lowers_its_loss_on_held_out_rows(method: str) -> None:
     number, code = torch.randn(400, 1), torch.randint(3, (400, 1))
     table = Encoded(torch.cat((number, -number), dim=1), torch.cat((code, code), dim=1))
     train, held = (table.take(torch.arange(i, i + 200)) for i in (0, 200))
-    plan = Plan(batch=50, epochs=60, rate=1e-2, seed=training.seed)
-    model = guesser(method)
-    with torch.no_grad():
-        before = GuessTask(train, held, plan).evaluate(model)["loss"]
-    history = pretrain(model.body, train, held, plan, method).progress.history
-    assert min(row["loss"] for row in history) < LEARNT[method] * before
+
+    def best_loss(rate: float) -> float:
+        torch.manual_seed(training.seed)  # the same first weights, body and head
+        plan = Plan(batch=50, epochs=60, rate=rate, patience=60, seed=training.seed)
+        history = pretrain(guesser(method).body, train, held, plan, method).progress.history
+        return min(row["loss"] for row in history)
+
+    assert best_loss(1e-2) < LEARNT[method] * best_loss(1e-9)
 
 
 @pytest.mark.trains

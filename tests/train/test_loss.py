@@ -140,8 +140,8 @@ def test_single_precision_of_a_confident_model(scale: float) -> None:
     expected = F.cross_entropy(exact, targets)
     ours = linear_cross_entropy(hidden, weight, targets).double()
     torch_s = F.cross_entropy(hidden @ weight.t(), targets).double()
-    assert (torch_s - expected).abs() < 1e-4 * expected
-    assert (ours - expected).abs() < 1e-4 * expected
+    assert (torch_s - expected).abs() < 1e-6 * expected
+    assert (ours - expected).abs() < 1e-6 * expected
 
 
 @pytest.mark.parametrize(
