@@ -37,7 +37,7 @@ tests: $(READY)
 slow: $(READY)
 	$(BIN)/pytest -n 2 -m slow
 
-# Every test on two other CPUs, each with a seed of its own; those that train with both seeds on both.
+# Every test on two emulated CPUs, each with its own seed; fast tests that train with both seeds on both.
 portable: $(READY)
 	$(SSE) PYTHONHASHSEED=1 $(BIN)/pytest -n 2 --seed 1
 	$(AVX2) PYTHONHASHSEED=2 $(BIN)/pytest -n 2 --seed 2

@@ -42,7 +42,7 @@ PAD = 0
 
 @pytest.fixture(autouse=True)
 def seed(request: pytest.FixtureRequest) -> None:
-    # torch.manual_seed would also format a stack trace for each kind of GPU, at 2 ms a test.
+    # torch.manual_seed would also format a stack trace for each kind of GPU: slow, for every test.
     torch.default_generator.manual_seed(request.config.getoption("--seed"))
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
