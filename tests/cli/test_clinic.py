@@ -17,6 +17,7 @@ from addnorm.data.guess import infer
 from addnorm.errors import ConfigError, InputError, SavedError
 from addnorm.tabular import FTTransformerClassifier, save
 from tests.clinic import models
+from tests.conftest import slow_except
 from tests.runs.common import TASKS
 
 SMALL = ("model.width=32", "model.depth=2", "model.heads=4", "model.vocab=64")
@@ -235,10 +236,7 @@ def watched(task: str, data: Path, out: Path, *settings: str) -> int:
 
 
 @pytest.mark.trains
-@pytest.mark.parametrize(
-    "task",
-    ("translate", *(pytest.param(t, marks=pytest.mark.slow) for t in TASKS if t != "translate")),
-)
+@pytest.mark.parametrize("task", slow_except(("translate",), TASKS))
 def test_a_run_is_watched(task: str, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     calm = ("train.steps=100", "train.evaluate=100", "train.batch=128", "train.schedule=constant")

@@ -50,14 +50,14 @@ def test_healthy_plans_are_well(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.trains
-def test_a_rate_beyond_all_measure_is_found() -> None:
-    """What exactly is tried and what becomes of it is the CPU's; that it fails is not."""
+def test_an_absurd_learning_rate_is_found() -> None:
+    """Which remedy works may depend on the CPU; that the plan fails does not."""
     seen = examine(decoder(addnorm="post"), ids(), plan=Plan(lr=1e4), sharp=False)
     assert {"needs warm-up", "learning rate too high", "will not train"} & set(seen.names())
     assert not seen.evidence.rehearsals["planned"].learns
 
 
-# ── What follows from rehearsals (given here: how a real one ends depends on the CPU) ─────────────
+# ── Findings from supplied rehearsals (how a real one ends depends on the CPU) ────────────────────
 
 LEARNS = Rehearsal((4.0,) * 48, 4.0, 3.0, (0.3, 0.3))
 FAILS = Rehearsal((4.0,) * 48, 4.0, 4.5, (0.3, 0.2, 0.1))
@@ -65,43 +65,46 @@ FAILS = Rehearsal((4.0,) * 48, 4.0, 4.5, (0.3, 0.2, 0.1))
 
 @cache
 def post_norm() -> Evidence:
-    """What is measured of a deep post-norm decoder, but for any training."""
+    """Evidence for a deep post-norm decoder, without a rehearsal."""
     torch.manual_seed(0)
     return examine(decoder(addnorm="post", depth=8), ids(), sharp=False).evidence
 
 
-def concluded(plan: Plan, predictions: Any = None, **tries: Rehearsal) -> list[Finding]:
-    rehearsals = {name.replace("_", " "): tried for name, tried in tries.items()}
-    given = {"plan": plan, "rehearsals": rehearsals, "predictions": predictions or {}}
-    return [f for f in find(dataclasses.replace(post_norm(), **given)) if f.severity != "note"]
+def findings_of(
+    plan: Plan, rehearsals: dict[str, Rehearsal], predictions: dict[str, Prediction] | None = None
+) -> list[Finding]:
+    """Findings above a note for a post-norm decoder whose rehearsals are supplied."""
+    supplied = {"plan": plan, "rehearsals": rehearsals, "predictions": predictions or {}}
+    return [f for f in find(dataclasses.replace(post_norm(), **supplied)) if f.severity != "note"]
 
 
 @pytest.mark.parametrize(
     ("tries", "names"),
     (
         ({"planned": LEARNS}, []),
-        ({"planned": FAILS, "with_warm-up": LEARNS}, ["needs warm-up"]),
+        ({"planned": FAILS, "with warm-up": LEARNS}, ["needs warm-up"]),
         (
-            {"planned": FAILS, "with_warm-up": FAILS, "at_lr_0.03": LEARNS},
+            {"planned": FAILS, "with warm-up": FAILS, "at lr 0.03": LEARNS},
             ["learning rate too high"],
         ),
-        ({"planned": FAILS, "with_warm-up": FAILS, "at_lr_0.03": FAILS}, ["will not train"]),
+        ({"planned": FAILS, "with warm-up": FAILS, "at lr 0.03": FAILS}, ["will not train"]),
     ),
 )
 def test_the_first_remedy_that_works_names_what_is_wrong(
     tries: dict[str, Rehearsal], names: list[str]
 ) -> None:
-    found = concluded(Plan(lr=0.3), **tries)
+    found = findings_of(Plan(lr=0.3), tries)
     assert [finding.name for finding in found] == names
     assert all(finding.severity == "problem" for finding in found)
 
 
-def test_other_arrangements_are_told_of_as_predictions() -> None:
+def test_other_arrangements_are_listed_as_predictions() -> None:
     predictions = {
         "addnorm=admin": Prediction(0.08, FAILS),
         "addnorm=pre": Prediction(0.0234, LEARNS),
     }
-    (finding,) = concluded(Plan(lr=1e-2), predictions, **{"planned": FAILS, "with_warm-up": LEARNS})
+    rehearsals = {"planned": FAILS, "with warm-up": LEARNS}
+    (finding,) = findings_of(Plan(lr=1e-2), rehearsals, predictions)
     assert finding.evidence.startswith("post-norm, 16 branches, which carry 0.")
     assert "1% of weight change moves the output" in finding.evidence
     assert "the last FFN's gradient is" in finding.evidence
@@ -128,9 +131,9 @@ def test_other_arrangements_are_built_and_rehearsed_in_the_patients_place() -> N
 
 def test_of_a_model_too_large_to_rehearse_its_warm_up_no_more_is_said() -> None:
     short = dataclasses.replace(FAILS, losses=(4.0,) * 12)
-    tries = {"planned": short, "at_lr_0.03": LEARNS}
-    assert concluded(Plan(lr=0.3, warmup=1000), **tries) == []
-    (found,) = concluded(Plan(lr=0.3, warmup=3), **tries)
+    tries = {"planned": short, "at lr 0.03": LEARNS}
+    assert findings_of(Plan(lr=0.3, warmup=1000), tries) == []
+    (found,) = findings_of(Plan(lr=0.3, warmup=3), tries)
     assert found.name == "learning rate too high" and "rehearsed for 12 steps" in found.evidence
     given = {"plan": Plan(lr=0.3, warmup=1000), "rehearsals": {"planned": short}}
     notes = [finding.name for finding in find(dataclasses.replace(post_norm(), **given))]

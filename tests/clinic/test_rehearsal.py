@@ -112,8 +112,8 @@ def test_what_counts_as_learning() -> None:
 
 
 @pytest.fixture
-def given(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rehearsals that are given: any rate below 1 learns, no other does."""
+def supplied_rehearsals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace rehearsals: any rate below 1 learns, no other does."""
 
     def rehearsed(*_: Any, lr: float, warmup: int, steps: int) -> Rehearsal:
         return Rehearsal((4.0,) * steps, 4.0, 3.0 if lr < 1 else 5.0, (0.3, 0.3))
@@ -121,7 +121,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remedy, "rehearse", rehearsed)
 
 
-@pytest.mark.usefixtures("given")
+@pytest.mark.usefixtures("supplied_rehearsals")
 def test_a_shortened_warm_up_that_fails_is_given_three_times_as_long() -> None:
     model, batch = decoder(depth=1).eval(), ids(4, 8)
     aim = objective(model, batch, None)
@@ -133,7 +133,7 @@ def test_a_shortened_warm_up_that_fails_is_given_three_times_as_long() -> None:
 # ── Where it fails ────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.usefixtures("given")
+@pytest.mark.usefixtures("supplied_rehearsals")
 def test_what_else_is_tried_until_one_learns() -> None:
     model, batch = decoder(depth=1).eval(), ids(4, 8)
     aim = objective(model, batch, None)

@@ -1,7 +1,6 @@
 """Estimators: fit and predict, what they take, what they keep, what they say."""
 
 import json
-import math
 import pickle
 from collections.abc import Sequence
 from decimal import Decimal
@@ -183,8 +182,8 @@ def test_rows_are_what_the_network_learns_from() -> None:
         numbers.rows(X, given[:2])
 
 
-class Injected:
-    """Held-out losses that are given, whatever was learnt, and the weights that each was of."""
+class SuppliedLosses:
+    """Replaces the held-out loss by supplied values, and records the weights at each evaluation."""
 
     def __init__(self, losses: Sequence[float], monkeypatch: pytest.MonkeyPatch) -> None:
         self.losses, self.weights = iter(losses), []
@@ -207,12 +206,12 @@ class Injected:
 def test_early_stopping_keeps_the_best_weights(
     patience: int, losses: list[float], best: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    injected = Injected([*losses, *[math.nan] * 9], monkeypatch)
+    supplied = SuppliedLosses(losses, monkeypatch)
     settings = QUICK | {"epochs": 8, "patience": patience}
     model = FTTransformerClassifier(**settings).fit(X, Y)
     assert [row["loss"] for row in model.report_["history"]] == losses
     assert model.report_["best_step"] == model.report_["history"][best]["step"]
-    for i, weights in enumerate(injected.weights):
+    for i, weights in enumerate(supplied.weights):
         found = model.model_.state_dict()
         assert all(torch.equal(found[name], weights[name]) for name in found) == (i == best)
 
