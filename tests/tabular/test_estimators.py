@@ -196,18 +196,22 @@ class SuppliedLosses:
 
 @pytest.mark.trains
 @pytest.mark.parametrize(
-    ("patience", "losses", "best"),
+    ("epochs", "patience", "losses", "best"),
     (
-        (2, [0.9, 0.5, 0.6, 0.5], 1),  # as good is not better
-        (3, [0.9, 0.5, 0.6, 0.55, 0.4, 0.8, 0.7, 0.41], 4),
-        (9, [0.9, 0.3, 0.6, 0.4, 0.5, 0.7, 0.8, 0.9], 1),  # stopped by the epochs alone
+        (12, 2, [0.9, 0.5, 0.6, 0.5], 1),  # equal is not better
+        (12, 3, [0.9, 0.5, 0.6, 0.55, 0.4, 0.8, 0.7, 0.41], 4),
+        (8, 9, [0.9, 0.3, 0.6, 0.4, 0.5, 0.7, 0.8, 0.9], 1),  # stopped by the epochs alone
     ),
 )
 def test_early_stopping_keeps_the_best_weights(
-    patience: int, losses: list[float], best: int, monkeypatch: pytest.MonkeyPatch
+    epochs: int,
+    patience: int,
+    losses: list[float],
+    best: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     supplied = SuppliedLosses(losses, monkeypatch)
-    settings = QUICK | {"epochs": 8, "patience": patience}
+    settings = QUICK | {"epochs": epochs, "patience": patience}
     model = FTTransformerClassifier(**settings).fit(X, Y)
     assert [row["loss"] for row in model.report_["history"]] == losses
     assert model.report_["best_step"] == model.report_["history"][best]["step"]
