@@ -107,6 +107,7 @@ def test_a_picture_model_exports() -> None:
     torch.testing.assert_close(program(images), model(images))
 
 
+@pytest.mark.slow
 @every_mode
 def test_a_model_exports_for_any_batch_and_length(mode: str) -> None:
     model, args = small(mode, depth=1), padded(mode)
@@ -134,6 +135,7 @@ def test_the_hidden_states_export(mode: str) -> None:
 # ── Compile ───────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 @every_mode
 def test_a_compiled_model_is_the_model(mode: str) -> None:
     model, args = small(mode, depth=1), padded(mode)
@@ -149,6 +151,7 @@ def test_a_compiled_model_is_the_model(mode: str) -> None:
         torch.testing.assert_close(gradient / scale, parameter.grad / scale, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 @every_mode
 def test_a_model_is_one_graph(mode: str) -> None:
     model, args = small(mode, depth=1), padded(mode)
@@ -156,6 +159,7 @@ def test_a_model_is_one_graph(mode: str) -> None:
     agree(compiled(*args), model(*args), args[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("addnorm", slow_except(("post",), ARRANGEMENTS))
 def test_an_arrangement_is_part_of_the_graph(addnorm: str) -> None:
     model, args = small("decoder", addnorm=addnorm, depth=1), padded("decoder")

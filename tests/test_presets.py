@@ -42,6 +42,7 @@ def count(config: Config) -> int:
 # ── How many parameters ───────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_count_as_published(name: str) -> None:
     assert count(presets.find(name)) == PUBLISHED[name]

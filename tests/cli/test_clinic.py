@@ -76,6 +76,7 @@ def table_run(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 def test_a_table_is_examined(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     rows, run = table_run(tmp_path), str(tmp_path / "run")

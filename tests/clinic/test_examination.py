@@ -46,6 +46,7 @@ def same(one: Any, two: Any) -> bool:
     return bool(one == two)
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 @pytest.mark.parametrize("name", ("ours", "bert", "batch norm"))
 def test_nothing_about_the_model_is_changed(name: str) -> None:

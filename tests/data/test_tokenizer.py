@@ -101,6 +101,7 @@ def test_lower_case_is_all_that_changes(kind: str) -> None:
     assert not any("T" in small.piece(number) for number in ordinary), "learnt in lower case"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @given(texts=st.lists(st.text(alphabet="abFox ▁\n<pad>")))
 def test_many_texts_are_as_each_alone(kind: str, texts: list[str]) -> None:
@@ -201,6 +202,7 @@ def test_tokenizers_that_differ_are_not_equal() -> None:
     assert tokenizer("bpe") != "bpe"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", WHOLE)
 @pytest.mark.parametrize(
     "lines",

@@ -193,6 +193,7 @@ def test_beam_and_greedy_on_200_models_and_inputs() -> None:
     assert counts[True] == MODELS * INPUTS
 
 
+@pytest.mark.slow
 def test_the_greedy_path_is_kept_in_a_language_made_to_lose_it() -> None:
     lost = 0
     for seed in range(150):

@@ -26,6 +26,7 @@ def prompts(count: int, length: int) -> list[list[int]]:
     return torch.randint(4, VOCAB, (count, length), generator=drawn).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ("gpt2", "llama"))
 @pytest.mark.parametrize("beam", (1, 4))
 @torch.no_grad()

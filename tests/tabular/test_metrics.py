@@ -261,6 +261,7 @@ def test_the_columns_that_matter_come_first(fitted: FTTransformerClassifier) -> 
         explain(fitted, X, ["yes", "no"])
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 @pytest.mark.parametrize("kind", (FTTransformerClassifier, TabTransformerClassifier))
 def test_shares_add_up(kind: Any) -> None:
