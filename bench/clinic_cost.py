@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from addnorm import ModelConfig, build, keep_memory
-from addnorm.clinic.observer import EVERY, Clinic
-from addnorm.train.loop import Loop, Settings
-from addnorm.train.optimizer import make_optimizer
+from addnorm.clinic.training_monitor import SIGNAL_STEPS, TrainingMonitor
+from addnorm.training.loop import Loop, LoopSettings
+from addnorm.training.optimizer import make_optimizer
 from bench.clinic_task import Drawn
 
 
@@ -26,17 +26,17 @@ def noise(generator: torch.Generator) -> Tensor:
     return torch.randint(1000, (16, 129), generator=generator)
 
 
-class Timed(Clinic):
-    """A clinic that looks at its watch."""
+class Timed(TrainingMonitor):
+    """A training monitor that measures its own time."""
 
     spent = 0.0
 
-    def gradients(self, loop: Any, step: int) -> None:
+    def on_gradients(self, loop: Any, step: int) -> None:
         began = time.perf_counter()
         super().gradients(loop, step)
         self.spent += time.perf_counter() - began
 
-    def stepped(self, loop: Any, step: Any) -> None:
+    def on_step(self, loop: Any, step: Any) -> None:
         began = time.perf_counter()
         super().stepped(loop, step)
         self.spent += time.perf_counter() - began
@@ -47,7 +47,7 @@ def share(every: int) -> tuple[float, float]:
     torch.manual_seed(0)
     model = build(ModelConfig(mode="decoder", vocab=1000, width=256, depth=4, addnorm="pre"))
     optimizer = make_optimizer(model, "adamw", lr=1e-3)
-    settings = Settings(steps=every, schedule=lambda step: 1.0)
+    settings = LoopSettings(steps=every, schedule=lambda step: 1.0)
     clinic = Timed(every=every)
     loop = Loop(model, Drawn(noise), optimizer, settings, observers=[clinic])
     began = time.perf_counter()
@@ -59,7 +59,7 @@ def share(every: int) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--every", type=int, default=EVERY)
+    parser.add_argument("--every", type=int, default=SIGNAL_STEPS)
     args = parser.parse_args()
     keep_memory()
     shares = []

@@ -12,15 +12,15 @@ or so on one core; goes on where it was stopped.
 import argparse
 from pathlib import Path
 
-from addnorm.race import race, vary
-from addnorm.race.page import make_page
-from addnorm.runs.recipe import Wish
+from addnorm.races import race, vary
+from addnorm.races.page import race_page
+from addnorm.runs.request import RunRequest
 
 DEPTHS = {"18+18": (18, "post,pre,admin", 400), "6+6": (6, "post,pre", 800)}
 """Blocks a side, who takes part, and for how many steps."""
 
 
-def wish(folder: Path, depth: int, steps: int) -> Wish:
+def wish(folder: Path, depth: int, steps: int) -> RunRequest:
     files = {
         "source": "train.en.gz",
         "target": "train.de.gz",
@@ -28,7 +28,7 @@ def wish(folder: Path, depth: int, steps: int) -> Wish:
         "valid_target": "val.de.gz",
     }
     data = {name: str(folder / file) for name, file in files.items()}
-    return Wish(
+    return RunRequest(
         {
             "run": {"task": "translate", "size": "tiny", "device": "cpu"},
             "data": {**data, "vocab": 2000, "lower": True},
@@ -66,7 +66,7 @@ def main() -> None:
         out = args.out / name
         asked = wish(args.folder, depth, steps)
         done = race(asked, vary([f"model.addnorm={kinds}"]), out, jobs=args.jobs)
-        make_page(done, f"{name} blocks").write(out / "race.html")
+        race_page(done, f"{name} blocks").write(out / "race.html")
         print(f"{name} blocks\n{done.text()}", flush=True)
         for result in done.results:
             curve = "  ".join(f"{step:.0f} {loss:.2f}" for step, loss in result.curve)

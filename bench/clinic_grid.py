@@ -23,11 +23,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from addnorm import ModelConfig, build
-from addnorm.clinic import Plan
-from addnorm.clinic.call import unchanged
-from addnorm.clinic.objective import objective
-from addnorm.clinic.rehearsal import STEPS as REHEARSED
-from addnorm.clinic.remedy import rehearse_once
+from addnorm.clinic import ClinicBatch, TrainingPlan
+from addnorm.clinic.call_model import choose_objective, unchanged
+from addnorm.clinic.rehearsal import REHEARSAL_STEPS, rehearse_once
 
 VOCAB, LENGTH, ROWS, STEPS, SURE = 32, 16, 16, 150, 0.9
 FLOOR = -SURE * math.log(SURE + (1 - SURE) / VOCAB) - (1 - SURE) * math.log((1 - SURE) / VOCAB)
@@ -115,11 +113,11 @@ def train(model: Any, lr: float, warmup: int, seed: int) -> float:
 
 def one(grid: Grid, addnorm: str, depth: int, lr: float, warmup: int) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(grid.examined)
-    batch, *more = [text(generator)[:, :-1] for _ in range(1 + REHEARSED)]
+    batches = [ClinicBatch(text(generator)[:, :-1]) for _ in range(1 + REHEARSAL_STEPS)]
     model = make(addnorm, depth, grid.weights)
     with unchanged(model):  # as `examine` does, without what the prediction does not rest on
-        aim = objective(model, batch, None)
-        rehearsal = rehearse_once(model, [batch, *more], aim, Plan(lr=lr, warmup=warmup))
+        aim = choose_objective(model, batches[0], None)
+        rehearsal = rehearse_once(model, batches, aim, TrainingPlan(lr=lr, warmup=warmup))
     loss = train(make(addnorm, depth, grid.weights), lr, warmup, grid.data)
     trained = loss < (FLOOR + math.log(VOCAB)) / 2
     return {
@@ -131,7 +129,7 @@ def one(grid: Grid, addnorm: str, depth: int, lr: float, warmup: int) -> dict[st
         "steps": len(rehearsal.losses),
         "trained": trained,
         "loss": round(loss, 3) if math.isfinite(loss) else None,
-        "distinct": [round(each, 4) for each in rehearsal.distinct],
+        "position_variance": [round(each, 4) for each in rehearsal.position_variance],
         "rehearsed": [round(rehearsal.before, 3), round(rehearsal.after, 3)],
     }
 

@@ -17,10 +17,10 @@ import torch
 from torch.nn import functional as F
 
 from addnorm import ModelConfig, build, measure_
-from addnorm.clinic import examine
-from addnorm.clinic.amplify import amplification, growth
-from addnorm.clinic.call import run, tensors, unchanged
-from addnorm.clinic.trace import watch
+from addnorm.clinic import ClinicBatch, examine
+from addnorm.clinic.call_model import unchanged
+from addnorm.clinic.residual_trace import trace_stream
+from addnorm.clinic.weight_perturbation import amplification, fit_growth
 
 DEPTHS = (2, 4, 8, 16, 32, 64)
 KINDS = ("post", "pre", "admin")
@@ -45,8 +45,8 @@ def maps(pages: Path | None) -> None:
     print("(a) dependency maps, 6 blocks: share of the last sum by its last branch, its input")
     for kind in KINDS:
         model, x = make(kind, 6)
-        seen = examine(model, x, sharp=False)
-        last = list(seen.evidence.map[-1].values())
+        seen = examine(model, x, sharpness=False)
+        last = list(seen.evidence.dependency_map[-1].values())
         mean = sum(s.dependency for s in seen.evidence.sites) / len(seen.evidence.sites)
         print(f"    {kind:6} last branch {last[-1]:.3f}  input {last[0]:.3f}  mean {mean:.3f}")
         if pages is not None:
@@ -63,11 +63,12 @@ def amplified() -> None:
             for seed in range(SEEDS):
                 model, x = make(kind, depth, seed)
                 with unchanged(model), torch.no_grad():
-                    sites = watch(model, lambda m=model, x=x: run(m, x), tensors(x)).sites
-                    values.append(amplification(model, x, sites, draws=2)[-1])
+                    batch = ClinicBatch(x)
+                    sites = trace_stream(model, batch).sites
+                    values.append(amplification(model, batch, sites, draws=2)[-1])
             found.append(sum(values) / len(values))
             spread.append((sum((v - found[-1]) ** 2 for v in values) / (SEEDS - 1)) ** 0.5)
-        law = growth(DEPTHS, found)
+        law = fit_growth(DEPTHS, found)
         shown = "  ".join(f"{m:.2e} ± {s:.0e}" for m, s in zip(found, spread, strict=True))
         print(
             f"    {kind:6} {shown}   power {law.exponent:.2f}; R² linear {law.linear:.2f}, "
@@ -96,7 +97,7 @@ def gradients() -> None:
                 weight = model.encoder.stack.blocks[-1].sublayers["ffn"].output.weight
                 total += float(torch.autograd.grad(loss, weight)[0].norm()) / 4
             found.append(total)
-        slope = growth(depths, found).exponent
+        slope = fit_growth(depths, found).exponent
         shown = "  ".join(f"{value:.3f}" for value in found)
         print(f"    {kind:6} {shown}   slope {slope:+.2f}")
 

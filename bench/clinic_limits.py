@@ -17,29 +17,29 @@ from torch import nn
 
 from addnorm import ModelConfig, build
 from addnorm.clinic import Evidence, examine
-from addnorm.clinic.draw import draw_batch
-from addnorm.clinic.observer import SIGNS, Clinic
-from addnorm.clinic.signs import LIMITS
+from addnorm.clinic.random_batch import draw_batch
+from addnorm.clinic.rules import THRESHOLDS
+from addnorm.clinic.training_monitor import EARLY_WARNINGS, TrainingMonitor
 from addnorm.layers.addnorm import ADDNORMS
-from addnorm.train.loop import Loop, Settings
-from addnorm.train.optimizer import make_optimizer
+from addnorm.training.loop import Loop, LoopSettings
+from addnorm.training.optimizer import make_optimizer
 from bench.clinic_grid import make, text
 from bench.clinic_task import Drawn
 
 Measure = Callable[[Evidence], float]
 
 MEASURES: dict[str, Measure] = {
-    "attention spread": lambda e: max(e.heads[0].spread),
+    "attention spread": lambda e: max(e.attention[0].spread),
     "weight gain": lambda e: e.weight_gain or 0.0,
-    "norm gain": lambda e: max((g.size for g in e.gains), default=0.0),
+    "norm gain": lambda e: max((g.size for g in e.norm_gains), default=0.0),
     "token share": lambda e: e.experiments.token_share or 1.0,
-    "dead units": lambda e: max(u.dead for u in e.units if u.kind not in ("tanh", "sigmoid")),
+    "dead units": lambda e: max(u.dead for u in e.activations if u.kind not in ("tanh", "sigmoid")),
     "outlier": lambda e: max(s.outlier for s in e.sites),
-    "padding": lambda e: e.experiments.padding or 0.0,
-    "answer spread": lambda e: e.spread,
-    "distinct": lambda e: e.sites[-1].distinct,
+    "padding": lambda e: e.experiments.padding_change or 0.0,
+    "answer deviation": lambda e: e.answer_deviation,
+    "position variance": lambda e: e.sites[-1].position_variance,
 }
-LOW = {"token share", "distinct"}
+LOW = {"token share", "position variance"}
 """Sick below the limit; the others above."""
 
 
@@ -60,7 +60,7 @@ def seen(change: Callable[[nn.Module], object] | None = None, **changes: Any) ->
     with torch.no_grad():
         if change is not None:
             change(model)
-    return examine(model, draw_batch(model)[0], sharp=False).evidence
+    return examine(model, draw_batch(model)[0], sharpness=False).evidence
 
 
 def linears(model: nn.Module) -> list[nn.Linear]:
@@ -78,15 +78,15 @@ def sick() -> dict[str, Evidence]:
         "dead units": seen(
             lambda m: [part.bias.fill_(-20) for part in linears(m) if part.out_features == 256]
         ),
-        "distinct": seen(addnorm="post", depth=18),
+        "position variance": seen(addnorm="post", depth=18),
     }
 
 
 def signals(addnorm: str, lr: float, depth: int = 6) -> list[dict[str, Any]]:
     """What the clinic sees of 100 steps on the language of the grid, every 5 of them."""
-    task, clinic = Drawn(text), Clinic(every=5)
+    task, clinic = Drawn(text), TrainingMonitor(every=5)
     model = make(addnorm, depth, seed=0)
-    settings = Settings(steps=100, schedule=lambda step: min(1.0, step / 20))
+    settings = LoopSettings(steps=100, schedule=lambda step: min(1.0, step / 20))
     optimizer = make_optimizer(model, "adam", lr=lr)
     Loop(model, task, optimizer, settings, observers=[clinic]).run()
     return clinic.signals
@@ -96,7 +96,7 @@ def watched() -> None:
     ok = [row for kind in ("post", "pre", "admin") for row in signals(kind, 3e-3)]
     bad = signals("post", 0.3)
     print("\n| signal | trains | limit | rate 100 times too high |\n|---|---|---|---|")
-    for name, (worse, limit, _) in SIGNS.items():
+    for name, (worse, limit, _) in EARLY_WARNINGS.items():
         most = min if worse == "<" else max
         ends = [most(row[name] for row in rows) for rows in (ok, bad)]
         print(f"| {name} | {ends[0]:.3g} | {limit:g} | {ends[1]:.3g} |")
@@ -110,7 +110,7 @@ def main() -> None:
         values = [measure(e) for e in healthy]
         worst = min(values) if name in LOW else max(values)
         bad = f"{measure(ill[name]):.3g}" if name in ill else ""
-        print(f"| {name} | {worst:.3g} | {LIMITS[name]:g} | {bad} |", flush=True)
+        print(f"| {name} | {worst:.3g} | {THRESHOLDS[name]:g} | {bad} |", flush=True)
     watched()
 
 

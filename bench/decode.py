@@ -127,19 +127,22 @@ def addnorm(
     sizes = SIZES[size]
     model = getattr(generate, form)(load(Path(folder) / "addnorm").eval())
     rows = sources(sizes)
+    decoding = generate.Decoding(
+        beam=beam,
+        keep_greedy=keep_greedy,
+        max_tokens=sizes.length,
+        batch_tokens=10**6,
+        workers=workers,
+    )
 
     def step() -> Rows:
         found = generate.translate(
             model,
             rows,
+            decoding,
             begin=sizes.vocab - 1,
             end=None,
             pad=END,  # never chosen, as the others do not before the last token
-            beam=beam,
-            keep_greedy=keep_greedy,
-            longest=(0.0, sizes.length),
-            batch_tokens=10**6,
-            workers=workers,
         )
         return need_lengths([list(best.tokens) for best, *_ in found], sizes)
 

@@ -50,7 +50,7 @@ def _step(width: int, loss: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Step:
 
 
 def chunked(width: int, chunk: int = 512) -> Step:
-    from addnorm.train.loss import linear_cross_entropy
+    from addnorm.training.loss import linear_cross_entropy
 
     return _step(width, lambda h, w, t: linear_cross_entropy(h, w, t, chunk=chunk))
 

@@ -89,8 +89,8 @@ def sweep(model: nn.Module, order: str, loss: Callable[[Tensor, Tensor], Tensor]
 
 def addnorm(order: str = "buckets") -> Step:
     from addnorm import build, presets, token_loss
-    from addnorm.data.batches import Batches
-    from addnorm.data.collate import collate_pairs, pair_lengths
+    from addnorm.data.text.batches import Batches
+    from addnorm.data.text.collate import collate_pairs, pair_lengths
 
     sizes = dict(vocab=translate.VOCAB, width=128, depth=4, heads=4, ffn_width=256, pad=0)
     model = build(presets.base(dropout=DROPOUT, **sizes))

@@ -54,11 +54,11 @@ def flops_per_step() -> float:
 
 def addnorm() -> Step:
     from addnorm import build, presets, token_loss
-    from addnorm.data.windows import Windows, collate_windows, join_rows
+    from addnorm.data.text.windows import Windows, collate_windows, join_texts
 
     sizes = dict(width=gpt.WIDTH, depth=gpt.DEPTH, heads=gpt.HEADS, ffn_width=gpt.FFN)
     model = build(presets.gpt2(vocab=gpt.VOCAB, length=gpt.LENGTH, dropout=DROPOUT, **sizes))
-    stream = join_rows(texts())
+    stream = join_texts(texts())
     windows = Windows(len(stream), gpt.LENGTH, 4)
     now: list[Tensor] = []
     step = gpt.training(model, lambda: token_loss(model, model.hidden(now[0]), now[1]))

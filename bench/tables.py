@@ -68,7 +68,7 @@ def ours(training: bool) -> Step:
         kind="ft", numbers=NUMBERS, categories=SIZES, outputs=1, trunk=trunk_of("ft")
     )
     model = build_tabular(config)
-    return _step(model, model.groups(1e-5), training, fused=True)
+    return _step(model, model.parameter_groups(1e-5), training, fused=True)
 
 
 def theirs(training: bool) -> Step:

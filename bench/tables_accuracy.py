@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from addnorm.data.frame import Array, Frame, read_frame
-from addnorm.data.guess import infer
-from addnorm.data.prepare import fit_recipe
-from addnorm.disk import write_whole
-from addnorm.machine import keep_memory
+from addnorm.cpu import keep_memory
+from addnorm.data.table.encode import fit_encoder
+from addnorm.data.table.frame import Array, Frame, read_frame
+from addnorm.data.table.infer import infer
+from addnorm.files import write_whole
 from addnorm.tabular import (
     RECOMMENDED,
     FTTransformerClassifier,
@@ -64,8 +64,8 @@ def fit(data: str, how: str, seed: int, folder: Path, keep: Path | None) -> list
     """Fit and measure one estimator, or all boosters."""
     (X, y), (X_test, y_test) = DATA[data](folder, seed)
     if how == "boosting":
-        recipe = fit_recipe(X, infer(X))
-        learnt, test = (recipe.encode(X), y), (recipe.encode(X_test), y_test)
+        encoder = fit_encoder(X, infer(X))
+        learnt, test = (encoder.encode(X), y), (encoder.encode(X_test), y_test)
         rows = compare(learnt, test, 2 if data == "adult" else 0, seed)
         return [{"data": data, "how": how, "seed": seed, **row} for row in rows]
     kind = FTTransformerClassifier if data == "adult" else FTTransformerRegressor

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from addnorm.data.frame import Array
-from addnorm.disk import write_whole
-from addnorm.machine import keep_memory
+from addnorm.cpu import keep_memory
+from addnorm.data.table.frame import Array
+from addnorm.files import write_whole
+from addnorm.metrics import auc
 from addnorm.tabular import RECOMMENDED, FTTransformerClassifier
-from addnorm.tabular.metrics import auc
 from bench.tables_accuracy import adult
 
 METHODS = ("none", "masked", "replaced", "contrastive")

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from addnorm.disk import write_whole
+from addnorm.files import write_whole
 
 COLUMNS = ("age", "hours", "job", "town")
 SCORE = (

@@ -15,23 +15,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from addnorm.data.frame import Array
-from addnorm.data.prepare import MISSING, Encoded
-from addnorm.disk import write_whole
-from addnorm.machine import keep_memory
-from addnorm.report import lines, write_picture
+from addnorm.cpu import keep_memory
+from addnorm.data.table.encode import MISSING, EncodedTable
+from addnorm.data.table.frame import Array
+from addnorm.files import write_whole
+from addnorm.metrics import auc
+from addnorm.report import line_chart, write_picture
 from addnorm.report.svg import Svg
 from addnorm.tabular import load
 from addnorm.tabular.calibration import probabilities_of
 from addnorm.tabular.compare import boosters, matrix, small_categories
-from addnorm.tabular.metrics import auc
 from bench.tables_accuracy import adult
 
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 DRAWS = 3
 
 
-def harm(table: Encoded, kind: str, share: float, seed: int) -> Encoded:
+def harm(table: EncodedTable, kind: str, share: float, seed: int) -> EncodedTable:
     """The table with a share of its cells missing, or another row's."""
     rng = np.random.default_rng(seed)
     numbers, codes = table.numbers.clone(), table.codes.clone()
@@ -40,7 +40,7 @@ def harm(table: Encoded, kind: str, share: float, seed: int) -> Encoded:
             hit = torch.from_numpy(rng.random(len(column)) < share)
             other = column[torch.from_numpy(rng.permutation(len(column)))]
             column.copy_(torch.where(hit, other if kind == "noise" else gone, column))
-    return Encoded(numbers, codes)
+    return EncodedTable(numbers, codes)
 
 
 def curves(rows: list[dict[str, Any]]) -> Svg:
@@ -52,7 +52,7 @@ def curves(rows: list[dict[str, Any]]) -> Svg:
                 same = [r[name] for r in rows if (r["kind"], r["share"]) == (kind, share)]
                 point = (100 * share, float(np.mean(same)))
                 found.setdefault(f"{label}, {kind}", []).append(point)
-    return lines(found, title="AUC with harmed cells", x="cells harmed, %", y="AUC")
+    return line_chart(found, title="AUC with harmed cells", x="cells harmed, %", y="AUC")
 
 
 def main() -> None:
@@ -69,11 +69,11 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for place in args.model:
         ours: Any = load(place)
-        learnt, test = ours.recipe_.encode(X), ours.recipe_.encode(X_test)
+        learnt, test = ours.encoder_.encode(X), ours.encoder_.encode(X_test)
         _, theirs = next(boosters(2, small_categories(learnt), ours.seed_))
         theirs.fit(matrix(learnt), y)
 
-        def told(table: Encoded, ours: Any = ours, theirs: Any = theirs) -> dict[str, Array]:
+        def told(table: EncodedTable, ours: Any = ours, theirs: Any = theirs) -> dict[str, Array]:
             answers = probabilities_of(ours._answer(table), ours.temperature_)
             return {
                 "FTTransformer": answers[:, 1].numpy(),

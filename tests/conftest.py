@@ -15,7 +15,7 @@ from torch import Tensor
 from addnorm import ModelConfig, build
 from addnorm.models.build import Model
 
-pytest_plugins = ["tests.training"]
+pytest_plugins = ["tests.portable"]
 settings.register_profile("addnorm", deadline=None, derandomize=True, database=None)
 settings.load_profile("addnorm")
 

@@ -113,12 +113,12 @@ def attention(
     """Output and weights of multi-head attention; queries from x, keys and values from source."""
     kv_heads = kv_heads or heads
     if "memory.weight" in w:
-        q = linear(x, w.under("inward"))
+        q = linear(x, w.under("input"))
         k, v = linear(source, w.under("memory")).chunk(2, dim=-1)
     else:
-        rows = w["inward.weight"].shape[0] // (heads + 2 * kv_heads)
+        rows = w["input.weight"].shape[0] // (heads + 2 * kv_heads)
         sizes = [heads * rows, kv_heads * rows, kv_heads * rows]
-        q, k, v = linear(x, w.under("inward")).split(sizes, dim=-1)
+        q, k, v = linear(x, w.under("input")).split(sizes, dim=-1)
     q, k, v = on_query(split(q, heads)), on_key(split(k, kv_heads)), split(v, kv_heads)
     mixed, weights = attend(q, k, v, seen, score)
     return linear(inner(join(mixed)), w.under("output")), weights
@@ -129,7 +129,7 @@ def relu(x: Tensor) -> Tensor:
 
 
 def feedforward(x: Tensor, w: Weights, inner: Function = same) -> Tensor:
-    return linear(inner(relu(linear(x, w.under("inward")))), w.under("output"))
+    return linear(inner(relu(linear(x, w.under("input")))), w.under("output"))
 
 
 def head_gain(mixed: Tensor, gain: Tensor) -> Tensor:

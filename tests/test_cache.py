@@ -293,6 +293,6 @@ def test_a_padding_mask_beside_a_cache_speaks_of_the_new_tokens() -> None:
 
 def test_attention_to_a_memory_needs_one() -> None:
     layer = make("encoder-decoder").decoder.stack.blocks[0].sublayers["memory"]
-    message = r"attention to a memory needs one: pass the encoder's output\."
+    message = r"encoder-decoder attention needs a memory: pass the encoder's output\."
     with pytest.raises(InputError, match=message):
         layer(torch.zeros(1, 2, 16).double(), Context())

@@ -43,7 +43,9 @@ def model_configs(draw: st.DrawFn) -> ModelConfig:
         input=draw(st.sampled_from(("tokens", "patches", "vectors"))) if both else "tokens",
         vocab=draw(st.integers(10, 10**9)),
         target_vocab=target_vocab,
-        tie=draw(st.sampled_from(("output", "none") if target_vocab else ("all", "source"))),
+        tie_embeddings=draw(
+            st.sampled_from(("output", "none") if target_vocab else ("all", "source"))
+        ),
         pad=draw(maybe(st.integers(0, 9))),
         segments=draw(st.integers(0, 3)) if mode == "encoder" else 0,
         patch=patch,
@@ -120,7 +122,9 @@ def test_a_dump_is_toml_with_its_schema() -> None:
     table = tomllib.loads(Config().dump())
     assert table.pop("schema") == SCHEMA
     assert set(table) == {"model"}, "untouched sections are left out"
-    changed = Config().override("train.lr=1e-3", "data.lower=true", "run.seed=1")
+    changed = Config().override(
+        "train.lr=1e-3", "data.lowercase=true", "run.seed=1", "table.bins=quantile"
+    )
     assert set(tomllib.loads(changed.dump())) == {"schema", *SECTIONS}
     assert Config.parse(changed.dump()) == changed
 
@@ -141,6 +145,67 @@ def test_nothing_derived_is_stored() -> None:
     for name in (*left_out, "attention_scale", "attention_cap", "window"):
         assert getattr(config, name) is None
         assert f"\n{name} =" not in Config(model=config).dump()
+
+
+@pytest.mark.parametrize(
+    ("fields", "sizes"),
+    (
+        (
+            {},
+            {
+                "effective_head_width": 8,
+                "effective_kv_heads": 4,
+                "query_width": 32,
+                "kv_width": 32,
+                "effective_ffn_width": 128,
+                "effective_attention_scale": 8**-0.5,
+                "depths": {"encoder": 3, "decoder": 3},
+                "input_length": 50,
+                "output_vocab": 9,
+                "ties_output": True,
+                "ties_source": True,
+            },
+        ),
+        (
+            {"head_width": 5, "kv_heads": 2, "ffn_width": 7, "attention_scale": 1.0},
+            {
+                "effective_head_width": 5,
+                "effective_kv_heads": 2,
+                "query_width": 20,
+                "kv_width": 10,
+                "effective_ffn_width": 7,
+                "effective_attention_scale": 1.0,
+            },
+        ),
+        (
+            {"decoder_depth": 2, "target_vocab": 11, "tie_embeddings": "output"},
+            {
+                "depths": {"encoder": 3, "decoder": 2},
+                "output_vocab": 11,
+                "ties_output": True,
+                "ties_source": False,
+            },
+        ),
+        ({"tie_embeddings": "source"}, {"ties_output": False, "ties_source": True}),
+        ({"mode": "decoder"}, {"depths": {"encoder": 3, "decoder": 3}, "ties_source": False}),
+        (
+            {
+                "mode": "encoder",
+                "head": "none",
+                "input": "patches",
+                "image": 32,
+                "patch": 8,
+                "summary": True,
+            },
+            {"patches": 16, "input_length": 17},
+        ),
+    ),
+)
+def test_sizes_left_out_follow_from_the_others(
+    fields: dict[str, Any], sizes: dict[str, Any]
+) -> None:
+    model = ModelConfig(**{"vocab": 9, "width": 32, "depth": 3, "heads": 4, "length": 50} | fields)
+    assert {name: getattr(model, name) for name in sizes} == sizes
 
 
 def test_a_file_is_read_over_a_base(tmp_path: Path) -> None:
@@ -346,7 +411,11 @@ def test_a_value_of_another_type_is_refused(name: str, value: Any, must: str) ->
     (
         ("mode", "decodr", r"must be one of encoder, decoder, encoder-decoder: got 'decodr'\. Did"),
         ("input", "token", r"must be one of tokens, patches, vectors: got 'token'\. Did you mean"),
-        ("tie", "al", r"must be one of all, output, source, none: got 'al'\. Did you mean 'all'\?"),
+        (
+            "tie_embeddings",
+            "al",
+            r"must be one of all, output, source, none: got 'al'\. Did you mean 'all'\?",
+        ),
         (
             "qk_norm",
             "heads",
@@ -451,8 +520,8 @@ def test_key_heads_must_divide_the_heads() -> None:
             r"model\.target_vocab is for mode=encoder-decoder: got 3\. Leave it out\.",
         ),
         (
-            {"target_vocab": 3, "tie": "all"},
-            r"model\.tie must leave the target its own matrix: got 'all'\. Try tie=output\.",
+            {"target_vocab": 3, "tie_embeddings": "all"},
+            r"model\.tie_embeddings must leave the target its own matrix: got 'all'\. Try tie_emb",
         ),
         (
             {"mode": "encoder", "input": "patches", "head": "none", "patch": 15},

@@ -72,7 +72,7 @@ def test_token_ids_out_of_range(mode: str, value: int) -> None:
     model = make(mode)
     message = (
         rf"^token ids must be 0 to {VOCAB - 1}: got {value}\. "
-        r"Check that the tokenizer and the model belong together\.$"
+        r"Check that the tokenizer belongs to this model\.$"
     )
     if mode == "encoder-decoder":
         refuse(message, lambda: model(with_id(value), draw(2, 3)))
@@ -82,7 +82,7 @@ def test_token_ids_out_of_range(mode: str, value: int) -> None:
 
 
 def test_source_and_target_have_their_own_range() -> None:
-    model = make("encoder-decoder", target_vocab=7, tie="output")
+    model = make("encoder-decoder", target_vocab=7, tie_embeddings="output")
     model(draw(1, 4), torch.full((1, 3), 6))
     refuse(r"token ids must be 0 to 6: got 7\.", lambda: model(draw(1, 4), torch.full((1, 3), 7)))
 
@@ -101,7 +101,7 @@ def test_source_and_target_have_their_own_range() -> None:
 @pytest.mark.parametrize("pad", (None, 0))
 def test_token_ids_of_another_kind(mode: str, ids: Tensor, said: str, pad: int | None) -> None:
     refuse(
-        rf"^token ids must be whole numbers of shape \(batch, length\): {said}\.$",
+        rf"^token ids must be integers of shape \(batch, length\): {said}\.$",
         lambda: make(mode, pad=pad)(ids),
     )
 
@@ -238,7 +238,7 @@ def test_padding_under_a_norm_along_the_sequence() -> None:
     assert model(ids).isfinite().all()
     ids[0, 2] = 0
     refuse(
-        r"norm=instance averages along the sequence and cannot leave padding out\. "
+        r"norm=instance averages over the sequence and cannot ignore padding\. "
         r"Pass sequences of one length, or build with norm=layer\.",
         lambda: model(ids),
     )
@@ -278,7 +278,7 @@ def test_an_unknown_variant(mode: str, field: str, given: str, near: str | None)
         ),
         (
             {"addnorm": "deepnorm", "addnorm_options": {"alpha": 1.0}},
-            r"^model\.addnorm_options has no 'alpha'\. It takes none\.$",
+            r"^model\.addnorm_options has no 'alpha'\. It has no options\.$",
         ),
         (
             {"positions": "rotary", "position_options": {"bse": 1.0}},
@@ -302,11 +302,11 @@ def test_an_unknown_variant(mode: str, field: str, given: str, near: str | None)
         ),
         (
             {"positions": "rotary", "head_width": 5},
-            r"^rotary positions turn pairs, so head_width must be even: head_width=5\. Try 6\.$",
+            r"^rotary positions rotate pairs, so head_width must be even: head_width=5\. Try 6\.$",
         ),
         (
             {"norm": "instance"},
-            r"^model\.norm=instance looks along the sequence, so a decoder would see the future: "
+            r"^model\.norm=instance averages over the sequence, so a decoder would see the future: "
             r"mode=decoder\. Try norm=layer\.$",
         ),
         (
@@ -349,7 +349,7 @@ def test_variants_that_cannot_be_built(changes: dict[str, Any], message: str) ->
         ),
         (
             {"positions": "buckets", "position_options": {"buckets": 0}},
-            r"^model\.position_options\.buckets must be 2 or more, or 4 without causality: got 0",
+            r"^model\.position_options\.buckets must be at least 2, or 4 in an encoder: got 0",
         ),
         (
             {"positions": "buckets", "position_options": {"furthest": 4}},
@@ -377,12 +377,12 @@ def test_a_token_loss_needs_tokens() -> None:
     for head in ("class", "number"):
         model = make("encoder", head=head, outputs=2)
         refuse(
-            rf"^this model has no tokens to predict: head={head}\.",
+            rf"^the model must have a token head: got head={head}\.",
             lambda model=model: token_loss(model, model.hidden(draw(2, 3)), draw(2, 3)),
         )
     model = make("encoder", head="none")
     refuse(
-        r"^this model has no tokens to predict: head=none\.",
+        r"^the model must have a token head: got head=none\.",
         lambda: token_loss(model, model(draw(2, 3)), draw(2, 3)),
     )
 

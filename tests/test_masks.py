@@ -1,5 +1,6 @@
-"""One mask type, one polarity: True where a key may be seen."""
+"""One mask type, one convention: True where a key is visible."""
 
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,12 +13,13 @@ from torch.nn import functional as F
 
 from addnorm import Mask
 from addnorm.errors import InputError
-from addnorm.layers.context import Context, Table
-from addnorm.layers.scores import AdditiveScore, DotScore, mix, weigh
+from addnorm.layers.attention_kernels import AdditiveScore, DotScore, attention_weights, mix_values
+from addnorm.layers.context import Context
+from addnorm.layers.masks import AttentionTable
 from tests.conftest import MODES, PAD, close, draw, make, pad_rows
 
 Sees = Callable[[int, int, int], bool]
-"""(row of the batch, query, key): whether the key may be seen; the query counts from the offset."""
+"""(row of the batch, query, key): whether the key is visible; the query counts from the offset."""
 
 KINDS = ("visible", "causal", "prefix", "prefixes", "window", "padding", "grouped", "pattern")
 
@@ -108,7 +110,7 @@ def test_two_masks_at_once_are_their_intersection(
         kind_of_mask(two, sizes, more),
     )
     if one == two == "grouped":
-        with pytest.raises(InputError, match=r"two grouped masks cannot be joined\. Number the"):
+        with pytest.raises(InputError, match=r"two grouped masks cannot be combined\. Number the"):
             left & right
         return
     expected = loop(lambda b, i, j: left_sees(b, i, j) and right_sees(b, i, j), sizes)
@@ -144,7 +146,7 @@ def test_the_range_of_keys_leaves_out_none_that_is_seen(
     mask = kind_of_mask(one, sizes, seed)[0] & kind_of_mask(two, sizes, more)[0]
     start = data.draw(st.integers(0, sizes.query - 1))
     stop = data.draw(st.integers(start + 1, sizes.query))
-    first, last = mask.keys(start, stop, sizes.offset, sizes.key)
+    first, last = mask.reachable_keys(start, stop, sizes.offset, sizes.key)
     assert 0 <= first <= last <= sizes.key
     seen = mask.dense(sizes.query, sizes.key, sizes.offset)[:, :, start:stop]
     assert not seen[..., :first].any()
@@ -152,12 +154,12 @@ def test_the_range_of_keys_leaves_out_none_that_is_seen(
 
 
 def test_the_range_of_keys_is_no_wider_than_it_need_be() -> None:
-    assert Mask.causal().keys(2, 4, 0, 10) == (0, 4)
-    assert Mask.causal().keys(2, 4, 5, 10) == (0, 9)
-    assert Mask.causal(prefix=3).keys(2, 4, 0, 10) == (0, 10)
-    assert Mask.window(2).keys(4, 6, 0, 10) == (3, 7)
-    assert (Mask.causal() & Mask.window(2)).keys(4, 6, 0, 10) == (3, 6)
-    assert Mask.visible().keys(4, 6, 0, 10) == (0, 10)
+    assert Mask.causal().reachable_keys(2, 4, 0, 10) == (0, 4)
+    assert Mask.causal().reachable_keys(2, 4, 5, 10) == (0, 9)
+    assert Mask.causal(prefix=3).reachable_keys(2, 4, 0, 10) == (0, 10)
+    assert Mask.window(2).reachable_keys(4, 6, 0, 10) == (3, 7)
+    assert (Mask.causal() & Mask.window(2)).reachable_keys(4, 6, 0, 10) == (3, 6)
+    assert Mask.visible().reachable_keys(4, 6, 0, 10) == (0, 10)
 
 
 def test_a_prefix_is_seen_by_all_and_the_rest_is_causal() -> None:
@@ -197,13 +199,15 @@ def test_the_queries_of_a_cache_stand_at_the_end() -> None:
 
 def test_after_a_summary_token_padding_moves_on_by_one() -> None:
     real = torch.tensor([[True, False], [False, True]])
-    moved = Mask.padding(real).after_summary()
+    moved = Mask.padding(real).with_summary()
     assert moved.real is not None
     assert moved.real.tolist() == [[True, True, False], [True, False, True]]
-    assert Mask.visible().after_summary().dense(2, 2).all()
+    assert Mask.visible().with_summary().dense(2, 2).all()
     for mask in (Mask.window(2), Mask.grouped(torch.zeros(1, 2).int()), Mask.pattern(real)):
-        with pytest.raises(InputError, match="a summary token goes with padding masks only"):
-            mask.after_summary()
+        with pytest.raises(
+            InputError, match="a summary token can be combined with padding masks only"
+        ):
+            mask.with_summary()
 
 
 # ── Positions ─────────────────────────────────────────────────────────────────────────────────────
@@ -213,7 +217,7 @@ CPU = torch.device("cpu")
 
 def test_positions_count_real_tokens_only() -> None:
     real = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 1, 1, 1], [0, 1, 0, 1, 1]])
-    places = Mask.padding(real == 1).places(4, 5, 0, CPU)
+    places = Mask.padding(real == 1).position_ids(5, 0, CPU)
     assert places[0, 2:].tolist() == [0, 1, 2]  # padding on the left
     assert places[1, :3].tolist() == [0, 1, 2]  # padding on the right
     assert places[2].tolist() == [0, 1, 2, 3, 4]
@@ -222,22 +226,22 @@ def test_positions_count_real_tokens_only() -> None:
 
 
 def test_positions_go_on_after_a_cache() -> None:
-    assert Mask.causal().places(2, 3, 4, CPU).tolist() == [4, 5, 6]
+    assert Mask.causal().position_ids(3, 4, CPU).tolist() == [4, 5, 6]
     real = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]]) == 1
-    places = Mask.padding(real).places(2, 2, 3, CPU)
+    places = Mask.padding(real).position_ids(2, 3, CPU)
     assert places.tolist() == [[1, 2], [3, 4]]
 
 
 def test_positions_start_again_in_each_group() -> None:
     numbers = torch.tensor([[0, 0, 0, 1, 1, 2], [5, 5, 3, 3, 3, 3]])
-    places = Mask.grouped(numbers).places(2, 6, 0, CPU)
+    places = Mask.grouped(numbers).position_ids(6, 0, CPU)
     assert places.tolist() == [[0, 1, 2, 0, 1, 0], [0, 1, 0, 1, 2, 3]]
 
 
 def test_positions_of_a_group_go_on_after_a_cache() -> None:
     numbers = torch.tensor([[0, 0, 0, 1, 1, 1]])
     mask = Mask.grouped(numbers[:, 2:], numbers)
-    assert mask.places(1, 4, 2, CPU).tolist() == [[2, 0, 1, 2]]
+    assert mask.position_ids(4, 2, CPU).tolist() == [[2, 0, 1, 2]]
 
 
 @given(lengths=st.lists(st.integers(1, 4), min_size=1, max_size=4), offset=st.integers(0, 3))
@@ -250,7 +254,7 @@ def test_padding_on_either_side_leaves_positions_as_they_were(
         real = pad_rows(rows, side) != PAD
         longest = real.shape[1]
         start = min(offset, longest - 1)
-        places = Mask.padding(real).places(len(rows), longest - start, start, CPU)
+        places = Mask.padding(real).position_ids(longest - start, start, CPU)
         for row, of_row in zip(real, places, strict=True):
             counted = [int(row[:slot].sum()) for slot in range(start, longest) if row[slot]]
             assert of_row[row[start:]].tolist() == counted
@@ -263,14 +267,14 @@ def test_padding_on_either_side_leaves_positions_as_they_were(
 def test_a_mask_of_numbers_is_refused(dtype: torch.dtype) -> None:
     numbers = torch.tensor([[1, 1, 0]], dtype=dtype)
     message = (
-        rf"a padding mask must be boolean, True where a key may be seen: got {dtype}\. "
+        rf"a padding mask must be boolean, True where a key is visible: got {dtype}\. "
         r"Try tokens != pad\."
     )
     with pytest.raises(InputError, match=message):
         Mask.padding(numbers)
     message = (
-        rf"a mask pattern must be boolean, True where a key may be seen: got {dtype}\. "
-        r"Try seen == 1\."
+        rf"a mask pattern must be boolean, True where a key is visible: got {dtype}\. "
+        r"Try pairs == 1\."
     )
     with pytest.raises(InputError, match=message):
         Mask.pattern(numbers)
@@ -283,23 +287,23 @@ def test_a_mask_of_the_wrong_kind_of_shape_is_refused() -> None:
         Mask.pattern(torch.ones(1, 1, 2, 2, dtype=torch.bool))
 
 
-@pytest.mark.parametrize("reach", (0, -1))
-def test_a_window_of_nothing_is_refused(reach: int) -> None:
-    message = rf"a window must reach at least 1 position: got {reach}\. Try 128\."
+@pytest.mark.parametrize("size", (0, -1))
+def test_a_window_of_nothing_is_refused(size: int) -> None:
+    message = rf"a window must span at least 1 position: got {size}\. Try 128\."
     with pytest.raises(InputError, match=message):
-        Mask.window(reach)
+        Mask.window(size)
 
 
 @pytest.mark.parametrize("prefix", (2.0, torch.tensor([1.0, 2.0]), torch.ones(2, 2).int()))
 def test_a_prefix_of_anything_but_whole_numbers_is_refused(prefix: Any) -> None:
-    message = r"a prefix must be whole numbers of shape \(batch,\): got torch\.\w+ of shape"
+    message = r"a prefix must be integers of shape \(batch,\): got torch\.\w+ of shape"
     with pytest.raises(InputError, match=message):
         Mask.causal(prefix)
 
 
 @pytest.mark.parametrize("groups", (torch.zeros(1, 3), torch.zeros(3).int()))
 def test_groups_of_anything_but_whole_numbers_are_refused(groups: Tensor) -> None:
-    message = r"groups must be whole numbers of shape \(batch, length\): got torch\.\w+ of shape"
+    message = r"groups must be integers of shape \(batch, length\): got torch\.\w+ of shape"
     with pytest.raises(InputError, match=message):
         Mask.grouped(groups)
     with pytest.raises(InputError, match=message):
@@ -371,11 +375,11 @@ def attend(mask: Mask, query: int, key: int, score: Any = None) -> tuple[Tensor,
     """Mixed values and weights of random queries, keys and values under a mask."""
     shapes = ((2, 4, query, 6), (2, 2, key, 6), (2, 2, key, 6))
     q, k, v = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes)
-    table, local = Table(mask, query, key), torch.nn.Identity()
-    mixed = mix(q, k, v, score or DotScore(0.4), table, local, 0.0)
+    table, local = AttentionTable(mask, query, key), torch.nn.Identity()
+    mixed = mix_values(q, k, v, score or DotScore(0.4), table, local, 0.0)
     mixed.square().sum().backward()
     assert all(part.grad is not None and part.grad.isfinite().all() for part in (q, k, v))
-    weights = weigh(q, k, score or DotScore(0.4), table, local)
+    weights = attention_weights(q, k, score or DotScore(0.4), table, local)
     # Heads 0 and 1 read the first head of values, 2 and 3 the second.
     close(mixed, weights @ v[:, [0, 0, 1, 1]])
     return mixed, weights
@@ -384,8 +388,8 @@ def attend(mask: Mask, query: int, key: int, score: Any = None) -> tuple[Tensor,
 @pytest.mark.parametrize("way", ("row", "table", "cap", "additive", "pieces"))
 def test_a_query_that_sees_nothing_gets_zeros(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if way == "pieces":
-        monkeypatch.setattr("addnorm.layers.scores.LARGE", 4)
-        monkeypatch.setattr("addnorm.layers.scores.PIECE", 2)
+        monkeypatch.setattr("addnorm.layers.attention_kernels.MAX_TABLE_ENTRIES", 4)
+        monkeypatch.setattr("addnorm.layers.attention_kernels.CHUNK_QUERIES", 2)
     score = {"cap": DotScore(0.4, 3.0), "additive": AdditiveScore(4, 6).double()}.get(way)
     real = torch.tensor([[True, False, True, True, False], [False] * 5])
     mask = Mask.padding(real)
@@ -519,7 +523,7 @@ def test_the_light_way_and_the_table_agree(
     ids = pad_rows([draw(6), draw(4), draw(1)], side)
     args = (ids, ids) if mode == "encoder-decoder" else (ids,)
     light = model(*args)
-    monkeypatch.setattr(Table, "light", lambda *args: False)
+    monkeypatch.setattr(AttentionTable, "fits_kernel", lambda *args: False)
     close(light, model(*args))
 
 
@@ -528,3 +532,60 @@ def test_a_table_of_self_attention_is_made_once() -> None:
     assert context.table(3, 3) is context.table(3, 3)
     assert context.memory_table(3, 5) is context.memory_table(3, 5)
     assert context.memory_table(3, 5).mask.only_padding
+
+
+# ── How a mask is shown ───────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("mask", "text"),
+    (
+        (Mask.visible(), "Mask(every key is visible)"),
+        (Mask.causal(), "Mask(causal)"),
+        (Mask.causal(3) & Mask.window(4), "Mask(causal; prefix: 3; window: 4)"),
+        (Mask.causal(torch.tensor([1, 2])), "Mask(causal; prefix: [1, 2])"),
+        (
+            Mask.padding(torch.tensor([[True, False], [True, True]])),
+            "Mask(padding: 1 of 4 keys hidden)",
+        ),
+        (Mask.grouped(torch.tensor([[0, 0, 1]])), "Mask(groups: (1, 3) × (1, 3))"),
+        (Mask.pattern(torch.ones(2, 3).tril() == 1), "Mask(pattern: 3 of 6 pairs hidden)"),
+    ),
+    ids=str,
+)
+def test_a_mask_shows_its_conditions(mask: Mask, text: str) -> None:
+    assert repr(mask) == text
+    assert f"<div>{text}</div>" in mask._repr_html_()
+
+
+def drawn_cells(html: str) -> set[tuple[int, int]]:
+    """The (query, key) pairs that the grid of a mask draws as visible."""
+    return {(int(row), int(key)) for key, row in re.findall(r"M(\d+) (\d+)h1v1h-1z", html)}
+
+
+@pytest.mark.parametrize(
+    ("mask", "query", "key"),
+    (
+        (Mask.causal() & Mask.window(3), 8, 8),
+        (Mask.causal(2) & Mask.padding(torch.tensor([[True, True, False, True]])), 4, 4),
+        (Mask.grouped(torch.tensor([[0, 1]]), torch.tensor([[0, 0, 1]])), 2, 3),
+        (Mask.pattern(torch.rand(2, 3, 5) < 0.5), 3, 5),
+    ),
+    ids=("no size", "padding", "groups", "pattern"),
+)
+def test_the_grid_of_a_mask_is_the_mask(mask: Mask, query: int, key: int) -> None:
+    html = mask._repr_html_()
+    assert drawn_cells(html) == {(i, j) for i, j in mask.dense(query, key)[0, 0].nonzero().tolist()}
+    assert f"{query} queries (rows) × {key} keys (columns)" in html
+    assert f'viewBox="0 0 {key} {query}"' in html
+
+
+def test_a_large_mask_is_drawn_in_part() -> None:
+    html = Mask.padding(torch.ones(4, 100, dtype=torch.bool))._repr_html_()
+    assert "the first 32 × 32; sequence 1 of 4" in html
+    assert len(drawn_cells(html)) == 32 * 32 and len(html) < 25_000
+
+
+def test_a_mask_that_fits_no_batch_is_shown_without_a_grid() -> None:
+    mask = Mask.padding(torch.ones(1, 4, dtype=torch.bool)) & Mask.pattern(torch.ones(3, 3) == 1)
+    assert "<svg" not in mask._repr_html_() and "pattern: 0 of 9" in mask._repr_html_()

@@ -172,7 +172,7 @@ def test_changes_win_over_the_preset() -> None:
     assert (model.width, model.heads) == (1024, 16)
     assert (model.depth, model.norm, dict(model.addnorm_options)) == (2, "rms", {})
     assert presets.big(width=512).model.width == 512
-    assert presets.t5("v1.1-small", tie="all").model.tie == "all"
+    assert presets.t5("v1.1-small", tie_embeddings="all").model.tie_embeddings == "all"
 
 
 def test_settings_win_over_the_preset_and_the_later_over_the_earlier() -> None:

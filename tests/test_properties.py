@@ -441,8 +441,8 @@ def check_pieces(mode: str, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> 
     whole.square().sum().backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     model.zero_grad()
-    monkeypatch.setattr("addnorm.layers.scores.LARGE", 8)
-    monkeypatch.setattr("addnorm.layers.scores.PIECE", 3)
+    monkeypatch.setattr("addnorm.layers.attention_kernels.MAX_TABLE_ENTRIES", 8)
+    monkeypatch.setattr("addnorm.layers.attention_kernels.CHUNK_QUERIES", 3)
     pieces = model(*args)
     close(pieces, whole)
     pieces.square().sum().backward()
@@ -469,8 +469,8 @@ def test_pieces_change_nothing_with_attention_dropout(monkeypatch: pytest.Monkey
     model = make("decoder", attention_dropout=1e-12).train()
     ids = draw(2, 8)
     whole = model(ids)
-    monkeypatch.setattr("addnorm.layers.scores.LARGE", 8)
-    monkeypatch.setattr("addnorm.layers.scores.PIECE", 3)
+    monkeypatch.setattr("addnorm.layers.attention_kernels.MAX_TABLE_ENTRIES", 8)
+    monkeypatch.setattr("addnorm.layers.attention_kernels.CHUNK_QUERIES", 3)
     close(model(ids), whole)
 
 

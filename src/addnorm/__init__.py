@@ -11,33 +11,44 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from addnorm import presets
+    from addnorm.clinic.examination import examine
     from addnorm.config import Config, ModelConfig
+    from addnorm.cpu import keep_memory
     from addnorm.errors import AddnormError
-    from addnorm.layers.context import Cache, Mask
+    from addnorm.layers.cache import Cache
+    from addnorm.layers.embeddings import shift_right
     from addnorm.layers.init import measure_
-    from addnorm.layers.tokens import shift_right
-    from addnorm.machine import keep_memory
+    from addnorm.layers.masks import Mask
     from addnorm.models.build import build
-    from addnorm.models.fold import fold
+    from addnorm.models.fold_admin import fold
     from addnorm.models.saved import load
     from addnorm.models.size import cost
-    from addnorm.train.loss import token_loss
+    from addnorm.races.run import race
+    from addnorm.runs.front_door import explain, open, train
+    from addnorm.runs.run import Run
+    from addnorm.training.loss import token_loss
 
 _HOMES = {
     "AddnormError": "addnorm.errors",
-    "Cache": "addnorm.layers.context",
+    "Cache": "addnorm.layers.cache",
     "Config": "addnorm.config",
-    "Mask": "addnorm.layers.context",
+    "Mask": "addnorm.layers.masks",
     "ModelConfig": "addnorm.config",
+    "Run": "addnorm.runs.run",
     "build": "addnorm.models.build",
     "cost": "addnorm.models.size",
-    "fold": "addnorm.models.fold",
-    "keep_memory": "addnorm.machine",
+    "examine": "addnorm.clinic.examination",
+    "explain": "addnorm.runs.front_door",
+    "fold": "addnorm.models.fold_admin",
+    "keep_memory": "addnorm.cpu",
     "load": "addnorm.models.saved",
     "measure_": "addnorm.layers.init",
+    "open": "addnorm.runs.front_door",
     "presets": "addnorm",
-    "shift_right": "addnorm.layers.tokens",
-    "token_loss": "addnorm.train.loss",
+    "race": "addnorm.races.run",
+    "shift_right": "addnorm.layers.embeddings",
+    "token_loss": "addnorm.training.loss",
+    "train": "addnorm.runs.front_door",
 }
 
 __all__ = [
@@ -46,15 +57,21 @@ __all__ = [
     "Config",
     "Mask",
     "ModelConfig",
+    "Run",
     "build",
     "cost",
+    "examine",
+    "explain",
     "fold",
     "keep_memory",
     "load",
     "measure_",
+    "open",
     "presets",
+    "race",
     "shift_right",
     "token_loss",
+    "train",
 ]
 
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from addnorm.disk import read_text
 from addnorm.errors import ConfigError, nearest
+from addnorm.files import read_text
 from addnorm.section import Options, Section, read_value, write_value
 
-SCHEMA = 1
-"""The version of the configuration format; a new one comes with a function that lifts the old."""
+SCHEMA = 2
+"""Version of the configuration format."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class ModelConfig(Section):
     """Number of token ids (of the source, when the target has its own)."""
     target_vocab: int | None = None
     """Number of target token ids, when the target does not share the source's."""
-    tie: str = "all"
+    tie_embeddings: str = "all"
     """Which matrices are one: all, output (with the target), source (with the target) or none."""
     pad: int | None = None
     """Token id of padding; positions that hold it are hidden from attention."""
@@ -130,7 +130,7 @@ class ModelConfig(Section):
     def check(self) -> None:
         self.need_one_of("mode", ("encoder", "decoder", "encoder-decoder"))
         self.need_one_of("input", ("tokens", "patches", "vectors"))
-        self.need_one_of("tie", ("all", "output", "source", "none"))
+        self.need_one_of("tie_embeddings", ("all", "output", "source", "none"))
         self.need_one_of("qk_norm", ("none", "head", "width"))
         self.need_one_of("attention_bias", ("all", "qkv", "none"))
         self.need_one_of("head", ("token", "masked", "class", "number", "none"))
@@ -164,6 +164,68 @@ class ModelConfig(Section):
             if changes.get(choice, getattr(self, choice)) != getattr(self, choice):
                 changes.setdefault(options, Options())
         return super().replace(**changes)
+
+    @property
+    def effective_head_width(self) -> int:
+        """Width of each head."""
+        return self.head_width or self.width // self.heads
+
+    @property
+    def effective_kv_heads(self) -> int:
+        """Number of key/value heads."""
+        return self.kv_heads or self.heads
+
+    @property
+    def query_width(self) -> int:
+        """Width of the queries of all heads together."""
+        return self.heads * self.effective_head_width
+
+    @property
+    def kv_width(self) -> int:
+        """Width of the keys, and of the values, of all key/value heads together."""
+        return self.effective_kv_heads * self.effective_head_width
+
+    @property
+    def effective_attention_scale(self) -> float:
+        """Factor on the dot product of a query and a key."""
+        default = self.effective_head_width**-0.5
+        return default if self.attention_scale is None else self.attention_scale
+
+    @property
+    def effective_ffn_width(self) -> int:
+        """Inner width of the feed-forward."""
+        return self.ffn_width or 4 * self.width
+
+    @property
+    def depths(self) -> dict[str, int]:
+        """Number of blocks of each side, encoder and decoder."""
+        return {"encoder": self.depth, "decoder": self.decoder_depth or self.depth}
+
+    @property
+    def patches(self) -> int:
+        """Number of patches of an image."""
+        return (self.image // self.patch) ** 2
+
+    @property
+    def input_length(self) -> int:
+        """Largest number of input positions, with the summary token."""
+        return (self.patches if self.input == "patches" else self.length) + int(self.summary)
+
+    @property
+    def output_vocab(self) -> int:
+        """Number of token ids that the model predicts."""
+        return self.target_vocab or self.vocab
+
+    @property
+    def ties_output(self) -> bool:
+        """Whether the output matrix is the token embedding."""
+        return self.tie_embeddings in ("all", "output")
+
+    @property
+    def ties_source(self) -> bool:
+        """Whether source and target of an encoder-decoder have one token embedding."""
+        tied = self.tie_embeddings in ("all", "source") and self.input == "tokens"
+        return tied and self.mode == "encoder-decoder"
 
     def _check_heads(self) -> None:
         if self.head_width is None and self.width % self.heads:
@@ -202,8 +264,13 @@ class ModelConfig(Section):
             only = self.mode == "encoder-decoder"
             self.need(only, name, "is for mode=encoder-decoder", "Leave it out.")
         if self.target_vocab is not None:
-            own = self.tie in ("output", "none")
-            self.need(own, "tie", "must leave the target its own matrix", "Try tie=output.")
+            own = self.tie_embeddings in ("output", "none")
+            self.need(
+                own,
+                "tie_embeddings",
+                "must leave the target its own matrix",
+                "Try tie_embeddings=output.",
+            )
         for name in ("summary", "segments"):
             only = self.mode == "encoder" or not getattr(self, name)
             self.need(only, name, "is for mode=encoder", "Leave it out.")
@@ -211,7 +278,7 @@ class ModelConfig(Section):
             only = self.attention == "dot" or getattr(self, name) is None
             self.need(only, name, "is for attention=dot", "Leave it out.")
         if self.pad is not None:
-            most = max(self.vocab, self.target_vocab or 0)
+            most = max(self.vocab, self.output_vocab)
             self.need(0 <= self.pad < most, "pad", "must be a token id", f"Try 0 to {most - 1}.")
         if self.input == "patches":
             rule = f"must divide image={self.image}"
@@ -230,33 +297,33 @@ class DataConfig(Section):
     """File to validate with; a part of the training data is held out when left out."""
     valid_target: str | None = None
     """Translations of the lines to validate with."""
-    valid_share: float = 0.1
-    """Share that is held out, by distinct source, when there is no file to validate with."""
+    valid_fraction: float | None = None
+    """Fraction held out without a validation file; 0.1 (by the rows, of a table) if unset."""
     text: str | None = None
     """Column of the text (of the source, in a table of pairs), by name or number; else guessed."""
     label: str | None = None
     """Column of the label (of the target, in a table of pairs), by name or number; else guessed."""
-    limit: int | None = None
+    max_rows: int | None = None
     """Rows (lines, of a book) to read of each file; all when left out."""
     tokenizer: str | None = None
     """bpe, unigram, characters or bytes; worked out from the task when left out."""
     vocab: int | None = None
     """Token ids to learn; worked out from the size of the text when left out."""
-    joint: bool = True
+    shared_vocab: bool = True
     """Whether source and target share one vocabulary."""
-    lower: bool = False
+    lowercase: bool = False
     """Put text into lower case."""
-    longest: int | None = None
+    max_length: int | None = None
     """Tokens a text may have; worked out from the task when left out."""
-    long: str = "cut"
+    on_too_long: str = "cut"
     """What to do with longer ones: cut, drop or keep."""
-    empty: str = "drop"
+    on_empty: str = "drop"
     """What to do with empty ones: drop or keep."""
-    repeated: str = "keep"
+    on_duplicate: str = "keep"
     """What to do with exact repetitions: drop or keep."""
-    rare: str = "error"
+    on_rare_label: str = "error"
     """What to do with labels seen only once, which cannot be checked: error, drop or keep."""
-    mask: float = 0.15
+    mask_rate: float = 0.15
     """Share of the tokens that masked pre-training hides."""
 
     def __post_init__(self) -> None:
@@ -268,17 +335,19 @@ class DataConfig(Section):
 
     def check(self) -> None:
         for name, choices in (
-            ("long", ("cut", "drop", "keep")),
-            ("empty", ("drop", "keep")),
-            ("repeated", ("drop", "keep")),
-            ("rare", ("error", "drop", "keep")),
+            ("on_too_long", ("cut", "drop", "keep")),
+            ("on_empty", ("drop", "keep")),
+            ("on_duplicate", ("drop", "keep")),
+            ("on_rare_label", ("error", "drop", "keep")),
         ):
             self.need_one_of(name, choices)
         if self.tokenizer is not None:
             self.need_one_of("tokenizer", ("bpe", "unigram", "characters", "bytes"))
-        self.need_positive("limit", "vocab", "longest", "valid_share", "mask")
-        self.need(self.valid_share < 1, "valid_share", "must be below 1", "Try 0.1.")
-        self.need(self.mask <= 1, "mask", "must be at most 1", "Try 0.15.")
+        self.need_positive("max_rows", "vocab", "max_length", "mask_rate")
+        share = self.valid_fraction
+        holds = share is None or 0 <= share < 1
+        self.need(holds, "valid_fraction", "must be at least 0 and below 1", "Try 0.1.")
+        self.need(self.mask_rate <= 1, "mask_rate", "must be at most 1", "Try 0.15.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,8 +356,10 @@ class TrainConfig(Section):
 
     steps: int | None = None
     """Updates of the weights; worked out from the data, or from run.minutes, when left out."""
+    epochs: float | None = None
+    """Passes over the training data, where the number of steps is not given."""
     batch: int | None = None
-    """Tokens a batch, padding and both sides counted; worked out from the task when left out."""
+    """Tokens in a batch, with padding and both sides; rows, of a table. By the task if unset."""
     accumulate: int = 1
     """Batches whose gradients are added up for one step."""
     optimizer: str = "adamw"
@@ -307,23 +378,23 @@ class TrainConfig(Section):
     """noam (inverse-sqrt), cosine, linear or constant, after the warm-up."""
     warmup: int | None = None
     """Steps over which the rate rises from 0; worked out from the steps when left out."""
-    floor: float = 0.0
+    min_lr_ratio: float = 0.0
     """Share of the highest rate that cosine and linear end at."""
-    smoothing: float = 0.0
+    label_smoothing: float = 0.0
     """Label smoothing."""
     clip: float = 1.0
     """Largest norm of the gradient; 0 for any."""
-    evaluate: int | None = None
+    evaluate_every: int | None = None
     """Steps between evaluations; worked out from the steps when left out."""
-    save: int | None = None
+    save_every: int | None = None
     """Steps between checkpoints; as evaluate when left out."""
-    keep: int = 2
+    keep_checkpoints: int = 2
     """Checkpoints to keep."""
     metric: str = "loss"
     """What decides which weights are best: loss; bleu for translate, accuracy for classify."""
     patience: int = 0
     """Evaluations without a better metric before stopping; 0 for never."""
-    average: int = 0
+    average_checkpoints: int = 0
     """Mean of the weights at the last so many evaluations; 0 for none."""
     ema: float = 0.0
     """Decay of a running average of the weights; 0 for none."""
@@ -331,17 +402,27 @@ class TrainConfig(Section):
     def check(self) -> None:
         self.need_one_of("optimizer", ("adamw", "adam", "adafactor", "muon"))
         self.need_one_of("schedule", ("noam", "inverse-sqrt", "cosine", "linear", "constant"))
-        self.need_one_of("metric", ("loss", "bleu", "accuracy"))
-        self.need_positive("steps", "batch", "accumulate", "lr", "eps", "evaluate", "save", "keep")
-        for name in ("beta1", "beta2", "smoothing", "ema"):
+        self.need_positive("steps", "epochs", "batch", "accumulate", "lr", "eps")
+        self.need_positive("evaluate_every", "save_every", "keep_checkpoints")
+        for name in ("beta1", "beta2", "label_smoothing", "ema"):
             value = getattr(self, name)
             self.need(0 <= value < 1, name, "must be at least 0 and below 1", "Try 0.1 or 0.9.")
-        for name in ("weight_decay", "clip", "patience", "average", "warmup", "floor"):
+        for name in (
+            "weight_decay",
+            "clip",
+            "patience",
+            "average_checkpoints",
+            "warmup",
+            "min_lr_ratio",
+        ):
             value = getattr(self, name)
             self.need(value is None or value >= 0, name, "must not be negative", "Try 0.")
-        self.need(self.floor <= 1, "floor", "must be at most 1", "Try 0.1.")
+        self.need(self.min_lr_ratio <= 1, "min_lr_ratio", "must be at most 1", "Try 0.1.")
         self.need(
-            not (self.average and self.ema), "ema", "goes without train.average", "Try ema=0."
+            not (self.average_checkpoints and self.ema),
+            "ema",
+            "goes without train.average_checkpoints",
+            "Try ema=0.",
         )
 
 
@@ -350,7 +431,7 @@ class RunConfig(Section):
     """What the run is for, how long it may take, and where it runs."""
 
     task: str | None = None
-    """translate, language, masked or classify."""
+    """What to train for: translate, language, masked, classify or table."""
     size: str | None = None
     """tiny, small, base or big; worked out from the size of the data when left out."""
     minutes: float | None = None
@@ -367,8 +448,6 @@ class RunConfig(Section):
     """With several processes: ddp (each holds the model) or fsdp (each holds a part of it)."""
 
     def check(self) -> None:
-        if self.task is not None:
-            self.need_one_of("task", TASKS)
         if self.size is not None:
             self.need_one_of("size", ("tiny", "small", "base", "big"))
         self.need_one_of("device", ("auto", "cpu", "cuda", "mps"))
@@ -377,7 +456,64 @@ class RunConfig(Section):
         self.need_positive("minutes")
 
 
-TASKS = ("translate", "language", "masked", "classify")
+@dataclass(frozen=True, kw_only=True)
+class TableConfig(Section):
+    """How a table is read, and how its columns become vectors."""
+
+    model: str = "ft"
+    """Kind of model: ft (FT-Transformer), tab (TabTransformer) or saint (SAINT)."""
+    target: str | None = None
+    """Column to predict."""
+    schema: str | None = None
+    """File with the type of each column, as `addnorm schema` writes it; inferred if unset."""
+    groups: str | None = None
+    """Column whose equal values stay on the same side of the split."""
+    split: str = "random"
+    """Rows that are held out: random ones, or the last ones (time)."""
+    test: str | None = None
+    """File with rows to evaluate the trained model on."""
+    compare: bool = False
+    """Also fit gradient boosting on the same rows, as a baseline."""
+    unlabelled: str | None = None
+    """File with rows to pre-train on; their target is not needed."""
+    pretrain: str | None = None
+    """Objective of pre-training on unlabelled rows: masked (if unset), replaced or contrastive."""
+    embedding: str | None = None
+    """Embedding of numbers: linear, periodic, piecewise or hidden; set by the model if unset."""
+    embedding_options: Options = field(default_factory=Options)
+    """Options of the embedding, such as { bins = 32 } for piecewise."""
+    bins: str = "target"
+    """Placement of the edges of piecewise embeddings: target (a tree) or quantile."""
+    members: int = 1
+    """Predictors that share the trunk (TabM); their predictions are averaged."""
+    scaling: str = "quantile"
+    """Scaling of numbers: quantile, robust, standard or none."""
+    impute: str = "none"
+    """Replacement of missing numbers: none (a learned vector), median or mean."""
+    min_count: int | None = None
+    """Rows in which a category must occur to have its own code; by the number of rows if unset."""
+    drop_cells: float = 0.02
+    """Fraction of cells hidden at random in training."""
+    swap_cells: float = 0.0
+    """Fraction of cells replaced by another row's value in training."""
+
+    def check(self) -> None:
+        for name, choices in (
+            ("model", ("ft", "tab", "saint")),
+            ("split", ("random", "time")),
+            ("bins", ("target", "quantile")),
+            ("scaling", ("quantile", "robust", "standard", "none")),
+            ("impute", ("none", "median", "mean")),
+        ):
+            self.need_one_of(name, choices)
+        if self.embedding is not None:
+            self.need_one_of("embedding", ("linear", "periodic", "piecewise", "hidden"))
+        if self.pretrain is not None:
+            self.need_one_of("pretrain", ("masked", "replaced", "contrastive"))
+        self.need_positive("members", "min_count")
+        for name in ("drop_cells", "swap_cells"):
+            holds = 0 <= getattr(self, name) < 1
+            self.need(holds, name, "must be at least 0 and below 1", "Try 0.02.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -390,6 +526,7 @@ class Config:
 
     model: ModelConfig = field(default_factory=lambda: ModelConfig(vocab=32000))
     data: DataConfig = field(default_factory=DataConfig)
+    table: TableConfig = field(default_factory=TableConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     run: RunConfig = field(default_factory=RunConfig)
 

@@ -1,4 +1,4 @@
-"""What goes wrong, in words a user can act on: what must hold, what was given, what to try."""
+"""Exceptions. Each message says what must hold, what was given, and what to try."""
 
 import importlib
 from collections.abc import Iterable, Mapping
@@ -10,27 +10,27 @@ Value = TypeVar("Value")
 
 
 class AddnormError(Exception):
-    """Everything this library raises on purpose."""
+    """Base class of all exceptions that addnorm raises."""
 
 
 class ConfigError(AddnormError, ValueError):
-    """A configuration that cannot be: an unknown name, an impossible size."""
+    """An invalid configuration: an unknown name, an impossible size."""
 
 
 class InputError(AddnormError, ValueError):
-    """A tensor, mask or token id that the model cannot take."""
+    """An invalid input: a tensor, mask, token id or file content that cannot be used."""
 
 
 class SavedError(AddnormError, OSError):
-    """A file or directory that is missing, damaged, foreign or from another version."""
+    """A file or directory that is missing, damaged, of another kind or of another version."""
 
 
 class ExtraError(AddnormError, ImportError):
-    """A part that needs a package which is not installed; the message names the extra."""
+    """A package that is not installed; the message names the extra that has it."""
 
 
 def require(package: str, extra: str) -> ModuleType:
-    """Import a package of an extra where it is used, or say which extra has it.
+    """Return a package of an extra, or raise ExtraError, which names the extra.
 
     >>> require("json", "text").__name__
     'json'
@@ -39,7 +39,7 @@ def require(package: str, extra: str) -> ModuleType:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
         if error.name is None or not package.startswith(error.name):
-            raise  # the package is there, and lacks something itself
+            raise  # the package is installed, but one that it needs is not
         raise ExtraError(
             f"this needs the package {package}, which is not installed. "
             f"Try: pip install 'addnorm[{extra}]'."
@@ -47,7 +47,7 @@ def require(package: str, extra: str) -> ModuleType:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A sentence that helps after an unknown name: the nearest known one, or all of them.
+    """Return a hint for an unknown name: the nearest known name, or all of them.
 
     >>> nearest("prelayer", ["pre", "post", "layer"])
     "Did you mean 'layer'?"
@@ -58,7 +58,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def choose(question: str, name: str, table: Mapping[str, Value]) -> Value:
-    """The row of a table of variants that a configuration asks for by name."""
+    """Return the variant of that name; the ConfigError otherwise is about `question`."""
     if name not in table:
         raise ConfigError(f"{question} has no choice {name!r}. {nearest(name, table)}")
     return table[name]

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from addnorm.config import Config, ModelConfig
-from addnorm.disk import read_text
 from addnorm.errors import ConfigError, SavedError, nearest
+from addnorm.files import read_text
 
 
 def base(**changes: Any) -> Config:
@@ -96,7 +96,7 @@ def t5(size: str = "small", **changes: Any) -> Config:
         vocab=32128,
         length=512,
         ffn="geglu-tanh" if gated else "relu",
-        tie="all",
+        tie_embeddings="all",
         attention_bias="none",
         ffn_bias=False,
         attention_scale=1.0,
@@ -108,7 +108,7 @@ def t5(size: str = "small", **changes: Any) -> Config:
         scale_output=not gated,
         ffn_dropout=0.1,
     )
-    own_output = {"tie": "source"} if gated else {}
+    own_output = {"tie_embeddings": "source"} if gated else {}
     return _config(common | own_output | _size("t5", size, _T5), changes)
 
 
@@ -153,7 +153,14 @@ def bart(size: str = "base", **changes: Any) -> Config:
 
 _LLAMA: dict[str, dict[str, Any]] = {
     "stories260k": dict(
-        vocab=512, width=64, depth=5, heads=8, kv_heads=4, ffn_width=172, length=512, tie="all"
+        vocab=512,
+        width=64,
+        depth=5,
+        heads=8,
+        kv_heads=4,
+        ffn_width=172,
+        length=512,
+        tie_embeddings="all",
     ),
     "1b": dict(width=2048, depth=22, heads=32, kv_heads=4, ffn_width=5632, length=2048),
     "7b": dict(width=4096, depth=32, heads=32, ffn_width=11008, length=4096),
@@ -166,7 +173,7 @@ def llama(size: str = "1b", **changes: Any) -> Config:
         mode="decoder",
         vocab=32000,
         ffn="swiglu",
-        tie="none",
+        tie_embeddings="none",
         attention_bias="none",
         ffn_bias=False,
         norm="rms",

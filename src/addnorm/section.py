@@ -14,6 +14,7 @@ import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Self
 
 from addnorm.errors import ConfigError, nearest
@@ -105,6 +106,12 @@ def describe(section: type[Section]) -> dict[str, str]:
     >>> describe(ModelConfig)["width"]
     'Numbers per position in the stream.'
     """
+    kind: Any = section
+    return _describe(kind)
+
+
+@cache
+def _describe(section: Any) -> dict[str, str]:
     tree = ast.parse(textwrap.dedent(inspect.getsource(section))).body[0]
     assert isinstance(tree, ast.ClassDef)
     found = {}

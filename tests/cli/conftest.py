@@ -1,5 +1,6 @@
 """The runs and the data that these tests share."""
 
+from tests.cli.tables import trained_table
 from tests.runs.common import data, trained
 
-__all__ = ["data", "trained"]
+__all__ = ["data", "trained", "trained_table"]

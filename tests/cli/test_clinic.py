@@ -10,11 +10,13 @@ import torch
 
 from addnorm import Config, ModelConfig
 from addnorm.cli import clinic as verbs
+from addnorm.cli.clinic import from_request
 from addnorm.cli.main import main
-from addnorm.cli.patient import ROWS, of_wish
-from addnorm.data.frame import read_frame
-from addnorm.data.guess import infer
+from addnorm.clinic.subject import SUBJECT_ROWS
+from addnorm.data.table.frame import read_frame
+from addnorm.data.table.infer import infer
 from addnorm.errors import ConfigError, InputError, SavedError
+from addnorm.files import FAILED_STEP, read_document
 from addnorm.tabular import FTTransformerClassifier, save
 from tests.clinic import models
 from tests.conftest import slow_except
@@ -58,7 +60,7 @@ def test_a_hugging_face_directory_is_examined(
     call("clinic", str(tmp_path / "theirs"), "--quick")
     assert "GPT2LMHeadModel" in capsys.readouterr().out
     (tmp_path / "theirs" / "config.json").write_text('{"architectures": ["Nothing"]}')
-    with pytest.raises(SavedError, match="is no model of transformers"):
+    with pytest.raises(SavedError, match="is not a model of transformers"):
         call("clinic", str(tmp_path / "theirs"))
 
 
@@ -100,7 +102,9 @@ def test_a_table_is_examined(capsys: pytest.CaptureFixture[str], tmp_path: Path)
 def test_a_table_that_does_not_know_its_target_is_examined_without_rows(tmp_path: Path) -> None:
     model = FTTransformerClassifier(width=8, depth=1, heads=2, epochs=1, random_state=0)
     save(model.fit([[float(i)] for i in range(40)], [0, 1] * 20), tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"does not know its target's name\. Leave out --data"):
+    with pytest.raises(
+        ConfigError, match=r"saved without the name of its target\. Leave out --data"
+    ):
         call("clinic", str(tmp_path / "run"), "--data", "rows.csv")
 
 
@@ -113,11 +117,13 @@ def test_misuse_is_said(tmp_path: Path) -> None:
         call("clinic", "base", "gpt2")
     with pytest.raises(ConfigError, match=r"--try trains, so it needs .* Try --data text.txt"):
         call("clinic", "base", "--try")
-    with pytest.raises(ConfigError, match=r"--warmup 9 is of a rate: .* Try --lr 1e-3"):
+    with pytest.raises(
+        ConfigError, match=r"--warmup 9 needs a learning rate. Try adding --lr 1e-3"
+    ):
         call("clinic", "base", "--warmup", "9")
-    with pytest.raises(ConfigError, match="--data takes a file, or two to translate: got 3"):
+    with pytest.raises(ConfigError, match="--data takes one file, or two for translation: got 3"):
         call("clinic", "base", "--data", "a", "b", "c")
-    with pytest.raises(ConfigError, match="an encoder with head=none learns from no text"):
+    with pytest.raises(ConfigError, match="an encoder with head=none has no text task"):
         call("clinic", "bert", "--set", "model.head=none", "--data", "a")
     with pytest.raises(SavedError, match=r"there is no file 'nothing.txt'"):
         call("clinic", "gpt2", "--data", "nothing.txt")
@@ -138,7 +144,7 @@ device = "cpu"
 [data]
 source = "{tmp_path / "text.txt"}"
 tokenizer = "characters"
-longest = 32
+max_length = 32
 [model]
 width = 16
 depth = 1
@@ -147,7 +153,7 @@ dropout = 0.0
 [train]
 steps = 6
 batch = 256
-evaluate = 3
+evaluate_every = 3
 lr = 0.01
 warmup = 2
 """
@@ -178,22 +184,19 @@ def test_a_configuration_is_examined_with_its_own_text(
 
 
 def test_the_loss_is_that_of_the_task(run_file: Path) -> None:
-    from addnorm.runs.recipe import Wish
-    from addnorm.runs.train import plan
+    from addnorm.runs.request import RunRequest
+    from addnorm.runs.train import plan_run
 
-    patient = of_wish(Wish.load(run_file))
-    settled = plan(Wish.load(run_file), say=lambda text: None)
+    subject = from_request(RunRequest.load(run_file))
+    settled = plan_run(RunRequest.load(run_file), say=lambda text: None)
     batch = settled.task.batch(settled.task.plan(0)[0])
-    few = {name: tensor[:ROWS] for name, tensor in batch.items()}
-    assert patient.loss is not None
-    first = patient.batches[0]
+    few = {name: tensor[:SUBJECT_ROWS] for name, tensor in batch.items()}
+    assert subject.loss is not None
     with torch.no_grad():
-        found = patient.loss(patient.model(*first), first)
+        found = subject.loss(subject.model, subject.batches[0])
         expected = settled.task.total_loss(settled.model, few, settled.task.tokens(few), 0.0)
     assert torch.allclose(found, expected, rtol=1e-5)
-    assert len(patient.batches) > 1 and patient.plan is not None and patient.plan.lr == 0.01
-    with pytest.raises(ValueError, match="targets of this batch are not known"):
-        patient.loss(patient.model(*first), (first[0].clone(),))
+    assert len(subject.batches) > 1 and subject.plan is not None and subject.plan.lr == 0.01
 
 
 @pytest.mark.slow
@@ -216,7 +219,7 @@ def test_remedies_are_tried(
     out = tmp_path / "remedies"
     call("clinic", str(run_file), "--try", "--out", str(out), "--steps", "6", "--jobs", "1")
     said = capsys.readouterr().out
-    assert "as it is" in said and "recovered: " in said
+    assert "unchanged" in said and "recovered: " in said
     assert (out / "race.html").is_file()
 
 
@@ -240,7 +243,12 @@ def watched(task: str, data: Path, out: Path, *settings: str) -> int:
 @pytest.mark.parametrize("task", slow_except(("translate",), TASKS))
 def test_a_run_is_watched(task: str, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    calm = ("train.steps=100", "train.evaluate=100", "train.batch=128", "train.schedule=constant")
+    calm = (
+        "train.steps=100",
+        "train.evaluate_every=100",
+        "train.batch=128",
+        "train.schedule=constant",
+    )
     assert watched(task, data, out, *calm) == 0
     rows = [json.loads(line) for line in (out / "clinic.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [10, 30, 100]
@@ -258,30 +266,28 @@ def test_a_run_that_breaks_leaves_a_case_that_the_command_line_replays(
     said = capsys.readouterr().err
     folder = sorted((out / "cases").iterdir())[0]
     assert f"addnorm clinic replay {folder}" in said
-    first = json.loads((folder / "case.json").read_text())["seen"]["first_bad"]
+    first = read_document(folder / "case.json", *FAILED_STEP)["report"]["first_non_finite"]
     assert first is not None
     assert main(["clinic", "replay", str(folder)]) == 0
     assert f"first result that is not finite: {first}" in capsys.readouterr().out
 
 
-def test_tables_are_not_watched(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "table", "a.csv", "--target", "x", "--out", "y", "--clinic"]) == 2
-    assert "--clinic watches models of text: not tables" in capsys.readouterr().err
-
-
 def test_replaying_a_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from addnorm import build
+    from addnorm.files import FAILED_STEP_BATCH, FAILED_STEP_MODEL
     from addnorm.models.saved import write_tensors
 
     config = ModelConfig(mode="decoder", vocab=19, width=16, depth=1, heads=2)
     folder = tmp_path / "cases" / "step-00000001"
     folder.mkdir(parents=True)
     (tmp_path / "config.toml").write_text(Config(model=config).dump())
-    write_tensors(folder / "weights.safetensors", build(config).state_dict(), {})
+    write_tensors(
+        folder / "weights.safetensors", build(config).state_dict(), *FAILED_STEP_MODEL, {}
+    )
     ids = torch.randint(19, (2, 6))
     batch = {"inputs": ids[:, :-1].contiguous(), "targets": ids[:, 1:].contiguous()}
-    write_tensors(folder / "batch-0.safetensors", batch, {})
+    write_tensors(folder / "batch-0.safetensors", batch, *FAILED_STEP_BATCH, {})
     call("clinic", "replay", str(folder))
-    assert "first result that is not finite: none, going forward" in capsys.readouterr().out
+    assert "first result that is not finite: none in the forward pass" in capsys.readouterr().out
     call("clinic", "replay", str(folder), "--json")
-    assert json.loads(capsys.readouterr().out)["seen"]["first_bad"] is None
+    assert json.loads(capsys.readouterr().out)["report"]["first_non_finite"] is None

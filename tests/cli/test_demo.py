@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-import addnorm.data.phrases
+import addnorm.demo.phrases
 from addnorm.cli.demo import VALID
 from addnorm.cli.main import main
-from addnorm.data.phrases import phrases
+from addnorm.demo.phrases import make_phrases
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -20,9 +20,9 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few hundred phrases instead of thousands."""
-    whole = phrases(to="de", seed=0)
+    whole = make_phrases(to="de", seed=0)
     part = replace(whole, train=whole.train[:400], held_out=whole.held_out[: VALID + 40])
-    monkeypatch.setattr(addnorm.data.phrases, "phrases", lambda **asked: part)
+    monkeypatch.setattr(addnorm.demo.phrases, "make_phrases", lambda **asked: part)
 
 
 @pytest.mark.slow

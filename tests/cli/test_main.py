@@ -1,26 +1,36 @@
-"""The command line as a user meets it: help, results, errors, exit codes."""
+"""The command line: help, results, errors, exit codes."""
 
+import argparse
 import json
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from addnorm import presets
-from addnorm.cli.main import COMMANDS, main, make_parser
+from addnorm.cli.main import COMMANDS, main, make_parser, parse
 from addnorm.config import Config
 from addnorm.layers.addnorm import ADDNORMS
+from addnorm.tasks import TASKS
 
 HELP = {"--help", "-h"}
-TRAIN = (
-    "--source --target --valid-source --valid-target --text --label --out --from --resume --size "
-    "--minutes --set --dry-run --board --clinic --json "
-    "--model --test --compare --schema --unlabelled --pretrain --groups --split --seed"
+ALWAYS = (
+    "--help -h --config --source --out --from --minutes --seed --set --dry-run --board --clinic "
+    "--json"
 )
+TRAIN = {
+    "translate": "--target --valid-source --valid-target --text --label --size",
+    "language": "--valid-source --text --size",
+    "masked": "--valid-source --text --size",
+    "classify": "--valid-source --text --label --size",
+    "table": "--target --model --schema --groups --split --test --compare --unlabelled --pretrain",
+}
+"""Options of `train TASK`, besides those of every task."""
 FLAGS = {
-    "train": HELP | set(TRAIN.split()),
+    "train": HELP | {"--resume", "--board", "--clinic", "--json"},
     "evaluate": HELP | {"--int8", "--source", "--target", "--beam", "--json"},
     "translate": HELP
     | {"--int8", "--beam", "--nbest", "--penalty", "--alpha", "--workers", "--scores", "--json"},
@@ -42,15 +52,18 @@ FLAGS = {
 }
 
 
+def choices_of(parser: argparse.ArgumentParser) -> Any:
+    return next(action.choices for action in parser._actions if action.choices)
+
+
 def test_the_list_of_flags_is_held() -> None:
     # A flag never repeats a field of the configuration: there is one --set.
-    verbs = next(action for action in make_parser()._actions if action.choices)
-    assert isinstance(verbs.choices, dict)
-    found = {
-        name: {flag for action in verb._actions for flag in action.option_strings}
-        for name, verb in verbs.choices.items()
-    }
-    assert found == FLAGS
+    verbs = choices_of(make_parser())
+    assert {name: set(verb.flags()) for name, verb in verbs.items()} == FLAGS
+    tasks = choices_of(verbs["train"])
+    wanted = {name: {*ALWAYS.split(), *flags.split()} for name, flags in TRAIN.items()}
+    assert {name: set(task.flags()) for name, task in tasks.items()} == wanted
+    assert tasks.keys() == TASKS.keys()
 
 
 @pytest.mark.process
@@ -86,11 +99,18 @@ def test_the_commands_to_try_work_as_pasted(
 
 @pytest.mark.parametrize(
     "command",
-    [line for verb in COMMANDS for line in COMMANDS[verb].examples],
+    [
+        *(line for verb in COMMANDS for line in COMMANDS[verb].examples),
+        *(line for task in TASKS for line in TASKS[task].examples),
+    ],
 )
-def test_the_commands_that_need_files_are_understood(command: str) -> None:
+def test_the_commands_that_need_files_are_understood(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.toml").write_text("[run]\ntask = 'language'\n")
     words = shlex.split(command.split("| ")[-1])
-    args = make_parser().parse_args(words[1:])
+    args = parse(words[1:])
     assert args.action == COMMANDS[words[1]].action
 
 
@@ -99,7 +119,7 @@ def test_cost_prints_json_and_a_table(capsys: pytest.CaptureFixture[str]) -> Non
     table = json.loads(capsys.readouterr().out)
     assert table["parameters"] == 124_439_808 and table["length"] == 64
     assert main(["cost", "gpt2", "--set", "model.window=64"]) == 0
-    assert "scores never overtake the rest" in capsys.readouterr().out
+    assert "scores never cost more than the rest" in capsys.readouterr().out
 
 
 def test_show_prints_a_configuration_that_loads(
@@ -133,6 +153,12 @@ def test_list_names_every_arrangement_with_its_formula(capsys: pytest.CaptureFix
         (["cost", "gpt2", "--length", "0"], "length and batch must be positive"),
         (["show", "no/such/file.toml"], "there is no file 'no/such/file.toml'"),
         (["show", "no/such/model"], "there is no file or directory 'no/such/model'"),
+        (["costs"], "there is no verb 'costs'. Did you mean 'cost'?"),
+        (["list", "norm"], "there is no kind 'norm'. Did you mean 'norms'?"),
+        (["cost", "gpt2", "--lenght", "3"], "cost has no option '--lenght'. Did you mean '--len"),
+        (["train", "langauge", "x"], "there is no task 'langauge'. Did you mean 'language'?"),
+        (["train", "table", "--taget=y"], "train table has no option '--taget'. Did you mean '--"),
+        (["list", "norms", "more"], "list takes no argument 'more'. See addnorm list -h"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(
@@ -156,7 +182,33 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
     assert "base" in done.stdout and not done.stderr
 
 
-def test_an_unknown_verb_is_misuse() -> None:
+@pytest.mark.parametrize("arguments", [["costs"], [], ["cost"], ["cost", "gpt2", "--batch", "x"]])
+def test_what_cannot_be_parsed_is_misuse(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert capsys.readouterr().err.startswith("addnorm: ")
+
+
+def test_the_task_is_the_first_argument(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("[run]\ntask = 'language'\n")
+    args = parse(["--debug", "train", str(path), "--out", "x"])
+    assert (args.task, args.config, args.out, args.debug) == ("language", str(path), "x", True)
+    path.write_text("[run]\ntask = 'langauge'\n")
+    assert main(["train", str(path)]) == 2
+    assert "got 'langauge'. Did you mean 'language'?\n" in capsys.readouterr().err
+    assert main(["train", "--out", "x", "language", "book.txt"]) == 2
+    assert "or --resume RUN as its first argument." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_task_explains_its_own_options(task: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        main(["costs"])
-    assert stop.value.code == 2
+        main(["train", task, "--help"])
+    assert stop.value.code == 0
+    said = capsys.readouterr().out
+    assert all(flag in said for flag in TRAIN[task].split())
+    others = {flag for flags in TRAIN.values() for flag in flags.split()} - set(TRAIN[task].split())
+    assert not others & set(said.replace(",", " ").split())
+    assert all(example in said for example in TASKS[task].examples)

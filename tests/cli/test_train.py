@@ -1,4 +1,4 @@
-"""addnorm train as a user meets it: what it says, what it writes, kills, interrupts, mistakes."""
+"""addnorm train for texts: what it prints, what it writes, kills, interrupts, mistakes."""
 
 import json
 import os
@@ -15,8 +15,8 @@ import torch
 
 from addnorm.cli.main import main
 from addnorm.config import Config
-from addnorm.runs.directory import Run
-from addnorm.train import checkpoint
+from addnorm.runs.run import Run
+from addnorm.training import checkpoint
 from tests.runs.common import Trained, lines, write
 from tests.runs.test_train import same_runs
 
@@ -33,6 +33,7 @@ def command(task: str, data: Path, out: Path, *more: str) -> list[str]:
         "language": [str(data / "book.txt"), "--set", "model.length=32"],
         "masked": [str(data / "texts.txt")],
         "classify": [str(data / "labelled.csv"), "--text", "text", "--label", "label"],
+        "table": [str(data / "table.csv"), "--target", "label", "--set", "train.patience=1000"],
     }
     return ["train", task, *files[task], "--out", str(out), *SMALL, *more]
 
@@ -42,11 +43,11 @@ def test_train_says_what_it_read_and_how_it_ended(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
-    more = ["--set", "train.steps=6", "--set", "train.evaluate=3", "--size", "small"]
+    more = ["--set", "train.steps=6", "--set", "train.evaluate_every=3", "--size", "small"]
     assert main(command("translate", data, out, *more)) == 0
     said = capsys.readouterr()
     assert said.out.startswith("best at step ") and "trained after 6 steps, 0:0" in said.out
-    assert f"model: {out / 'best'}   picture: {out / 'summary.html'}" in said.out
+    assert f"model: {out / 'best'}   page: {out / 'summary.html'}" in said.out
     for text in (
         "a.target: 120 pairs read, 120 kept.",
         "split by source: 108 rows",
@@ -58,7 +59,7 @@ def test_train_says_what_it_read_and_how_it_ended(
     assert main(["train", "--resume", str(out), "--json"]) == 0
     said = capsys.readouterr()
     assert json.loads(said.out)["finished"] and json.loads(said.out)["run"] == str(out)
-    assert "it is finished already." in said.err
+    assert "it is already finished." in said.err
 
 
 @pytest.mark.trains
@@ -117,8 +118,15 @@ def wait_for(process: "subprocess.Popen[str]", holds: Callable[[str], bool]) -> 
 
 
 def kill_and_compare(task: str, data: Path, tmp_path: Path, moments: list[float]) -> None:
-    """Kill a run so long after each of its evaluations, go on, and compare with one unbroken."""
-    more = ["--set", "train.steps=120", "--set", "train.evaluate=5", "--set", "train.save=3"]
+    """Kill a run at each moment after an evaluation, resume it, and compare with one unbroken."""
+    more = [
+        "--set",
+        "train.steps=120",
+        "--set",
+        "train.evaluate_every=5",
+        "--set",
+        "train.save_every=3",
+    ]
     more += ["--set", "model.dropout=0.1"]
     with begin(*command(task, data, tmp_path / "whole", *more)) as process:
         process.communicate()
@@ -136,7 +144,7 @@ def kill_and_compare(task: str, data: Path, tmp_path: Path, moments: list[float]
         process.communicate()
     assert process.returncode == 0
     same_runs(tmp_path / "whole", out)
-    steps = [row["step"] for row in Run.open(out).metrics() if "valid_loss" in row]
+    steps = [row["step"] for row in Run.open(out).history if "valid_loss" in row]
     assert steps == list(range(5, 121, 5))
     left = [p for p in out.rglob(".*") if p.name.startswith(".")]
     assert left == [], "what a kill left half-written is cleared away"
@@ -150,7 +158,7 @@ def test_a_killed_run_ends_like_an_unbroken_one(data: Path, tmp_path: Path) -> N
 
 @pytest.mark.trains
 @pytest.mark.slow
-@pytest.mark.parametrize("task", ["language", "masked", "classify"])
+@pytest.mark.parametrize("task", ["language", "masked", "classify", "table"])
 def test_a_run_killed_at_any_moment(task: str, data: Path, tmp_path: Path) -> None:
     draw = random.Random(task)
     kill_and_compare(task, data, tmp_path, [draw.uniform(0, 0.06) for _ in range(5)])
@@ -163,17 +171,17 @@ def test_an_interrupt_finishes_the_step_saves_and_says_how_to_go_on(
 ) -> None:
     """Exit code 130, as of any program that was interrupted: what follows `&&` must not run."""
     out = tmp_path / "run"
-    more = ["--set", "train.steps=100000", "--set", "train.evaluate=5"]
-    more += ["--set", "train.save=100000"]
+    more = ["--set", "train.steps=100000", "--set", "train.evaluate_every=5"]
+    more += ["--set", "train.save_every=100000"]
     with begin(*command("language", data, out, *more)) as process:
         wait_for(process, lambda line: "held out: " in line)
         process.send_signal(signal.SIGINT)
         result, errors = process.communicate(timeout=600)
     assert process.returncode == 130
     assert "stopping after this step; once more stops at once." in errors
-    assert f"go on with: addnorm train --resume {out}\n" in errors
+    assert f"resume with: addnorm train --resume {out}\n" in errors
     assert errors.endswith("addnorm: stopped.\n") and "Traceback" not in errors
-    summary = Run.open(out).summary()
+    summary = Run.open(out).summary
     assert not summary["finished"] and f"stopped after {summary['steps']:,} steps" in result
     (saved,) = checkpoint.steps(out)
     assert saved.name == f"step-{summary['steps']:08d}"
@@ -207,11 +215,14 @@ MISTAKES: dict[str, tuple[str, str]] = {
         "translate --source {bad}/a.source --target {bad}/short.target",
         "source and target must have the same number of lines: '{bad}/a.source' has 20, ",
     ),
-    "one file": ("translate --source {bad}/a.source", "pairs need a source and a target: only"),
+    "one file": ("translate --source {bad}/a.source", "pairs need a source and a target: got only"),
     "one column": ("classify {bad}/one.csv", "'{bad}/one.csv' must have a column of texts and one"),
     "no such column": ("classify {bad}/labelled.csv --label star", "'{bad}/labelled.csv' has no"),
-    "seen once": ("classify {bad}/once.csv", "each label must be seen twice, once to learn"),
-    "no task": ("", "train needs a task (translate, language, masked, classify), a TOML file"),
+    "seen once": ("classify {bad}/once.csv", "each label must occur twice, once to train on"),
+    "no task": (
+        "",
+        "train needs a task (translate, language, masked, classify, table), a TOML file",
+    ),
     "task": ("translat {bad}/a.source", "there is no task 'translat'. Did you mean 'translate'?"),
     "size": ("language {bad}/book.txt --size huge", "run.size must be one of tiny, small, base"),
     "minutes": ("language {bad}/book.txt --minutes 0", "run.minutes must be positive: got 0.0."),
@@ -232,7 +243,10 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "no TOML": ("{bad}/none.toml", "there is no file '{bad}/none.toml'. Check the path."),
     "bad TOML": ("{bad}/bad.toml", "{bad}/bad.toml is not TOML: "),
     "odd TOML": ("{bad}/odd.toml", "there is no section 'runs'. Did you mean 'run'?"),
-    "start": ("classify {bad}/labelled.csv --from {bad}", "there is no run in '{bad}' to begin"),
+    "start": (
+        "classify {bad}/labelled.csv --from {bad}",
+        "there is no run in '{bad}' to start from",
+    ),
     "GPU": ("language {bad}/book.txt --set run.device=cuda", "run.device=cuda needs a GPU"),
 }
 
@@ -276,8 +290,8 @@ def test_where_a_run_cannot_be(
     for out, message in (
         (bad / "full", "is not empty. Choose another --out."),
         (bad / "a.source", "is not empty. Choose another --out."),
-        (bad / "a.source" / "run", "cannot be made: Not a directory."),
-        (trained["language"], "holds a run already. Choose another --out, or go on with it:"),
+        (bad / "a.source" / "run", "cannot be created: Not a directory."),
+        (trained["language"], "holds a run already. Choose another --out, or resume it:"),
     ):
         before = sorted(bad.rglob("*"))
         assert main(command("language", bad, out, "--set", "train.steps=1")) == 2
@@ -307,24 +321,24 @@ def test_where_a_run_cannot_be(
         "--dry-run",
     ],
 )
-def test_going_on_takes_no_other_flags(beside: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_takes_no_other_flags(beside: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", *beside.split(), "--resume", "some/run"]) == 2
     assert capsys.readouterr().err == (
-        "addnorm: --resume goes on with a run as it was begun: give nothing beside it. To change "
-        "something, start a new run with --from.\n"
+        "addnorm: --resume takes no other options than --board, --clinic and --json. To start a "
+        "new run with changes, use --from.\n"
     )
 
 
 @pytest.mark.trains
-def test_a_run_that_cannot_go_on(
+def test_a_run_that_cannot_be_resumed(
     trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", "--resume", str(tmp_path / "none")]) == 2
     assert capsys.readouterr().err.startswith("addnorm: there is no run in ")
-    facts = json.loads((trained["language"] / "run.json").read_text()) | {"version": 2}
+    facts = json.loads((trained["language"] / "run.json").read_text()) | {"version": 3}
     (tmp_path / "run.json").write_text(json.dumps(facts))
     assert main(["train", "--resume", str(tmp_path)]) == 2
-    assert "is a run of format 2; this addnorm reads 1." in capsys.readouterr().err
+    assert "is a run of format 3; this addnorm reads format 2." in capsys.readouterr().err
 
 
 @pytest.mark.trains
@@ -334,8 +348,8 @@ def test_a_run_that_diverges_is_a_failure_and_no_misuse(
     more = ["--set", "train.lr=1e30", "--set", "train.steps=40", "--set", "train.clip=0"]
     assert main(command("language", data, tmp_path / "run", *more)) == 1
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("addnorm: 20 steps in a row were not finite, the last: step ")
-    assert Run.open(tmp_path / "run").metrics()
+    assert last.startswith("addnorm: 20 steps in a row were not finite; the last: step ")
+    assert Run.open(tmp_path / "run").history
 
 
 @pytest.mark.trains
@@ -358,11 +372,12 @@ def test_figures_for_tensorboard(
     ),
     ids=lambda flags: flags[0],
 )
-def test_flags_of_tables_are_refused(
+def test_a_text_task_has_no_flags_of_tables(
     data: Path, tmp_path: Path, flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(command("language", data, tmp_path / "run", *flags)) == 2
-    assert f"{flags[0]} is for tables, not for models of text" in capsys.readouterr().err
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith(f"addnorm: train language has no option {flags[0]!r}. ")
     assert not (tmp_path / "run").exists()
 
 

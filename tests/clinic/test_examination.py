@@ -1,5 +1,6 @@
 """Examining leaves no mark; the examination says the same as text, JSON and page."""
 
+import dataclasses
 import json
 from collections import Counter
 from itertools import pairwise
@@ -11,14 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from addnorm import ModelConfig, build
-from addnorm.clinic import Evidence, Plan, examine
-from addnorm.clinic.call import answer_of, unchanged, with_parts
-from addnorm.clinic.draw import draw_batch, draw_batches
-from addnorm.clinic.intervene import padding_change, same_positions, sees_future
-from addnorm.clinic.objective import objective
+from addnorm.clinic import ClinicBatch, Evidence, Finding, TrainingPlan, examine
+from addnorm.clinic.call_model import answer_of, choose_objective, sees_future, unchanged
+from addnorm.clinic.input_experiments import padding_change, swappable_positions
+from addnorm.clinic.random_batch import draw_batch, draw_batches
 from addnorm.errors import ConfigError, InputError
 from tests.clinic import models
-from tests.clinic.patients import PAD, Language, decoder, ids
+from tests.clinic.subjects import PAD, Language, decoder, ids
 
 
 def state(model: nn.Module) -> dict[str, Any]:
@@ -58,26 +58,65 @@ def test_nothing_about_the_model_is_changed(name: str) -> None:
     next(model.parameters()).grad = torch.ones_like(next(model.parameters()))
     list(model.parameters())[3].requires_grad_(False)
     before = state(model)
-    examine(model, batch, plan=Plan(lr=0.01))
+    examine(model, batch, plan=TrainingPlan(lr=0.01))
     after = state(model)
     for part, value in before.items():
         assert same(value, after[part]), part
 
 
 def test_text_json_and_page_say_the_same(tmp_path: Path) -> None:
-    seen = examine(decoder(width=64, scale_embedding=False), ids(), sharp=False)
+    seen = examine(decoder(width=64, scale_embedding=False), ids(), sharpness=False)
     text = seen.text()
-    assert "✗ tokens drowned: only" in text and "try  model.scale_embedding=true" in text
+    assert (
+        "✗ token embeddings too small: only" in text and "try  model.scale_embedding=true" in text
+    )
     assert "decoder.1.ffn" in text
     plain = json.loads(seen.json())
-    assert plain["findings"][0]["name"] == "tokens drowned"
+    assert plain["findings"][0]["name"] == "token embeddings too small"
     assert len(plain["evidence"]["sites"]) == 4
     page = seen.write_page(tmp_path / "clinic.html")
     html = page.read_text(encoding="utf-8")
     assert page.stat().st_size < 2_000_000 and "src=" not in html and "@import" not in html
-    for word in ("tokens drowned", "Dependency map", "Gradient norm", "Entropy by head"):
+    for word in (
+        "token embeddings too small",
+        "Dependency map",
+        "Gradient norm",
+        "Entropy by head",
+    ):
         assert word in html
     assert html.index("Findings") < html.index("The residual stream")
+
+
+def test_an_examination_is_shown_in_a_console_and_in_a_notebook() -> None:
+    examination = examine(decoder(width=64, scale_embedding=False), ids(), sharpness=False)
+    first, second = repr(examination).splitlines()
+    assert first.endswith(" parameters, untrained: 1 problem.")
+    assert second.startswith("✗ token embeddings too small: only ")
+    html = examination._repr_html_()
+    assert html.startswith("<div><p><b>not healthy</b>") and html.endswith("</ul></div>")
+    assert "problem: token embeddings too small" in html and "Try: model.scale_embedding" in html
+    hostile = Finding("<script>", "note", "a < b", "reason.", "x & y.")
+    html = dataclasses.replace(examination, findings=[hostile])._repr_html_()
+    assert "<script>" not in html and "&lt;script&gt;" in html and "x &amp; y." in html
+    assert html.startswith("<div><p><b>healthy</b>")
+    assert "<ul>" not in dataclasses.replace(examination, findings=[])._repr_html_()
+
+
+def test_a_loss_compares_with_the_targets_of_its_batch() -> None:
+    """Whether they are passed with the batch or read from it makes no difference."""
+    model, inputs = decoder(), ids()
+    targets = inputs.roll(-1, dims=1)
+
+    def loss(output: Tensor, targets: Tensor) -> Tensor:
+        return torch.nn.functional.cross_entropy(output.flatten(0, 1), targets.flatten())
+
+    with_targets = examine(model, ClinicBatch(inputs, targets), loss).evidence
+    computed = examine(model, inputs, lambda out, x: loss(out, x.roll(-1, dims=1))).evidence
+    assert with_targets.loss == computed.loss
+    assert with_targets.sharpness == computed.sharpness
+    assert with_targets.loss_description == "the loss passed in"
+    with pytest.raises(InputError, match=r"must also work for 2 rows .* ClinicBatch\(inputs, tar"):
+        examine(model, inputs, lambda out, x: loss(out, targets))
 
 
 def test_a_model_without_a_stream_says_so() -> None:
@@ -90,14 +129,14 @@ def test_a_model_without_a_stream_says_so() -> None:
 def test_what_cannot_be_examined_is_said() -> None:
     with pytest.raises(InputError, match="must have parameters"):
         examine(nn.Identity(), torch.randn(2, 2))
-    with pytest.raises(InputError, match="must answer with a floating-point tensor"):
+    with pytest.raises(InputError, match="must return a floating-point tensor"):
         answer_of(("words",))
     model = decoder()
     with pytest.raises(InputError, match=r"the loss must be one number .* Try its mean"):
         examine(model, ids(), lambda output, batch: output)
-    with pytest.raises(ConfigError, match=r"a positive rate .* got lr=0, warmup=0"):
-        Plan(lr=0)
-    with pytest.raises(InputError, match="a batch can only be drawn for a model whose"):
+    with pytest.raises(ConfigError, match=r"a positive learning rate .* got lr=0, warmup=0"):
+        TrainingPlan(lr=0)
+    with pytest.raises(InputError, match="a random batch needs a model whose"):
         draw_batch(nn.Linear(2, 2))
 
 
@@ -112,8 +151,8 @@ def test_the_future_is_seen_or_not() -> None:
     batch = ids()
     for mask, expected in ((causal_mask(), False), (causal_mask(2), True), (None, True)):
         model = Language(mask).eval()
-        assert sees_future(model, batch) is expected
-    assert sees_future(decoder().eval(), batch) is False
+        assert sees_future(model, ClinicBatch(batch)) is expected
+    assert sees_future(decoder().eval(), ClinicBatch(batch)) is False
 
 
 def test_padding_is_seen_or_not() -> None:
@@ -121,37 +160,43 @@ def test_padding_is_seen_or_not() -> None:
     batch[1, 9:] = PAD
     leaky, tight = Language(None).eval(), decoder(mode="encoder", head="masked", pad=PAD).eval()
     with torch.no_grad():
-        assert padding_change(leaky, batch, PAD) > 0.01
-        assert padding_change(tight, batch, PAD) < 1e-4
-        assert padding_change(tight, ids(), PAD) is None
+        assert padding_change(leaky, ClinicBatch(batch), PAD) > 0.01
+        assert padding_change(tight, ClinicBatch(batch), PAD) < 1e-4
+        assert padding_change(tight, ClinicBatch(ids()), PAD) is None
 
 
-def test_positions_are_told_apart_or_not() -> None:
-    batch = ids()
+def test_positions_are_distinguished_or_not() -> None:
+    batch = ClinicBatch(ids())
     with torch.no_grad():
         for positions in ("sinusoidal", "learned", "rotary", "linear-bias", "buckets"):
-            assert same_positions(decoder(positions=positions).eval(), batch) == (), positions
+            assert swappable_positions(decoder(positions=positions).eval(), batch) == (), positions
         small = decoder(positions="rotary", init="normal", addnorm="post", scale_embedding=False)
-        assert same_positions(small.eval(), batch) == ()
-        assert same_positions(decoder(positions="none").eval(), batch) == (0, 1, 2, 3)
+        assert swappable_positions(small.eval(), batch) == ()
+        assert swappable_positions(decoder(positions="none").eval(), batch) == (0, 1, 2, 3)
 
 
-def test_losses_are_made_up_for_what_comes_out() -> None:
-    batch = ids()
-    assert objective(decoder().eval(), batch, None).said == "cross-entropy of the next token"
+def test_default_losses_suit_the_shape_of_the_answer() -> None:
+    batch = ClinicBatch(ids())
+    next_token = choose_objective(decoder().eval(), batch, None)
+    assert next_token.description == "cross-entropy of the next token"
     masked = decoder(mode="encoder", head="masked").eval()
-    assert objective(masked, batch, None).said == "cross-entropy of the tokens themselves"
+    assert (
+        choose_objective(masked, batch, None).description
+        == "cross-entropy of the tokens themselves"
+    )
     classes = decoder(mode="encoder", head="class", outputs=3).eval()
-    assert "classes drawn at random" in objective(classes, batch, None).said
+    assert "classes drawn at random" in choose_objective(classes, batch, None).description
     bare = decoder(mode="encoder", head="none").eval()
-    assert objective(bare, batch, None).said == "half the mean square distance from noise"
+    noise = choose_objective(bare, batch, None)
+    assert noise.description == "half the mean squared distance from noise"
 
 
 def test_batches_are_taken_apart_and_put_together() -> None:
     one = torch.zeros(2)
-    assert with_parts(one, {"0": one + 1}).tolist() == [1, 1]
-    assert with_parts((one, "a"), {"0": one + 1})[1] == "a"
-    assert with_parts({"x": one}, {"x": 3}) == {"x": 3}
+    assert ClinicBatch(one).replace({"0": one + 1}).tensors[0].tolist() == [1, 1]
+    assert ClinicBatch((one, "a")).replace({"0": one + 1}).inputs[1] == "a"
+    assert ClinicBatch({"x": one}, one).replace({"x": 3}).inputs == {"x": 3}
+    assert ClinicBatch({"x": one}, one).replace({"x": 3}).targets is one
 
 
 @pytest.mark.parametrize("name", ("gpt2", "t5", "vit"))
@@ -177,12 +222,12 @@ def test_drawn_tokens_follow_a_rule_mostly() -> None:
 def test_padding_is_not_asked_for() -> None:
     batch = ids()
     model = decoder(pad=PAD).eval()
-    whole = objective(model, batch, None)(model, batch)
+    whole = choose_objective(model, ClinicBatch(batch), None)(model, ClinicBatch(batch))
     batch[1, 9:] = PAD
     logits = model(batch)[:, :-1]
     kept = batch[:, 1:] != PAD
     expected = torch.nn.functional.cross_entropy(logits[kept], batch[:, 1:][kept])
-    found = objective(model, batch, None)(model, batch)
+    found = choose_objective(model, ClinicBatch(batch), None)(model, ClinicBatch(batch))
     assert torch.allclose(found, expected) and not torch.allclose(found, whole)
 
 

@@ -8,25 +8,37 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from addnorm.clinic.amplify import amplification, growth
-from addnorm.clinic.call import Objective, run, tensors, unchanged, work
-from addnorm.clinic.measure import Measured, dependency_map, distinct, measure, outlier
-from addnorm.clinic.objective import objective
-from addnorm.clinic.sharpness import largest, sharpness, split
-from addnorm.clinic.trace import Trace, watch
-from addnorm.clinic.watch import heads, units
+from addnorm.clinic.call_model import (
+    ClinicBatch,
+    Objective,
+    choose_objective,
+    step_operations,
+    unchanged,
+)
+from addnorm.clinic.forward_stats import activation_stats, attention_stats
+from addnorm.clinic.measure import (
+    SiteMeasurement,
+    dependency_map,
+    measure_sites,
+    outlier,
+    position_variance,
+)
+from addnorm.clinic.residual_trace import Trace, trace_stream
+from addnorm.clinic.sharpness import largest_eigenvalue, measure_sharpness
+from addnorm.clinic.weight_perturbation import amplification, fit_growth
 from tests.conftest import draw, make
 
 
-def look(model: nn.Module, batch: Any, aim: Objective) -> tuple[Trace, list[Measured]]:
-    trace = watch(model, lambda: run(model, batch), tensors(batch))
-    return trace, measure(model, trace, aim.of(trace.output, batch))[0]
+def look(model: nn.Module, batch: Any, aim: Objective) -> tuple[Trace, list[SiteMeasurement]]:
+    trace = trace_stream(model, ClinicBatch(batch))
+    return trace, measure_sites(model, trace, aim.value(trace.output, ClinicBatch(batch)))[0]
 
 
 @torch.no_grad()
 def states(model: Any, ids: Tensor, kind: str) -> list[tuple[Tensor, Tensor, Tensor]]:
     """(shortcut, branch, sum) of each box of a decoder, by the paper's formula in a loop."""
-    from addnorm.layers.context import Context, Mask
+    from addnorm.layers.context import Context
+    from addnorm.layers.masks import Mask
 
     side = model.decoder
     context = Context(mask=Mask.causal(), positions=side.positions, tables={})
@@ -51,7 +63,7 @@ def states(model: Any, ids: Tensor, kind: str) -> list[tuple[Tensor, Tensor, Ten
 @pytest.mark.parametrize("kind", ("post", "pre", "admin"))
 def test_scales_and_dependency_are_the_definitions(kind: str) -> None:
     model, ids = make("decoder", addnorm=kind, depth=3), draw(3, 7)
-    _, sites = look(model, ids, objective(model, ids, None))
+    _, sites = look(model, ids, choose_objective(model, ClinicBatch(ids), None))
     expected = states(model, ids, kind)
     assert len(sites) == len(expected) == 6
     for site, (x, f, total) in zip(sites, expected, strict=True):
@@ -64,7 +76,7 @@ def test_scales_and_dependency_are_the_definitions(kind: str) -> None:
 @pytest.mark.parametrize("kind", ("post", "pre", "admin"))
 def test_the_map_carries_each_branch_through_the_norms(kind: str) -> None:
     model, ids = make("decoder", addnorm=kind, depth=3).requires_grad_(False), draw(3, 7)
-    trace, _ = look(model, ids, objective(model, ids, None))
+    trace, _ = look(model, ids, choose_objective(model, ClinicBatch(ids), None))
     rows = dependency_map(trace)
     parts: list[Tensor] = []
     boxes = [box for _, box in model.decoder.stack.steps()]
@@ -90,7 +102,7 @@ def test_the_rows_of_fresh_pre_norm_sum_to_one() -> None:
     torch.manual_seed(0)
     model = build(ModelConfig(mode="decoder", vocab=99, width=128, depth=4, addnorm="pre")).eval()
     ids = torch.randint(99, (4, 16))
-    trace, _ = look(model, ids, objective(model, ids, None))
+    trace, _ = look(model, ids, choose_objective(model, ClinicBatch(ids), None))
     sums = [sum(row.values()) for row in dependency_map(trace)]
     assert sums == pytest.approx([1.0] * 8, abs=0.15)
     diagonal = [list(row.values())[-1] for row in dependency_map(trace)]
@@ -99,7 +111,7 @@ def test_the_rows_of_fresh_pre_norm_sum_to_one() -> None:
 
 def test_gradients_are_autograds() -> None:
     model, ids = make("decoder", addnorm="post"), draw(3, 7)
-    aim = objective(model, ids, None)
+    aim = choose_objective(model, ClinicBatch(ids), None)
     _, sites = look(model, ids, aim)
     totals: list[Tensor] = []
     norms = [box.norm for _, box in model.decoder.stack.steps()]
@@ -119,10 +131,10 @@ def test_gradients_are_autograds() -> None:
 
 def test_amplification_is_the_variance_of_the_change() -> None:
     model, ids = make("decoder", addnorm="pre"), draw(3, 7)
-    trace, _ = look(model, ids, objective(model, ids, None))
+    trace, _ = look(model, ids, choose_objective(model, ClinicBatch(ids), None))
     before = {name: p.clone() for name, p in model.named_parameters()}
     with torch.no_grad():
-        found = amplification(model, ids, trace.sites, share=0.05, draws=1)
+        found = amplification(model, ClinicBatch(ids), trace.sites, share=0.05, draws=1)
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
     generator = torch.Generator().manual_seed(0)
     names = dict.fromkeys(n for site in trace.sites for n in site.weights)
@@ -140,20 +152,20 @@ def test_amplification_is_the_variance_of_the_change() -> None:
 
 def test_growth_laws() -> None:
     at = [2, 4, 8, 16, 32, 64]
-    linear = growth(at, [3 * n for n in at])
+    linear = fit_growth(at, [3 * n for n in at])
     assert linear.law == "about linear" and linear.exponent == pytest.approx(1)
-    log = growth(at, [math.log(n) for n in at])
+    log = fit_growth(at, [math.log(n) for n in at])
     assert log.law == "slower than linear" and log.logarithmic == pytest.approx(1)
-    assert growth(at, [n**2.0 for n in at]).law == "faster than linear"
-    assert growth(at, [5.0] * 6).law == "does not grow"
-    assert growth([1, 2], [1, 2]).law == "does not grow"
+    assert fit_growth(at, [n**2.0 for n in at]).law == "faster than linear"
+    assert fit_growth(at, [5.0] * 6).law == "does not grow"
+    assert fit_growth([1, 2], [1, 2]).law == "does not grow"
 
 
 def test_distinct_and_outlier() -> None:
     same = torch.randn(2, 1, 8).expand(2, 5, 8)
-    assert distinct(same) == pytest.approx(0, abs=1e-6)
+    assert position_variance(same) == pytest.approx(0, abs=1e-6)
     apart = torch.randn(64, 50, 8)
-    assert distinct(apart) == pytest.approx(49 / 50, abs=0.01)
+    assert position_variance(apart) == pytest.approx(49 / 50, abs=0.01)
     x = torch.ones(2, 5, 8)
     x[..., 3] = 40
     assert outlier(x) == pytest.approx(40)
@@ -164,7 +176,7 @@ def test_distinct_and_outlier() -> None:
 
 def test_entropy_and_logits_by_hand() -> None:
     logits = torch.tensor([[0.0, 1.0, -math.inf], [2.0, 0.0, 1.0]])[None, None]
-    found = heads("here", logits, logits.softmax(-1))
+    found = attention_stats("here", logits, logits.softmax(-1))
     first, second = logits[0, 0, 0, :2].softmax(0), logits[0, 0, 1].softmax(0)
     even = [-float((a * a.log()).sum()) / math.log(n) for a, n in ((first, 2), (second, 3))]
     assert found.entropy[0] == pytest.approx(sum(even) / 2, rel=1e-5)
@@ -180,9 +192,9 @@ def test_attention_is_seen_in_the_fused_kernel_too(additive: bool) -> None:
     maps: dict[str, Tensor] = {}
     model(ids, maps=maps)
     with unchanged(model):
-        trace = watch(model, lambda: model(ids), [ids])
-    assert len(trace.watch.heads) == 2
-    for seen, weights in zip(trace.watch.heads, maps.values(), strict=True):
+        trace = trace_stream(model, ClinicBatch(ids))
+    assert len(trace.stats.attention) == 2
+    for seen, weights in zip(trace.stats.attention, maps.values(), strict=True):
         each = -(weights * weights.clamp(min=1e-30).log()).sum(-1)[:, :, 1:]
         even = each / torch.arange(2, 7).log()
         assert seen.entropy == pytest.approx(even.mean(dim=(0, 2)).tolist(), rel=1e-4)
@@ -190,10 +202,10 @@ def test_attention_is_seen_in_the_fused_kernel_too(additive: bool) -> None:
 
 def test_dead_and_saturated_units() -> None:
     x = torch.tensor([[0.0, 1.0, 0.0, 2.0], [0.0, 0.0, 0.0, 1.0]])
-    found = units("here", "relu", x)
+    found = activation_stats("here", "relu", x)
     assert (found.dead, found.count, found.positions) == (0.5, 4, 2)
-    assert units("here", "tanh", torch.tensor([[0.999, 0.1]])).saturated == 0.5
-    assert units("here", "sigmoid", torch.tensor([[0.999, 0.001]])).saturated == 1.0
+    assert activation_stats("here", "tanh", torch.tensor([[0.999, 0.1]])).saturated == 0.5
+    assert activation_stats("here", "sigmoid", torch.tensor([[0.999, 0.001]])).saturated == 1.0
 
 
 # ── Sharpness ─────────────────────────────────────────────────────────────────────────────────────
@@ -201,7 +213,7 @@ def test_dead_and_saturated_units() -> None:
 
 def hessian(model: nn.Module, batch: Any, aim: Objective) -> Tensor:
     weights = list(model.parameters())
-    first = torch.autograd.grad(aim(model, batch), weights, create_graph=True)
+    first = torch.autograd.grad(aim(model, ClinicBatch(batch)), weights, create_graph=True)
     flat = torch.cat([g.reshape(-1) for g in first])
     rows = []
     for entry in flat:
@@ -229,12 +241,12 @@ class Small(nn.Module):
 def test_sharpness_is_the_largest_eigenvalue() -> None:
     model, x = Small().double(), torch.randn(8, 3).double()
     aim = Objective(lambda output, batch: (output - batch[:, :2]).pow(2).mean(), "test")
-    found = sharpness(model, x, aim, iterations=200, chunks=4)
+    found = measure_sharpness(model, ClinicBatch(x), aim, iterations=200, chunks=4)
     exact = hessian(model, x, aim)
     assert found.plain == pytest.approx(float(torch.linalg.eigvalsh(exact)[-1]), rel=1e-4)
     squares = torch.zeros(len(exact)).double()
     for part in x.chunk(4):
-        g = torch.autograd.grad(aim(model, part), list(model.parameters()))
+        g = torch.autograd.grad(aim(model, ClinicBatch(part)), list(model.parameters()))
         squares += torch.cat([each.reshape(-1) for each in g]) ** 2 / 4
     scale = (squares.sqrt() + 1e-8) ** -0.5
     preconditioned = scale[:, None] * exact * scale[None]
@@ -277,7 +289,7 @@ def test_a_view_of_unwritten_memory_is_no_bad_number() -> None:
     for bad in (False, True):
         model = Views(bad)
         with torch.no_grad():
-            seen = watch(model, lambda model=model: model(x), [x]).watch.bad
+            seen = trace_stream(model, ClinicBatch(x)).stats.non_finite
         assert (seen is not None) is bad
     assert seen is not None and seen.operation == "div"
 
@@ -288,12 +300,12 @@ def test_large_negative_eigenvalues_do_not_stand_in_the_way() -> None:
     def multiply(vector: list[Tensor]) -> list[Tensor]:
         return [diagonal * vector[0]]
 
-    found = largest(multiply, [diagonal], 50)
+    found = largest_eigenvalue(multiply, [diagonal], 50)
     assert found == pytest.approx(3.0, rel=1e-9)
     mask = [torch.tensor([1.0, 1.0, 1.0, 0.0]).double()]
-    assert largest(multiply, [diagonal], 50, mask) == pytest.approx(0.5, rel=1e-9)
-    assert largest(lambda v: [0 * v[0]], [diagonal], 5) == 0
-    assert math.isnan(largest(lambda v: [v[0] * math.nan], [diagonal], 5))
+    assert largest_eigenvalue(multiply, [diagonal], 50, mask) == pytest.approx(0.5, rel=1e-9)
+    assert largest_eigenvalue(lambda v: [0 * v[0]], [diagonal], 5) == 0
+    assert math.isnan(largest_eigenvalue(lambda v: [v[0] * math.nan], [diagonal], 5))
 
 
 def test_sharpness_of_a_large_model_is_that_of_the_first_rows(
@@ -301,28 +313,33 @@ def test_sharpness_of_a_large_model_is_that_of_the_first_rows(
 ) -> None:
     model, x = Small().double(), torch.randn(8, 3).double()
     aim = Objective(lambda output, batch: (output - batch[:, :2]).pow(2).mean(), "test")
-    few = sharpness(model, x[:2], aim).plain
-    monkeypatch.setattr("addnorm.clinic.sharpness.WORK", work(model, x) / 4)
-    assert sharpness(model, x, aim).plain == pytest.approx(few, rel=1e-9)
+    few = measure_sharpness(model, ClinicBatch(x[:2]), aim).plain
+    limit = step_operations(model, ClinicBatch(x)) / 4
+    monkeypatch.setattr("addnorm.clinic.sharpness.MAX_OPERATIONS", limit)
+    assert measure_sharpness(model, ClinicBatch(x), aim).plain == pytest.approx(few, rel=1e-9)
 
     def knows(output: Tensor, batch: Tensor) -> Tensor:
         return (output - x[:, :2]).pow(2).mean()
 
-    whole = sharpness(model, x, Objective(knows, "test")).plain
+    whole = measure_sharpness(model, ClinicBatch(x), Objective(knows, "test", by_rows=False)).plain
     monkeypatch.undo()
-    assert whole == pytest.approx(sharpness(model, x, aim).plain, rel=1e-9)
+    assert whole == pytest.approx(measure_sharpness(model, ClinicBatch(x), aim).plain, rel=1e-9)
 
 
 def test_sharpness_by_differences_where_there_is_no_second_derivative() -> None:
     model, x = Small().double(), torch.randn(8, 3).double()
     twice = Objective(lambda output, batch: (output - batch[:, :2]).pow(2).mean(), "test")
     once = Objective(lambda output, batch: Once.apply(output - batch[:, :2]).mean(), "test")
-    one, two = (sharpness(model, x, aim, iterations=50).plain for aim in (once, twice))
+    one, two = (
+        measure_sharpness(model, ClinicBatch(x), aim, iterations=50).plain for aim in (once, twice)
+    )
     assert one == pytest.approx(two, rel=1e-2)
 
 
 def test_a_batch_is_split_by_rows() -> None:
-    batch = {"ids": torch.arange(8).view(4, 2), "flag": True}
-    parts = split(batch, 2)
-    assert [part["ids"].tolist() for part in parts] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
-    assert all(part["flag"] for part in parts)
+    inputs = {"ids": torch.arange(8).view(4, 2), "flag": True, "bias": torch.zeros(3)}
+    parts = ClinicBatch(inputs, torch.arange(4)).split(2)
+    ids = [part.arguments["ids"].tolist() for part in parts]
+    assert ids == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
+    assert [part.targets.tolist() for part in parts if part.targets is not None] == [[0, 1], [2, 3]]
+    assert all(part.arguments["flag"] and len(part.arguments["bias"]) == 3 for part in parts)

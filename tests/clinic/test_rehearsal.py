@@ -8,34 +8,36 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from addnorm.clinic import Plan, examine, remedy
-from addnorm.clinic.call import Objective
-from addnorm.clinic.objective import objective
-from addnorm.clinic.rehearsal import STEPS, Rehearsal, lessons_of, rehearse
-from addnorm.clinic.remedy import (
-    LEAST,
-    advise_warmup,
-    affordable,
-    predict,
+from addnorm.clinic import ClinicBatch, TrainingPlan, examine, rehearsal
+from addnorm.clinic.call_model import Objective, choose_objective
+from addnorm.clinic.rehearsal import (
+    MIN_REHEARSAL_STEPS,
+    REHEARSAL_STEPS,
+    Rehearsal,
+    affordable_steps,
+    recommended_warmup,
+    rehearse,
+    rehearse_alternatives,
     rehearse_once,
     rehearse_plan,
+    training_batches,
 )
 from addnorm.clinic.sharpness import Sharpness
-from addnorm.clinic.words import schedule
-from tests.clinic.patients import VOCAB, decoder, ids
+from addnorm.clinic.text import describe_schedule
+from tests.clinic.subjects import VOCAB, decoder, ids
 
 
 @pytest.mark.trains
 @pytest.mark.parametrize("count", (1, 4))
 def test_a_rehearsal_is_adam_and_is_forgotten(count: int) -> None:
-    model, batches = decoder().eval(), [ids(4, 8) for _ in range(count)]
-    aim = objective(model, batches[0], None)
+    model, batches = decoder().eval(), [ClinicBatch(ids(4, 8)) for _ in range(count)]
+    aim = choose_objective(model, batches[0], None)
     before = [p.detach().clone() for p in model.parameters()]
     found = rehearse(model, batches, aim, lr=0.01, warmup=5, steps=6)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     assert found.before == pytest.approx(float(aim(model, batches[0]).detach()), rel=1e-5)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, betas=(0.9, 0.98), eps=1e-9)
-    halves = [batches[0][:2], batches[0][2:]]
+    halves = [batches[0].rows(0, 2), batches[0].rows(2, 4)]
     order = [halves[s % 2] if count == 1 else batches[1 + s % 3] for s in range(1, 7)]
     losses = []
     for step, batch in enumerate(order, start=1):
@@ -46,24 +48,18 @@ def test_a_rehearsal_is_adam_and_is_forgotten(count: int) -> None:
         torch.autograd.backward(loss)
         optimizer.step()
     assert found.losses == pytest.approx(losses, rel=1e-4)
-    assert len(found.distinct) == 2
+    assert len(found.position_variance) == 2
     assert found.after == pytest.approx(float(aim(model, batches[0]).detach()), rel=1e-4)
 
 
 def test_lessons_are_the_other_batches_or_halves_or_the_batch_itself() -> None:
-    model, batch, other = decoder().eval(), ids(4, 8), ids(4, 8)
-    aim = objective(model, batch, None)
-    assert [part is other for part in lessons_of(model, [batch, other], aim)] == [True]
-    assert [len(part) for part in lessons_of(model, [batch], aim)] == [2, 2]
-    made_up = Objective(aim.loss, "noise", made_up=True)
-    assert [part is batch for part in lessons_of(model, [batch, other], made_up)] == [True]
-
-    def knows(output: Tensor, given: Any) -> Tensor:
-        if given is not batch:
-            raise ValueError("the targets of this batch are not known")
-        return aim.loss(output, given)
-
-    whole = lessons_of(model, [batch], Objective(knows, "the loss given"))
+    model, batch, other = decoder().eval(), ClinicBatch(ids(4, 8)), ClinicBatch(ids(4, 8))
+    aim = choose_objective(model, batch, None)
+    assert [part is other for part in training_batches([batch, other], aim)] == [True]
+    assert [part.row_count for part in training_batches([batch], aim)] == [2, 2]
+    random = Objective(aim.loss, "noise", random_targets=True)
+    assert [part is batch for part in training_batches([batch, other], random)] == [True]
+    whole = training_batches([batch], Objective(aim.loss, "of whole batches", by_rows=False))
     assert [part is batch for part in whole] == [True]
 
 
@@ -72,8 +68,8 @@ def test_lessons_are_the_other_batches_or_halves_or_the_batch_itself() -> None:
 def test_a_model_that_learns_one_batch_by_heart_is_not_said_to_learn() -> None:
     """Each row begins with its own token, and all else is noise: by heart, or not at all."""
 
-    def noise() -> Tensor:
-        return torch.randint(1, VOCAB, (8, 12))
+    def noise() -> ClinicBatch:
+        return ClinicBatch(torch.randint(1, VOCAB, (8, 12)))
 
     def even(output: Tensor, batch: Tensor) -> Tensor:
         return F.cross_entropy(output[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
@@ -81,7 +77,7 @@ def test_a_model_that_learns_one_batch_by_heart_is_not_said_to_learn() -> None:
     model, aim = decoder().eval(), Objective(even, "the next token")
     with torch.no_grad():  # knows nothing, and says so
         model.tokens.weight.mul_(1e-3)
-    batches = [noise() for _ in range(1 + STEPS)]
+    batches = [noise() for _ in range(1 + REHEARSAL_STEPS)]
     alone = rehearse(model, batches[:1], aim, lr=0.01, warmup=0)
     several = rehearse(model, batches, aim, lr=0.01, warmup=0)
     assert alone.learns and alone.gain > 0.5
@@ -118,15 +114,15 @@ def supplied_rehearsals(monkeypatch: pytest.MonkeyPatch) -> None:
     def rehearsed(*_: Any, lr: float, warmup: int, steps: int) -> Rehearsal:
         return Rehearsal((4.0,) * steps, 4.0, 3.0 if lr < 1 else 5.0, (0.3, 0.3))
 
-    monkeypatch.setattr(remedy, "rehearse", rehearsed)
+    monkeypatch.setattr(rehearsal, "rehearse", rehearsed)
 
 
 @pytest.mark.usefixtures("supplied_rehearsals")
 def test_a_shortened_warm_up_that_fails_is_given_three_times_as_long() -> None:
-    model, batch = decoder(depth=1).eval(), ids(4, 8)
-    aim = objective(model, batch, None)
+    model, batch = decoder(depth=1).eval(), ClinicBatch(ids(4, 8))
+    aim = choose_objective(model, batch, None)
     for lr, warmup, steps in ((1e-3, 99, 48), (3.0, 99, 144), (3.0, 24, 48), (3.0, 0, 48)):
-        found = rehearse_once(model, [batch], aim, Plan(lr=lr, warmup=warmup))
+        found = rehearse_once(model, [batch], aim, TrainingPlan(lr=lr, warmup=warmup))
         assert (len(found.losses), found.learns) == (steps, lr < 1)
 
 
@@ -135,39 +131,41 @@ def test_a_shortened_warm_up_that_fails_is_given_three_times_as_long() -> None:
 
 @pytest.mark.usefixtures("supplied_rehearsals")
 def test_what_else_is_tried_until_one_learns() -> None:
-    model, batch = decoder(depth=1).eval(), ids(4, 8)
-    aim = objective(model, batch, None)
-    assert list(rehearse_plan(model, [batch], aim, Plan(lr=1e-3))) == ["planned"]
-    found = rehearse_plan(model, [batch], aim, Plan(lr=3.0))
+    model, batch = decoder(depth=1).eval(), ClinicBatch(ids(4, 8))
+    aim = choose_objective(model, batch, None)
+    assert list(rehearse_plan(model, [batch], aim, TrainingPlan(lr=1e-3))) == ["planned"]
+    found = rehearse_plan(model, [batch], aim, TrainingPlan(lr=3.0))
     assert list(found) == ["planned", "with warm-up", "at lr 0.3"] and found["at lr 0.3"].learns
-    wild = rehearse_plan(model, [batch], aim, Plan(lr=1e4))
+    wild = rehearse_plan(model, [batch], aim, TrainingPlan(lr=1e4))
     assert list(wild) == ["planned", "with warm-up", "at lr 1e+03", "at lr 1e+02"]
     assert not any(tried.learns for tried in wild.values())
-    assert "with warm-up" not in rehearse_plan(model, [batch], aim, Plan(lr=1e4, warmup=9))
+    assert "with warm-up" not in rehearse_plan(model, [batch], aim, TrainingPlan(lr=1e4, warmup=9))
 
 
 @pytest.mark.trains
-def test_the_patient_itself_and_foreign_models_have_no_prediction() -> None:
-    batch = ids(4, 8)
+def test_the_model_itself_and_foreign_models_have_no_alternative() -> None:
+    batch = ClinicBatch(ids(4, 8))
     model = decoder().eval()
-    aim = objective(model, batch, None)
-    assert list(predict(model, [batch], aim, Plan(lr=1e-3))) == ["addnorm=admin"]
+    aim = choose_objective(model, batch, None)
+    assert list(rehearse_alternatives(model, [batch], aim, TrainingPlan(lr=1e-3))) == [
+        "addnorm=admin"
+    ]
     foreign = torch.nn.Sequential(torch.nn.Linear(4, 4))
-    assert predict(foreign, [batch], aim, Plan(lr=1e-3)) == {}
+    assert rehearse_alternatives(foreign, [batch], aim, TrainingPlan(lr=1e-3)) == {}
 
 
 def test_large_models_are_rehearsed_for_fewer_steps() -> None:
-    assert affordable(decoder(), ids()) == STEPS
+    assert affordable_steps(decoder(), ClinicBatch(ids())) == REHEARSAL_STEPS
     wide = torch.nn.Linear(30_000, 9000, device="meta")
-    assert affordable(wide, ids(8, 32)) == LEAST
+    assert affordable_steps(wide, ClinicBatch(ids(8, 32))) == MIN_REHEARSAL_STEPS
     middle = torch.nn.Linear(10_000, 2000, device="meta")
-    assert affordable(middle, ids(8, 100)) == int(2e12 / (6 * 2e7 * 800))
+    assert affordable_steps(middle, ClinicBatch(ids(8, 100))) == int(2e12 / (6 * 2e7 * 800))
 
 
 def test_warm_up_is_as_long_as_the_rate_is_unstable() -> None:
-    plan = Plan(lr=1e-3)
-    assert advise_warmup(plan, None) == advise_warmup(plan, 1.0) == 100
-    assert advise_warmup(plan, 1e-4) == 1000
+    plan = TrainingPlan(lr=1e-3)
+    assert recommended_warmup(plan, None) == recommended_warmup(plan, 1.0) == 100
+    assert recommended_warmup(plan, 1e-4) == 1000
 
 
 @pytest.mark.parametrize(
@@ -181,8 +179,8 @@ def test_warm_up_is_as_long_as_the_rate_is_unstable() -> None:
     ),
 )
 def test_the_schedule_is_held_against_the_sharpness(lr: float, warmup: int, said: str) -> None:
-    seen = examine(decoder(depth=1), ids(2, 4), sharp=False).evidence
+    seen = examine(decoder(depth=1), ids(2, 4), sharpness=False).evidence
     sharp = Sharpness(plain=1.0, adam=38 / 5e-4, iterations=6)
-    plan = Plan(lr=lr, warmup=warmup)
-    assert said in schedule(dataclasses.replace(seen, plan=plan, sharpness=sharp))
-    assert "stable" not in schedule(dataclasses.replace(seen, plan=plan))
+    plan = TrainingPlan(lr=lr, warmup=warmup)
+    assert said in describe_schedule(dataclasses.replace(seen, plan=plan, sharpness=sharp))
+    assert "stable" not in describe_schedule(dataclasses.replace(seen, plan=plan))

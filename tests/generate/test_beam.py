@@ -7,11 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from addnorm.errors import ConfigError, InputError
-from addnorm.generate import Hypothesis, translate
-from addnorm.generate.beam import BeamRules, search, seat
-from addnorm.generate.loop import Rules, follow
-from addnorm.generate.samplers import make_sampler
+from addnorm.errors import InputError
+from addnorm.generate import Decoding, Hypothesis, translate
+from addnorm.generate.search import TokenRules, beam_search, place_by_parent, search
 from tests.conftest import PAD, make
 from tests.generate import naive
 from tests.generate.naive import BEGIN, END, Answer, Oracle
@@ -39,8 +37,16 @@ def same(found: list[Hypothesis], answers: list[Answer]) -> None:
         assert hypothesis.log_probability == pytest.approx(sum(answer.steps), abs=1e-10)
 
 
-def look(oracle: Oracle, limit: int, **rules: Any) -> list[Hypothesis]:
-    (found,) = search(oracle, START, [limit], BeamRules(end=END, **rules))
+ENDS = TokenRules(end=END)
+
+
+def look(oracle: Oracle, limit: int, rules: TokenRules = ENDS, **settings: Any) -> list[Hypothesis]:
+    (found,) = beam_search(oracle, START, [limit], rules, Decoding(**settings))
+    return found
+
+
+def greedy_path(oracle: Oracle, limit: int) -> Hypothesis:
+    ((found,),) = search(oracle, START, [limit], ENDS, Decoding(), seeds=[0])
     return found
 
 
@@ -54,11 +60,13 @@ def test_a_wide_beam_finds_what_there_is(
     penalty: str, alpha: float, closed: bool, early: bool
 ) -> None:
     # 5 tokens, 4 of them not the end: 4 · 4 · 4 beginnings of 3 tokens fit in a beam of 64.
-    kinds = {"penalty": penalty, "alpha": alpha, "closed": closed}
+    kinds: dict[str, Any] = {"penalty": penalty, "alpha": alpha}
+    rules = TokenRules(end=END, end_at_limit=closed)
+    settings = {"stop_early": early, "keep_greedy": False, **kinds}
     for seed in range(6):
         oracle = Oracle(seed, vocab=5)
-        answers = naive.every(oracle.log_probs, 5, 4, **kinds)
-        found = look(oracle, 4, beam=256, nbest=60, early=early, keep_greedy=False, **kinds)
+        answers = naive.every(oracle.log_probs, 5, 4, closed=closed, **kinds)
+        found = look(oracle, 4, rules, beam=256, nbest=60, **settings)
         same(found, answers[:60])
         if not closed:
             ended = [len(answer.steps) > len(answer.tokens) for answer in answers[:60]]
@@ -70,10 +78,9 @@ def test_a_model_s_best_are_those_of_brute_force(penalty: str, alpha: float) -> 
     torch.manual_seed(int(alpha * 10))
     model = make("encoder-decoder", vocab=7)
     sources = [[3, 4, 5], [6], [3, 3]]
-    kinds = {"penalty": penalty, "alpha": alpha}
-    results = translate(
-        model, sources, begin=BEGIN, end=END, beam=64, nbest=15, longest=lambda n: n + 1, **kinds
-    )
+    kinds: dict[str, Any] = {"penalty": penalty, "alpha": alpha}
+    decoding = Decoding(beam=64, nbest=15, max_tokens=(1.0, 1), **kinds)
+    results = translate(model, sources, decoding, begin=BEGIN, end=END)
     for source, found in zip(sources, results, strict=True):
         of = naive.of_translation(model, source)
         answers = naive.every(of, 7, len(source) + 1, banned=(PAD, BEGIN), **kinds)
@@ -82,14 +89,15 @@ def test_a_model_s_best_are_those_of_brute_force(penalty: str, alpha: float) -> 
 
 def test_banned_tokens_are_never_taken_but_keep_their_probability() -> None:
     oracle = Oracle(3, vocab=6, peak=4)
-    found = look(oracle, 4, beam=64, nbest=10, banned=(4, 0))
+    rules = TokenRules(end=END, banned=(4, 0))
+    found = look(oracle, 4, rules, beam=64, nbest=10)
     same(found, naive.every(oracle.log_probs, 6, 4, banned=(4, 0))[:10])
     assert all(4 not in h.tokens and 0 not in h.tokens for h in found)
 
 
 def test_without_an_end_token_all_reach_the_limit() -> None:
     oracle = Oracle(3, vocab=4)
-    (found,) = search(oracle, START, [3], BeamRules(end=None, beam=64, nbest=9))
+    found = look(oracle, 3, TokenRules(end=None), beam=64, nbest=9)
     same(found, naive.every(oracle.log_probs, 4, 3, end=None)[:9])
     assert not any(h.finished for h in found)
 
@@ -146,7 +154,7 @@ def test_stopping_early_changes_nothing(penalty: str, alpha: float) -> None:
         results, steps = [], []
         for early in (True, False):
             oracle = Oracle(seed, vocab=8, sharp=2.5, peak=END)
-            kinds = {"penalty": penalty, "alpha": alpha, "early": early}
+            kinds: dict[str, Any] = {"penalty": penalty, "alpha": alpha, "stop_early": early}
             results.append(look(oracle, 12, beam=3, nbest=1 + seed % 3, **kinds))
             steps.append(len(oracle.asked))
         assert results[0] == results[1]
@@ -183,10 +191,11 @@ def test_beam_and_greedy_on_200_models_and_inputs() -> None:
         with torch.no_grad():
             model.tokens.weight.mul_(4.0)
         sources = torch.randint(3, 23, (INPUTS, 5)).tolist()
-        settings: dict[str, Any] = {"begin": BEGIN, "end": END, "longest": (1.0, 7)}
-        greedy = [h[0].score for h in translate(model, sources, beam=1, **settings)]
+        plain = Decoding(max_tokens=(1.0, 7))
+        greedy = [h[0].score for h in translate(model, sources, plain, begin=BEGIN, end=END)]
         for keep in counts:
-            found = translate(model, sources, beam=5, keep_greedy=keep, **settings)
+            wide = replace(plain, beam=5, keep_greedy=keep)
+            found = translate(model, sources, wide, begin=BEGIN, end=END)
             pairs = zip(found, greedy, strict=True)
             counts[keep] += sum(h[0].score >= score - 1e-12 for h, score in pairs)
     assert counts[False] >= 195
@@ -197,18 +206,9 @@ def test_beam_and_greedy_on_200_models_and_inputs() -> None:
 def test_the_greedy_path_is_kept_in_a_language_made_to_lose_it() -> None:
     lost = 0
     for seed in range(150):
-        limit = [8]
-        rules = BeamRules(end=END, beam=2, keep_greedy=True)
-        greedy = follow(
-            Oracle(seed, 12),
-            START,
-            limit,
-            Rules(end=END),
-            make_sampler("greedy"),
-            torch.zeros(1, 8),
-        )[0]
-        kept = search(Oracle(seed, 12), START, limit, rules)[0][0]
-        plain = search(Oracle(seed, 12), START, limit, replace(rules, keep_greedy=False))[0][0]
+        greedy = greedy_path(Oracle(seed, 12), 8)
+        (kept,) = look(Oracle(seed, 12), 8, beam=2, keep_greedy=True)
+        (plain,) = look(Oracle(seed, 12), 8, beam=2, keep_greedy=False)
         assert kept.score >= greedy.score
         lost += plain.score < greedy.score
     assert lost > 3  # so it was needed
@@ -243,12 +243,13 @@ class Several:
 
 @pytest.mark.parametrize("keep_greedy", (True, False))
 def test_sentences_of_a_batch_do_not_know_of_each_other(keep_greedy: bool) -> None:
-    rules = BeamRules(end=END, beam=3, nbest=2, keep_greedy=keep_greedy)
+    decoding = Decoding(beam=3, nbest=2, keep_greedy=keep_greedy)
     limits = [3 + seed % 7 for seed in range(24)]
     several = Several([Oracle(seed, 9, 2.0) for seed in range(24)])
-    together = search(several, START.expand(24, 1), limits, rules)
+    together = beam_search(several, START.expand(24, 1), limits, ENDS, decoding)
     for seed, found in enumerate(together):
-        assert found == search(Oracle(seed, 9, 2.0), START, [limits[seed]], rules)[0]
+        oracle = Oracle(seed, 9, 2.0)
+        assert found == beam_search(oracle, START, [limits[seed]], ENDS, decoding)[0]
     assert several.rows[:2] == [24, 72] and several.rows[-1] < 24  # finished ones were removed
     # Once there are as many rows as beams, what is copied stays itself: it can be done in place.
     assert all(torch.equal(index[index], index) for index in several.indices[1:])
@@ -272,11 +273,8 @@ def test_an_end_as_likely_as_others_is_preferred_by_its_place(low: int, finished
         def logits(self, tokens: Any) -> Tensor:
             return (torch.arange(self.vocab) >= low).double()
 
-    rules = BeamRules(end=END, beam=3, nbest=1)
-    ((found,),) = search(Level(0, vocab=6), START, [1], rules)
-    draws = torch.zeros(1, 1)
-    (greedy,) = follow(Level(0, vocab=6), START, [1], rules, make_sampler("greedy"), draws)
-    assert found == greedy and found.finished == finished
+    (found,) = look(Level(0, vocab=6), 1, beam=3)
+    assert found == greedy_path(Level(0, vocab=6), 1) and found.finished == finished
 
 
 @pytest.mark.parametrize("beam", (1, 2, 5))
@@ -309,7 +307,7 @@ def test_what_reaches_the_limit_is_ended_there(beam: int) -> None:
 
 def test_a_beam_stands_where_its_parent_stood() -> None:
     parents = torch.tensor([[0, 0, 0], [2, 1, 0], [1, 2, 1], [2, 2, 0]])
-    order = seat(parents)
+    order = place_by_parent(parents)
     assert order.sort(dim=1).values.tolist() == [[0, 1, 2]] * 4
     index = parents.gather(1, order)
     assert torch.equal(index.gather(1, index), index)  # what is copied stays in its place
@@ -319,33 +317,11 @@ def test_a_beam_stands_where_its_parent_stood() -> None:
 # ── What is refused ───────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(("beam", "nbest"), ((0, 1), (3, 4), (3, 0), (-1, -1)))
-def test_beams_that_cannot_be(beam: int, nbest: int) -> None:
-    message = (
-        rf"^nbest must be 1 or more, and at most beam: got nbest={nbest}, beam={beam}\. "
-        rf"Try beam={max(nbest, 1)}\.$"
-    )
-    with pytest.raises(InputError, match=message):
-        BeamRules(end=END, beam=beam, nbest=nbest)
-
-
-@pytest.mark.parametrize("alpha", (-0.5, float("nan"), float("inf")))
-def test_a_penalty_must_not_shrink(alpha: float) -> None:
-    message = rf"^alpha must be 0 or more: got {alpha}\. Try 1\.0, or 0\.6 with gnmt\.$"
-    with pytest.raises(InputError, match=message):
-        BeamRules(end=END, alpha=alpha)
-
-
-def test_an_unknown_penalty() -> None:
-    with pytest.raises(ConfigError, match=r"^penalty has no choice 'gnmtt'\. Did you mean 'gnmt'"):
-        BeamRules(end=END, penalty="gnmtt")
-
-
 def test_logits_must_be_finite() -> None:
     class Broken(Oracle):
         def logits(self, tokens: Any) -> Tensor:
             return super().logits(tokens) * float("nan")
 
-    message = "^a model must give finite logits to decode with: got a total of nan. Check its"
+    message = r"finite logits: got log Σ exp\(logits\) = nan\. Check its weights for NaN"
     with pytest.raises(InputError, match=message):
-        look(Broken(0, vocab=6), 4)
+        look(Broken(0, vocab=6), 4, beam=5)

@@ -1,6 +1,7 @@
 """Translate and continue: what the slow way gives, in any batch, with any padding, in order."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,8 +9,8 @@ import torch
 
 from addnorm import ModelConfig, build
 from addnorm.errors import InputError
-from addnorm.generate import Hypothesis, generate, score, translate
-from addnorm.generate.batches import crew, cut
+from addnorm.generate import Decoding, Hypothesis, generate, score, translate
+from addnorm.generate.decode import split_batches, thread_pool
 from addnorm.generate.samplers import uniforms
 from addnorm.layers.attention import MemoryAttention
 from tests.conftest import PAD, POSITIONS, VARIANTS, VOCAB, draw, make, slow_except
@@ -23,6 +24,10 @@ BANNED = (PAD, BEGIN)
 def some(*lengths: int) -> list[list[int]]:
     """Sequences of random tokens, none of them special."""
     return [torch.randint(3, VOCAB, (length,)).tolist() for length in lengths]
+
+
+def sampled(max_tokens: int, **settings: Any) -> Decoding:
+    return Decoding(sampler="sample", max_tokens=max_tokens, **settings)
 
 
 def near(found: Hypothesis, other: Hypothesis) -> None:
@@ -46,7 +51,7 @@ def sharpen(model: Any, gain: float = 3.0) -> Any:
 def test_greedy_translation_is_the_naive_loop(positions: str) -> None:
     model = sharpen(make("encoder-decoder", positions=positions))
     sources = some(5, 2, 7, 1, 4)
-    found = translate(model, sources, beam=1, longest=(2.0, 1), alpha=0.7, **ENDS)
+    found = translate(model, sources, Decoding(max_tokens=(2.0, 1), alpha=0.7), **ENDS)
     for source, (hypothesis,) in zip(sources, found, strict=True):
         of = naive.of_translation(model, source)
         limit = 2 * len(source) + 1
@@ -60,7 +65,7 @@ def test_greedy_translation_is_the_naive_loop(positions: str) -> None:
 def test_greedy_continuation_is_the_naive_loop_for_prompts_of_any_length(positions: str) -> None:
     model = sharpen(make("decoder", positions=positions))
     prompts = some(6, 1, 4, 2)
-    found = generate(model, prompts, new=7, end=END, sampler="greedy")
+    found = generate(model, prompts, Decoding(max_tokens=7), end=END)
     for prompt, (hypothesis,) in zip(prompts, found, strict=True):
         of = naive.of_continuation(model, prompt)
         answer, finished = naive.greedy(of, 7, banned=(PAD,), closed=False)
@@ -72,7 +77,7 @@ def test_greedy_continuation_is_the_naive_loop_for_prompts_of_any_length(positio
 def test_greedy_is_the_naive_loop_in_any_variant(variant: str) -> None:
     model = make("encoder-decoder", **VARIANTS[variant])
     (source,) = some(4)
-    ((found,),) = translate(model, [source], beam=1, longest=(1.0, 3), **ENDS)
+    ((found,),) = translate(model, [source], Decoding(max_tokens=(1.0, 3)), **ENDS)
     answer, _ = naive.greedy(naive.of_translation(model, source), 7, banned=BANNED)
     assert found.tokens == answer.tokens
     assert found.log_probabilities == pytest.approx(answer.steps, abs=1e-10)
@@ -87,7 +92,8 @@ def test_the_begin_token_may_be_padding_or_the_end() -> None:
         of = naive.of_translation(model, source, begin)
         answer, _ = naive.greedy(of, 8, banned=(PAD,))
         for beam in (1, 4):
-            found = translate(padded, [source], begin=begin, end=END, beam=beam, longest=(0, 8))
+            decoding = Decoding(beam=beam, max_tokens=(0, 8))
+            found = translate(padded, [source], decoding, begin=begin, end=END)
             ((best,),) = found
             assert PAD not in best.tokens
             assert best.score >= answer.score - 1e-12
@@ -106,10 +112,10 @@ def test_the_begin_token_may_be_padding_or_the_end() -> None:
 def test_a_translation_does_not_depend_on_its_batch(beam: int, positions: str) -> None:
     model = sharpen(make("encoder-decoder", positions=positions))
     sources = some(3, 9, 1, 6, 6, 2, 8, 4, 5, 7)
-    settings: dict[str, Any] = {"beam": beam, "nbest": min(2, beam), "longest": (1.0, 4), **ENDS}
-    alone = [next(translate(model, [source], **settings)) for source in sources]
+    decoding = Decoding(beam=beam, nbest=min(2, beam), max_tokens=(1.0, 4))
+    alone = [next(translate(model, [source], decoding, **ENDS)) for source in sources]
     for size in (4096, 20 * beam):
-        together = translate(model, sources, batch_tokens=size, **settings)
+        together = translate(model, sources, replace(decoding, batch_tokens=size), **ENDS)
         for found, expected in zip(together, alone, strict=True):
             for one, other in zip(found, expected, strict=True):
                 near(one, other)
@@ -120,17 +126,17 @@ def test_a_translation_does_not_depend_on_its_batch(beam: int, positions: str) -
 def test_a_continuation_does_not_depend_on_its_batch(beam: int, positions: str) -> None:
     model = sharpen(make("decoder", positions=positions))
     prompts = some(3, 9, 1, 6, 2)
-    settings: dict[str, Any] = {"new": 6, "end": END, "sampler": "greedy", "beam": beam}
-    alone = [next(generate(model, [prompt], **settings)) for prompt in prompts]
-    for found, expected in zip(generate(model, prompts, **settings), alone, strict=True):
+    decoding = Decoding(max_tokens=6, beam=beam)
+    alone = [next(generate(model, [prompt], decoding, end=END)) for prompt in prompts]
+    for found, expected in zip(generate(model, prompts, decoding, end=END), alone, strict=True):
         near(found[0], expected[0])
 
 
 def test_beams_of_a_decoder_are_those_of_brute_force() -> None:
     model = make("decoder", vocab=6)
     prompts = [[3, 4, 5], [5]]
-    settings: dict[str, Any] = {"new": 3, "end": END, "sampler": "greedy", "beam": 64, "nbest": 12}
-    for prompt, found in zip(prompts, generate(model, prompts, **settings), strict=True):
+    decoding = Decoding(max_tokens=3, beam=64, nbest=12)
+    for prompt, found in zip(prompts, generate(model, prompts, decoding, end=END), strict=True):
         of = naive.of_continuation(model, prompt)
         answers = naive.every(of, 6, 3, banned=(PAD,), closed=False)[:12]
         assert [h.tokens for h in found] == [a.tokens for a in answers]
@@ -144,14 +150,16 @@ def test_beams_of_a_decoder_are_those_of_brute_force() -> None:
 def test_a_seed_gives_the_same_tokens_alone_and_in_a_batch() -> None:
     model = make("decoder")
     prompts = some(3, 7, 1, 3, 5)
-    settings: dict[str, Any] = {"new": 9, "end": END, "temperature": 1.3, "top_p": 0.95}
-    together = [found[0] for found in generate(model, prompts, seed=40, **settings)]
-    again = [found[0] for found in generate(model, prompts, seed=40, batch_tokens=30, **settings)]
+    decoding = sampled(9, temperature=1.3, top_p=0.95, seed=40)
+    small = replace(decoding, batch_tokens=30)
+    together = [found[0] for found in generate(model, prompts, decoding, end=END)]
+    again = [found[0] for found in generate(model, prompts, small, end=END)]
     for i, prompt in enumerate(prompts):
-        ((alone,),) = generate(model, [prompt], seed=40 + i, **settings)
+        ((alone,),) = generate(model, [prompt], replace(decoding, seed=40 + i), end=END)
         near(alone, together[i])
         near(alone, again[i])
-    other = [found[0].tokens for found in generate(model, prompts, seed=41, **settings)]
+    reseeded = generate(model, prompts, replace(decoding, seed=41), end=END)
+    other = [found[0].tokens for found in reseeded]
     assert other != [hypothesis.tokens for hypothesis in together]
 
 
@@ -170,12 +178,12 @@ def draw_by_hand(of: naive.LogProbs, seed: int, limit: int, end: int, banned: An
 
 def test_what_is_drawn_is_what_is_drawn_by_hand() -> None:
     decoder, prompts = make("decoder"), some(3, 5, 1)
-    found = generate(decoder, prompts, new=9, end=END, seed=7)
+    found = generate(decoder, prompts, sampled(9, seed=7), end=END)
     for number, (prompt, (hypothesis,)) in enumerate(zip(prompts, found, strict=True)):
         taken = draw_by_hand(naive.of_continuation(decoder, prompt), 7 + number, 9, END, [PAD])
         assert [*hypothesis.tokens, *([END] if hypothesis.finished else [])] == taken
     both, lengths = make("encoder-decoder"), []
-    found = translate(both, prompts, beam=1, sampler="sample", seed=7, longest=(0, 12), **ENDS)
+    found = translate(both, prompts, sampled(12, seed=7), **ENDS)
     for number, (source, (hypothesis,)) in enumerate(zip(prompts, found, strict=True)):
         taken = draw_by_hand(naive.of_translation(both, source), 7 + number, 12, END, BANNED)
         assert hypothesis.finished == (taken[-1] == END)
@@ -187,18 +195,19 @@ def test_what_is_drawn_is_what_is_drawn_by_hand() -> None:
 def test_a_translation_is_drawn_alike_alone_and_in_a_batch() -> None:
     model = make("encoder-decoder")
     sources = some(3, 7, 1, 3, 5)
-    settings: dict[str, Any] = {"beam": 1, "sampler": "sample", "top_k": 8, "longest": (1.0, 6)}
+    decoding = Decoding(sampler="sample", top_k=8, max_tokens=(1.0, 6), seed=40)
     for size in (4096, 8):
-        together = translate(model, sources, seed=40, batch_tokens=size, **settings, **ENDS)
+        together = translate(model, sources, replace(decoding, batch_tokens=size), **ENDS)
         for i, (found,) in enumerate(together):
-            ((alone,),) = translate(model, [sources[i]], seed=40 + i, **settings, **ENDS)
+            ((alone,),) = translate(model, [sources[i]], replace(decoding, seed=40 + i), **ENDS)
             near(alone, found)
 
 
 def test_samples_follow_the_model() -> None:
     model = make("decoder", vocab=6)
     prompt, count = [3, 5, 4], 6000
-    found = generate(model, [prompt] * count, new=1, pad=0, window=count, batch_tokens=10**6)
+    decoding = sampled(1, read_ahead=count, batch_tokens=10**6)
+    found = generate(model, [prompt] * count, decoding, pad=0)
     counts = torch.bincount(torch.tensor([h[0].tokens[0] for h in found]), minlength=6)
     shares = naive.of_continuation(model, prompt)([]).exp()
     shares[PAD] = 0
@@ -210,8 +219,8 @@ def test_samples_follow_the_model() -> None:
 def test_log_probabilities_are_the_model_s_own_whatever_is_drawn_from() -> None:
     model = make("decoder")
     prompts = some(3, 5)
-    settings: dict[str, Any] = {"new": 6, "temperature": 0.5, "top_k": 4}
-    for prompt, (found,) in zip(prompts, generate(model, prompts, **settings), strict=True):
+    decoding = sampled(6, temperature=0.5, top_k=4)
+    for prompt, (found,) in zip(prompts, generate(model, prompts, decoding), strict=True):
         (expected,) = score(model, [prompt], [found.tokens])
         assert found.log_probabilities == pytest.approx(expected, abs=1e-10)
 
@@ -221,22 +230,22 @@ def test_log_probabilities_are_the_model_s_own_whatever_is_drawn_from() -> None:
 
 def test_batches_are_cut_by_size() -> None:
     sizes = [5, 1, 9, 5, 2, 30]
-    batches = cut(sizes, tokens=12)
+    batches = split_batches(sizes, tokens=12)
     assert sorted(place for batch in batches for place in batch) == list(range(6))
     assert batches == [[5], [2], [0, 3], [4, 1]]
-    assert cut([4, 4, 4, 4], tokens=100, workers=2) == [[0, 1], [2, 3]]
-    assert cut([], tokens=5) == []
+    assert split_batches([4, 4, 4, 4], tokens=100, workers=2) == [[0, 1], [2, 3]]
+    assert split_batches([], tokens=5) == []
 
 
 def test_a_batch_counts_the_tokens_of_all_beams() -> None:
     both, decoder = make("encoder-decoder"), make("decoder")
     rows: list[int] = []
     both.encoder.register_forward_hook(lambda _, given, out: rows.append(len(out)))
-    list(translate(both, some(3, 3, 3, 3), beam=2, batch_tokens=12, longest=(0, 2), **ENDS))
+    decoding = Decoding(beam=2, batch_tokens=12, max_tokens=(0, 2))
+    list(translate(both, some(3, 3, 3, 3), decoding, **ENDS))
     assert rows == [2, 2]
     decoder.decoder.register_forward_hook(lambda _, given, out: rows.append(given[0].shape[0]))
-    settings: dict[str, Any] = {"sampler": "greedy", "beam": 2, "new": 3}
-    list(generate(decoder, some(3, 3, 3, 3), batch_tokens=24, **settings))
+    list(generate(decoder, some(3, 3, 3, 3), Decoding(beam=2, batch_tokens=24, max_tokens=3)))
     assert rows[2:] == [2, 4, 4] * 2
 
 
@@ -245,10 +254,10 @@ def test_workers_share_the_threads() -> None:
     try:
         torch.set_num_threads(4)
         for workers, share in ((2, 2), (3, 1), (9, 1)):
-            with crew(workers) as pool:
+            with thread_pool(workers) as pool:
                 assert pool is not None and pool.submit(torch.get_num_threads).result() == share
             assert torch.get_num_threads() == 4
-        with crew(1) as pool:
+        with thread_pool(1) as pool:
             assert pool is None
     finally:
         torch.set_num_threads(threads)
@@ -263,7 +272,7 @@ def test_results_flow_before_the_last_source_is_read() -> None:
             read.append(number)
             yield source
 
-    results = translate(model, lines(), beam=2, window=3, longest=(0, 3), **ENDS)
+    results = translate(model, lines(), Decoding(beam=2, read_ahead=3, max_tokens=3), **ENDS)
     assert read == []
     next(results)
     assert read == [0, 1, 2]
@@ -274,10 +283,11 @@ def test_two_workers_give_what_one_gives() -> None:
     model = sharpen(make("encoder-decoder"))
     sources = some(*range(1, 13))
     threads = torch.get_num_threads()
-    settings: dict[str, Any] = {"beam": 3, "longest": (1.0, 3), **ENDS}
-    one = list(translate(model, sources, **settings))
+    decoding = Decoding(beam=3, max_tokens=(1.0, 3))
+    one = list(translate(model, sources, decoding, **ENDS))
     for size in (4096, 30):
-        two = translate(model, sources, workers=2, batch_tokens=size, **settings)
+        shared = replace(decoding, workers=2, batch_tokens=size)
+        two = translate(model, sources, shared, **ENDS)
         for found, expected in zip(two, one, strict=True):
             near(found[0], expected[0])
     assert torch.get_num_threads() == threads
@@ -286,7 +296,7 @@ def test_two_workers_give_what_one_gives() -> None:
 def test_a_worker_s_error_is_the_caller_s() -> None:
     model = make("encoder-decoder")
     threads = torch.get_num_threads()
-    results = translate(model, [*some(3, 4, 5), [VOCAB]], workers=2, **ENDS)
+    results = translate(model, [*some(3, 4, 5), [VOCAB]], Decoding(beam=5, workers=2), **ENDS)
     with pytest.raises(InputError, match=rf"^token ids must be 0 to {VOCAB - 1}: got {VOCAB}\."):
         list(results)
     assert torch.get_num_threads() == threads
@@ -303,7 +313,7 @@ def test_the_memory_is_read_once_for_all_beams() -> None:
     for part in model.modules():
         if isinstance(part, MemoryAttention):
             part.memory.register_forward_hook(lambda _, given, out: shapes.append(given[0].shape))
-    list(translate(model, some(4, 4), beam=5, **ENDS))
+    list(translate(model, some(4, 4), Decoding(beam=5), **ENDS))
     assert shapes == [(2, 4, 16)] * 2
 
 
@@ -316,17 +326,27 @@ def test_the_longest_output_depends_on_the_source(beam: int) -> None:
     with torch.no_grad():
         model.tokens.weight[END] = 0.0
     sources = some(4, 2)
-    for longest in ((2.0, 1), lambda length: 2 * length + 1):
-        found = translate(model, sources, beam=beam, longest=longest, penalty="none", **ENDS)
-        for source, (best, *_) in zip(sources, found, strict=True):
-            assert len(best.log_probabilities) <= 2 * len(source) + 1
-    forever = translate(model, sources, begin=BEGIN, end=None, beam=beam, longest=(2.0, 1))
-    assert [len(best.tokens) for best, *_ in forever] == [9, 5]
+    decoding = Decoding(beam=beam, max_tokens=(2.0, 1))
+    found = translate(model, sources, replace(decoding, penalty="none"), **ENDS)
+    for source, (best, *_) in zip(sources, found, strict=True):
+        assert len(best.log_probabilities) <= 2 * len(source) + 1
+    endless = translate(model, sources, decoding, begin=BEGIN, end=None)
+    assert [len(best.tokens) for best, *_ in endless] == [9, 5]
+
+
+@pytest.mark.parametrize("beam", (1, 3))
+def test_the_longest_continuation_depends_on_the_prompt(beam: int) -> None:
+    model = make("decoder", positions="learned", length=8)
+    decoding = Decoding(beam=beam, max_tokens=(2.0, 1))
+    for slide, prompts in ((False, some(2, 1)), (True, some(4, 10, 2))):
+        found = generate(model, prompts, decoding, slide=slide)
+        lengths = [len(best.tokens) for best, *_ in found]
+        assert lengths == [2 * len(prompt) + 1 for prompt in prompts]
 
 
 def test_learned_positions_limit_the_output() -> None:
     model = make("encoder-decoder", positions="learned", length=6)
-    ((found,),) = translate(model, some(6), begin=BEGIN, end=None, beam=2)
+    ((found,),) = translate(model, some(6), Decoding(beam=2), begin=BEGIN, end=None)
     assert len(found.tokens) == 6
 
 
@@ -335,15 +355,15 @@ def test_a_sliding_context_forgets_its_older_half(beam: int) -> None:
     context = 8
     model = sharpen(make("decoder", positions="learned", length=context))
     prompts = some(3, 8, 5, 12, 3)
-    settings: dict[str, Any] = {"new": 20, "sampler": "greedy", "slide": True}
-    found = list(generate(model, prompts, beam=beam, **settings))
+    decoding = Decoding(beam=beam, max_tokens=20)
+    found = list(generate(model, prompts, decoding, slide=True))
     for prompt, (hypothesis, *_) in zip(prompts, found, strict=True):
         if beam == 1:
             tokens, steps = slide_by_hand(model, prompt[-context:], 20, context)
             assert list(hypothesis.tokens) == tokens
             assert hypothesis.log_probabilities == pytest.approx(steps, abs=1e-10)
         assert len(hypothesis.tokens) == 20
-        ((alone, *_),) = generate(model, [prompt], beam=beam, **settings)
+        ((alone, *_),) = generate(model, [prompt], decoding, slide=True)
         near(alone, hypothesis)
 
 
@@ -368,14 +388,16 @@ def slide_by_hand(
 def test_sliding_changes_nothing_while_there_is_room() -> None:
     model = make("decoder", positions="learned")
     prompts = some(3, 6)
-    plain, sliding = (list(generate(model, prompts, new=9, slide=slide)) for slide in (False, True))
+    plain, sliding = (
+        list(generate(model, prompts, sampled(9), slide=slide)) for slide in (False, True)
+    )
     for one, other in zip(plain, sliding, strict=True):
         near(one[0], other[0])
 
 
 def test_other_positions_have_no_limit() -> None:
     model = make("decoder", positions="rotary", length=8)
-    ((found,),) = generate(model, some(10), new=20)
+    ((found,),) = generate(model, some(10), sampled(20))
     assert len(found.tokens) == 20
 
 
@@ -388,31 +410,31 @@ def refuse(message: str, run: Any) -> None:
 
 
 def test_an_empty_source_and_an_empty_prompt() -> None:
-    message = r"^a source must have 1 token or more: number 1 \(from 0\) is empty\. Leave it out"
+    message = r"^a source must have 1 token or more: source 1 \(counting from 0\) is empty\. Leave"
     refuse(message, lambda: list(translate(make("encoder-decoder"), [[3], []], **ENDS)))
-    message = r"^a prompt must have 1 token or more: number 0 \(from 0\) is empty\. Begin with"
+    message = r"^a prompt must have 1 token or more: prompt 0 \(counting from 0\) is empty\. Start"
     refuse(message, lambda: list(generate(make("decoder"), [[]])))
 
 
 def test_more_than_the_learned_positions() -> None:
     model = make("encoder-decoder", positions="learned", length=6)
     message = (
-        r"^a source can have 6 tokens, as many as the model has learned positions: "
-        r"number 1 \(from 0\) has 7\. Shorten or split it\.$"
+        r"^a source must fit the model's 6 learned positions: source 1 \(counting from 0\) has 7 "
+        r"tokens\. Shorten or split it\.$"
     )
     refuse(message, lambda: list(translate(model, some(6, 7), **ENDS)))
     model = make("decoder", positions="learned", length=6)
-    assert len(next(generate(model, some(4), new=3))[0].tokens) == 3
+    assert len(next(generate(model, some(4), sampled(3)))[0].tokens) == 3
     message = (
-        r"^a prompt and what follows must fit 6 learned positions: number 0 \(from 0\) has 4 "
-        r"tokens, and new=4\. Try new=3, the last 3 tokens of it, or slide=True to let old tokens "
-        r"go\.$"
+        r"^a prompt and its continuation must fit the model's 6 learned positions: prompt 0 "
+        r"\(counting from 0\) has 4 tokens, and max_tokens allows 4 more\. Try max_tokens=3, the "
+        r"last 3 tokens of the prompt, or slide=True, which drops the oldest tokens\.$"
     )
-    refuse(message, lambda: list(generate(model, some(4), new=4)))
-    message = r"has 9 tokens, and new=2\. Try the last 5 tokens of it, or slide=True"
-    refuse(message, lambda: list(generate(model, some(9), new=2)))
-    message = r"has 9 tokens, and new=9\. Try slide=True to let old tokens go\.$"
-    refuse(message, lambda: list(generate(model, some(9), new=9)))
+    refuse(message, lambda: list(generate(model, some(4), sampled(4))))
+    message = r"9 tokens, and max_tokens allows 2 more\. Try the last 5 tokens of the prompt, or"
+    refuse(message, lambda: list(generate(model, some(9), sampled(2))))
+    message = r"has 9 tokens, and max_tokens allows 9 more\. Try slide=True, which drops the old"
+    refuse(message, lambda: list(generate(model, some(9), sampled(9))))
 
 
 def test_models_that_cannot() -> None:
@@ -425,10 +447,10 @@ def test_models_that_cannot() -> None:
     message = r"^generate needs a model in evaluation mode: dropout would change the result\. Call"
     refuse(message, lambda: generate(decoder.train(), []))
     config = ModelConfig(mode="decoder", vocab=9, width=8, heads=2, depth=1, head="none")
-    message = r"^generate needs a model that answers tokens: got head=none\.$"
+    message = r"^generate needs a model that predicts tokens: got head=none\.$"
     refuse(message, lambda: generate(build(config).eval(), []))
     config = config.replace(mode="encoder-decoder", head="token", input="vectors")
-    message = r"^translate takes token ids, but this model takes vectors\.$"
+    message = r"^translate needs a model of input=tokens: got vectors\.$"
     refuse(message, lambda: translate(build(config).eval(), [], **ENDS))
 
 
@@ -440,26 +462,14 @@ def test_special_tokens_must_be_in_the_vocabulary(name: str, token: int) -> None
     refuse(message, lambda: translate(make("encoder-decoder"), [], **given))
 
 
-def test_numbers_that_cannot_be() -> None:
-    model, decoder = make("encoder-decoder"), make("decoder")
-    for name in ("batch_tokens", "window", "workers"):
-        message = rf"^{name} must be 1 or more: got 0\.$"
-        refuse(message, lambda name=name: translate(model, [], **ENDS, **{name: 0}))
-    refuse(r"^new must be 1 or more: got 0\.$", lambda: generate(decoder, [], new=0))
-    message = r"^beam search goes with sampler='greedy': got beam={}, sampler='sample'\. Try beam=1"
-    refuse(message.format(2), lambda: generate(decoder, [], beam=2))
-    refuse(message.format(5), lambda: translate(model, [], sampler="sample", **ENDS))
-    message = r"^longest must allow 1 token or more: got 0 for a source of 3\. Try \(1\.0, 50\)"
-    refuse(message, lambda: list(translate(model, some(3), longest=(0.2, 0), **ENDS)))
-
-
 def test_a_model_gone_to_nan_says_so() -> None:
     model = make("encoder-decoder")
     with torch.no_grad():
         model.tokens.weight[5, 0] = float("nan")
+    message = r"^decoding needs a model with finite logits: got log Σ exp\(logits\) = nan\."
     for beam in (1, 2):
-        message = "^a model must give finite logits to decode with: got a total of nan"
-        refuse(message, lambda beam=beam: list(translate(model, some(3), beam=beam, **ENDS)))
+        with pytest.raises(InputError, match=message):
+            list(translate(model, some(3), Decoding(beam=beam), **ENDS))
 
 
 def test_the_oracle_is_no_model() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from addnorm.generate import generate, translate
+from addnorm.generate import Decoding, generate, translate
 
 pytest.importorskip("transformers", minversion="5.0")
 
@@ -44,8 +44,8 @@ def test_continuations_of_one_length(name: str, beam: int) -> None:
         max_new_tokens=NEW,
         pad_token_id=PAD,
     )
-    settings: dict[str, Any] = {"sampler": "greedy", "beam": beam, "nbest": beam}
-    found = list(generate(ours, ids.tolist(), new=NEW, pad=END, keep_greedy=False, **settings))
+    decoding = Decoding(beam=beam, nbest=beam, max_tokens=NEW, keep_greedy=False)
+    found = list(generate(ours, ids.tolist(), decoding, pad=END))
     tokens = [h.tokens for each in found for h in each]
     assert tokens == [tuple(row) for row in expected[:, 5:].tolist()]
 
@@ -65,7 +65,7 @@ def test_left_padded_prompts() -> None:
         max_new_tokens=NEW,
         pad_token_id=PAD,
     )
-    found = generate(ours, rows, new=NEW, pad=END, sampler="greedy")
+    found = generate(ours, rows, Decoding(max_tokens=NEW), pad=END)
     assert [h.tokens for (h,) in found] == [tuple(row) for row in expected[:, longest:].tolist()]
 
 
@@ -90,7 +90,7 @@ def test_translations_of_one_length(name: str, beam: int) -> None:
         suppress_tokens=[PAD],  # we never choose it; they do
         **lengths,
     )
-    kinds: dict[str, Any] = {"beam": beam, "nbest": beam, "keep_greedy": False}
-    found = translate(ours, rows, begin=PAD, end=None, pad=END, longest=(0, NEW), **kinds)
+    decoding = Decoding(beam=beam, nbest=beam, max_tokens=NEW, keep_greedy=False)
+    found = translate(ours, rows, decoding, begin=PAD, end=None, pad=END)
     tokens = [h.tokens for each in found for h in each]
     assert tokens == [tuple(row) for row in expected[:, 1:].tolist()]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from addnorm.errors import InputError
-from addnorm.generate import score, translate
+from addnorm.generate import Decoding, score, translate
 from tests.conftest import PAD, VOCAB, make
 from tests.generate import naive
 from tests.generate.naive import BEGIN, END
@@ -20,10 +20,10 @@ def test_log_probabilities_are_those_of_the_target_given_as_a_whole(
 ) -> None:
     model = sharpen(make("encoder-decoder"))
     sources = some(5, 2, 8)
-    settings: dict[str, Any] = {"beam": beam, "nbest": min(2, beam), "longest": (1.0, 4)}
-    found = list(
-        translate(model, sources, begin=BEGIN, end=END, penalty=penalty, alpha=0.8, **settings)
+    decoding = Decoding(
+        beam=beam, nbest=min(2, beam), max_tokens=(1.0, 4), penalty=penalty, alpha=0.8
     )
+    found = list(translate(model, sources, decoding, begin=BEGIN, end=END))
     pairs = [(s, h) for s, hs in zip(sources, found, strict=True) for h in hs]
     scored = score(model, [s for s, _ in pairs], [h.tokens for _, h in pairs], begin=BEGIN, end=END)
     for (_, hypothesis), expected in zip(pairs, scored, strict=True):
@@ -75,7 +75,7 @@ def test_logits_are_made_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make("encoder-decoder")
     sources, targets = some(3, 4), some(9, 8)
     whole = list(score(model, sources, targets, begin=BEGIN))
-    monkeypatch.setattr("addnorm.generate.scoring.CHUNK", 4)
+    monkeypatch.setattr("addnorm.generate.decode.SCORED_TOKENS", 4)
     shapes: list[torch.Size] = []
     model.head.register_forward_hook(lambda _, given, out: shapes.append(out.shape))
     for one, other in zip(whole, score(model, sources, targets, begin=BEGIN), strict=True):
@@ -94,8 +94,8 @@ def test_what_cannot_be_scored() -> None:
     with pytest.raises(InputError, match=message.format("1", "decoder")):
         score(decoder, [], [], begin=1)
     message = (
-        r"^a pair must have a source, and a target or an end token: number 1 \(from 0\) has "
-        r"{} and {} tokens\.$"
+        r"^a pair must have a source, and a target or an end token: pair 1 \(counting from 0\) has "
+        r"{} source and {} target tokens\.$"
     )
     with pytest.raises(InputError, match=message.format(0, 2)):
         list(score(decoder, [[3], []], [[4], [5, 6]]))

@@ -339,7 +339,9 @@ def test_place_knows_first_and_last() -> None:
     ("addnorm", "options"), [(name, {}) for name in ADDNORMS] + OPTIONS, ids=str
 )
 def test_every_parameter_gets_a_gradient(addnorm: str, options: dict, mode: str) -> None:
-    model = randomise_(make(mode, addnorm, addnorm_options=options, head="token", tie="none"))
+    model = randomise_(
+        make(mode, addnorm, addnorm_options=options, head="token", tie_embeddings="none")
+    )
     logits = model(*ids_for(mode))
     (logits * torch.randn_like(logits)).sum().backward()
     for name, parameter in model.named_parameters():
@@ -354,7 +356,7 @@ def test_every_parameter_gets_a_gradient(addnorm: str, options: dict, mode: str)
 def test_every_arrangement_meets_every_norm(addnorm: str, norm: str, mode: str) -> None:
     changes = dict(norm=norm, head="token", depth=2)
     if norm == "instance" and mode != "encoder":
-        with pytest.raises(ConfigError, match=f"norm=instance looks along .* mode={mode}"):
+        with pytest.raises(ConfigError, match=f"norm=instance averages over .* mode={mode}"):
             make(mode, addnorm, **changes)
         return
     model = make(mode, addnorm, **changes)
@@ -386,7 +388,9 @@ def test_a_stack_of_no_blocks_is_its_ends(addnorm: str, mode: str) -> None:
 def test_every_arrangement_learns_to_copy(addnorm: str) -> None:
     """Each position answers the token before it; guessing would cost log 8 = 2.08."""
     sizes = dict(width=32, depth=2, heads=4, ffn_width=64, pad=None, vocab=8, dropout=0.1)
-    model = make("decoder", addnorm, **sizes, head="token", tie="none", positions="sinusoidal")
+    model = make(
+        "decoder", addnorm, **sizes, head="token", tie_embeddings="none", positions="sinusoidal"
+    )
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3, fused=True)
     losses = []
     for _ in range(60):
@@ -414,7 +418,7 @@ def test_every_arrangement_learns_to_copy(addnorm: str) -> None:
         ),
         ("layerscale", {"begin": 1.0}, r"addnorm_options has no 'begin'\. Known: start\."),
         ("hyper", {"stream": 2}, r"has no 'stream'\. Did you mean 'streams'\?"),
-        ("dual", {"start": 1.0}, r"addnorm_options has no 'start'\. It takes none\."),
+        ("dual", {"start": 1.0}, r"addnorm_options has no 'start'\. It has no options\."),
         ("prelayer", {}, r"model\.addnorm has no choice 'prelayer'\. "),
         ("res_post", {}, r"model\.addnorm has no choice 'res_post'\. Did you mean 'res-post'\?"),
     ],
@@ -447,7 +451,7 @@ def test_impossible_options_are_refused(
 
 
 def test_sub_ln_has_its_own_rule_and_cannot_also_shrink() -> None:
-    with pytest.raises(ConfigError, match=r"addnorm_options has no 'shrink'\. It takes none\."):
+    with pytest.raises(ConfigError, match=r"addnorm_options has no 'shrink'\. It has no options\."):
         make("encoder", "sub-ln", addnorm_options={"shrink": True})
 
 

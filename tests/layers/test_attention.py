@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from addnorm.errors import InputError
-from addnorm.layers import scores
+from addnorm.layers import attention_kernels as scores
 from addnorm.layers.attention import (
     AcrossHeads,
     Attention,
@@ -17,10 +17,12 @@ from addnorm.layers.attention import (
     MemoryAttention,
     SelfAttention,
 )
-from addnorm.layers.context import Cache, Context, Mask, Table
+from addnorm.layers.attention_kernels import AdditiveScore, DotScore, Score
+from addnorm.layers.cache import Cache
+from addnorm.layers.context import Context
+from addnorm.layers.masks import AttentionTable, Mask
 from addnorm.layers.norms import LayerNorm, RMSNorm
 from addnorm.layers.positions import POSITIONS, Positions
-from addnorm.layers.scores import AdditiveScore, DotScore, Score
 from tests import naive
 from tests.naive import Seen, Weights, randomise_
 
@@ -236,8 +238,8 @@ def test_memory_attention_is_the_loop(name: str, mask: str) -> None:
 def test_biases_are_where_they_are_asked_for(kind: type[Attention], bias: str) -> None:
     attention = make(kind, Variant(), bias=bias)
     found = {name for name, _ in attention.named_parameters() if name.endswith("bias")}
-    inward = {"inward.bias"} | ({"memory.bias"} if kind is MemoryAttention else set())
-    wanted = {"all": inward | {"output.bias"}, "qkv": inward, "none": set()}
+    inputs = {"input.bias"} | ({"memory.bias"} if kind is MemoryAttention else set())
+    wanted = {"all": inputs | {"output.bias"}, "qkv": inputs, "none": set()}
     assert found == wanted[bias]
 
 
@@ -248,14 +250,14 @@ def test_grouped_heads_are_tiled_heads(score: str, kv_heads: int) -> None:
     many = make(SelfAttention, Variant(), score=SCORES[score]())
     state = few.state_dict()
     for kind in ("weight", "bias"):
-        query, key, value = few.inward.get_parameter(kind).split(few.sizes)
+        query, key, value = few.input.get_parameter(kind).split(few.sizes)
         tiled = [
             part.unflatten(0, (kv_heads, HEAD_WIDTH))
             .repeat_interleave(HEADS // kv_heads, dim=0)
             .flatten(0, 1)
             for part in (key, value)
         ]
-        state[f"inward.{kind}"] = torch.cat((query, *tiled))
+        state[f"input.{kind}"] = torch.cat((query, *tiled))
     many.load_state_dict(state)
     x = draw(BATCH, LENGTH, WIDTH)
     for mask, _ in MASKS.values():
@@ -281,7 +283,7 @@ def test_scaling_touches_values_and_output_alone(kind: type[Attention]) -> None:
 
 def test_memory_attention_needs_a_memory() -> None:
     attention = make(MemoryAttention, Variant())
-    with pytest.raises(InputError, match="needs one: pass the encoder's output"):
+    with pytest.raises(InputError, match="needs a memory: pass the encoder's output"):
         attention(draw(BATCH, LENGTH, WIDTH), Context())
 
 
@@ -361,15 +363,15 @@ def test_pieces_are_the_whole(
     )
     x = draw(BATCH, LENGTH, WIDTH)
     whole = gradients(attention.eval(), scheme, MASKS[mask][0], x)
-    taken, pieces = [], scores._mix_in_pieces
+    taken, pieces = [], scores._mix_in_chunks
 
     def spy(*arguments: object) -> Tensor:
         taken.append(True)
         return pieces(*arguments)
 
-    monkeypatch.setattr(scores, "_mix_in_pieces", spy)
-    monkeypatch.setattr(scores, "LARGE", 0)
-    monkeypatch.setattr(scores, "PIECE", 3)
+    monkeypatch.setattr(scores, "_mix_in_chunks", spy)
+    monkeypatch.setattr(scores, "MAX_TABLE_ENTRIES", 0)
+    monkeypatch.setattr(scores, "CHUNK_QUERIES", 3)
     # With dropout, even one that drops nothing, no mask can do without its table.
     given = gradients(attention.train(), scheme, MASKS[mask][0], x)
     assert taken
@@ -387,15 +389,15 @@ def test_memory_attention_in_pieces(score: str, monkeypatch: pytest.MonkeyPatch)
 
     attention.eval()
     whole = run()
-    monkeypatch.setattr(scores, "LARGE", 0)
-    monkeypatch.setattr(scores, "PIECE", 3)
+    monkeypatch.setattr(scores, "MAX_TABLE_ENTRIES", 0)
+    monkeypatch.setattr(scores, "CHUNK_QUERIES", 3)
     attention.train()
     torch.testing.assert_close(run(), whole, rtol=0, atol=1e-10)
 
 
 def test_a_light_mask_needs_no_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scores, "LARGE", 0)
-    monkeypatch.setattr(scores, "_mix_in_pieces", None)
+    monkeypatch.setattr(scores, "MAX_TABLE_ENTRIES", 0)
+    monkeypatch.setattr(scores, "_mix_in_chunks", None)
     attention, x = make(SelfAttention, Variant()), draw(BATCH, LENGTH, WIDTH)
     for name in ("visible", "padding", "causal", "causal padding"):
         attention(x, Context(mask=MASKS[name][0]))
@@ -425,16 +427,16 @@ def test_a_query_that_sees_nothing_gets_nothing(
 ) -> None:
     mask, score, positions = PATHS[path]
     if not whole:
-        monkeypatch.setattr(scores, "LARGE", 0)
-        monkeypatch.setattr(scores, "PIECE", 3)
+        monkeypatch.setattr(scores, "MAX_TABLE_ENTRIES", 0)
+        monkeypatch.setattr(scores, "CHUNK_QUERIES", 3)
     scheme = place(positions, causal=False)
     local = scheme.local(WIDTH, HEADS, HEAD_WIDTH)
     q, k, v = (
         torch.randn(BATCH, heads, LENGTH, HEAD_WIDTH, dtype=dtype, requires_grad=True)
         for heads in (HEADS, kv_heads, kv_heads)
     )
-    table = Table(mask, LENGTH, LENGTH, 0, scheme.to(dtype))
-    mixed = scores.mix(q, k, v, SCORES[score]().to(dtype), table, local.to(dtype), 0.0)
+    table = AttentionTable(mask, LENGTH, LENGTH, 0, scheme.to(dtype))
+    mixed = scores.mix_values(q, k, v, SCORES[score]().to(dtype), table, local.to(dtype), 0.0)
     blind = ~mask.dense(LENGTH, LENGTH)[:, 0].any(-1)
     assert blind.any()
     assert not blind.all()
@@ -503,10 +505,10 @@ def test_dropout_on_the_weights_keeps_the_mean(mask: str, score: str) -> None:
         allowed = Mask(real=REAL[:1].expand(rows, -1), hides_future=allowed.hides_future)
     kind = SCORES[score]().double()
     q, k, v = draw(3, 1, HEADS, LENGTH, HEAD_WIDTH).expand(3, rows, -1, -1, -1)
-    table = Table(allowed, LENGTH, LENGTH)
+    table = AttentionTable(allowed, LENGTH, LENGTH)
     with torch.no_grad():
-        calm = scores.mix(q, k, v, kind, table, nn.Identity(), 0.0)
-        noisy = scores.mix(q, k, v, kind, table, nn.Identity(), rate)
+        calm = scores.mix_values(q, k, v, kind, table, nn.Identity(), 0.0)
+        noisy = scores.mix_values(q, k, v, kind, table, nn.Identity(), rate)
     assert not torch.allclose(noisy[0], noisy[1])
     sigma = noisy.std(0) / math.sqrt(rows)
     assert bool(((noisy.mean(0) - calm[0]).abs() < 5 * sigma).all())

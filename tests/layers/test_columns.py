@@ -154,7 +154,8 @@ def test_gradients_do_not_meet_the_missing() -> None:
 
 def test_missing_numbers_need_a_vector() -> None:
     columns = Columns(LinearNumbers(1, WIDTH), None)
-    with pytest.raises(InputError, match=r"all there: got a NaN\. Build with missing=True"):
+    message = r"without missing values: got a NaN\. Build with missing=True"
+    with pytest.raises(InputError, match=message):
         columns(torch.tensor([[math.nan]]), torch.zeros(1, 0))
 
 
@@ -165,13 +166,13 @@ def test_codes_are_checked(code: int, said: str) -> None:
 
 
 def test_no_columns() -> None:
-    with pytest.raises(ConfigError, match="must have a column to learn from: got none"):
+    with pytest.raises(ConfigError, match="must have at least one feature column: got none"):
         Columns(None, None)
 
 
 @pytest.mark.parametrize("edges", ([[0.0]], [[1.0, 1.0]], [[2.0, 1.0]], []))
 def test_edges_are_checked(edges: list[list[float]]) -> None:
-    with pytest.raises(ConfigError, match="two edges of bins or more, each above the one before"):
+    with pytest.raises(ConfigError, match="at least two bin edges, in increasing order"):
         PiecewiseNumbers(1, WIDTH, edges=edges)
 
 

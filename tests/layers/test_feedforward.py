@@ -75,11 +75,11 @@ def test_every_feed_forward_has_a_formula() -> None:
 @torch.no_grad()
 def test_feed_forward_is_its_formula(name: str, bias: bool) -> None:
     ffn, x = make(name, bias=bias), draw()
-    inward = x @ ffn.inward.weight.T + (ffn.inward.bias if bias else 0)
+    projected = x @ ffn.input.weight.T + (ffn.input.bias if bias else 0)
     if name in GATED:
-        middle = each(GATED[name], inward[..., :INNER]) * inward[..., INNER:]
+        middle = each(GATED[name], projected[..., :INNER]) * projected[..., INNER:]
     else:
-        middle = each(PLAIN[name], inward)
+        middle = each(PLAIN[name], projected)
     wanted = middle @ ffn.output.weight.T + (ffn.output.bias if bias else 0)
     assert sum(p.numel() for p in ffn.parameters() if p.ndim == 1) == bias * (
         WIDTH + INNER * (1 + (name in GATED))
@@ -92,7 +92,7 @@ def test_feed_forward_is_its_formula(name: str, bias: bool) -> None:
 def test_inner_stands_after_the_activation(name: str) -> None:
     inner = LayerNorm(INNER, 1e-5, True)
     ffn, x = make(name, inner=inner), draw()
-    middle = ffn.activate(x @ ffn.inward.weight.T + ffn.inward.bias)
+    middle = ffn.activate(x @ ffn.input.weight.T + ffn.input.bias)
     centred = middle - middle.mean(-1, keepdim=True)
     middle = centred / (centred.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
     middle = middle * inner.weight + inner.bias
@@ -105,8 +105,8 @@ def test_dropout_stands_before_the_output_projection() -> None:
     ffn, x = make("relu", dropout=0.5), draw()
     ffn.output.weight.copy_(torch.eye(WIDTH, INNER))
     ffn.output.bias.zero_()
-    ffn.inward.weight.zero_()
-    ffn.inward.bias.fill_(1.0)
+    ffn.input.weight.zero_()
+    ffn.input.bias.fill_(1.0)
     assert set(ffn(x, Context()).flatten().tolist()) == {0.0, 2.0}
     assert torch.equal(ffn.eval()(x, Context()), torch.ones_like(x))
 
@@ -115,12 +115,12 @@ def test_dropout_stands_before_the_output_projection() -> None:
 def test_scaling_spares_the_gate(name: str) -> None:
     ffn = make(name)
     before = {key: weight.clone() for key, weight in ffn.matrices().items()}
-    biases = ffn.inward.bias.clone(), ffn.output.bias.clone()
+    biases = ffn.input.bias.clone(), ffn.output.bias.clone()
     ffn.scale_(0.5)
-    assert set(before) == {"inward", "output"} | ({"gate"} if name in GATED else set())
+    assert set(before) == {"input", "output"} | ({"gate"} if name in GATED else set())
     for key, weight in ffn.matrices().items():
         assert torch.equal(weight, before[key] * (1 if key == "gate" else 0.5))
-    assert torch.equal(ffn.inward.bias, biases[0])
+    assert torch.equal(ffn.input.bias, biases[0])
     assert torch.equal(ffn.output.bias, biases[1])
 
 
@@ -130,5 +130,5 @@ def test_matrices_are_views(kind: type[FeedForward]) -> None:
     ffn = kind(WIDTH, INNER, nn.functional.relu)
     for weight in ffn.matrices().values():
         weight.fill_(3.0)
-    assert torch.equal(ffn.inward.weight, torch.full_like(ffn.inward.weight, 3.0))
+    assert torch.equal(ffn.input.weight, torch.full_like(ffn.input.weight, 3.0))
     assert torch.equal(ffn.output.weight, torch.full_like(ffn.output.weight, 3.0))

@@ -12,7 +12,7 @@ from addnorm.layers.addnorm import ADDNORMS, Place
 from addnorm.layers.init import measure_
 from addnorm.layers.norms import LayerNorm
 from addnorm.models.build import Model, build
-from addnorm.models.fold import fold
+from addnorm.models.fold_admin import fold
 from tests import naive
 from tests.naive import Stack, randomise_
 
@@ -107,9 +107,9 @@ RULES = {"deepnorm": deepnorm_beta, "sub-ln": sub_ln_gain, "t-fixup": t_fixup_sc
 def test_values_outputs_and_feed_forwards_are_scaled(addnorm: str, mode: str, init: str) -> None:
     """And queries and keys are not."""
     found = ratios(make(mode, addnorm, init=init), make(mode, "post", init=init))
-    assert {kind for _, _, kind in found} == {"query", "key", "value", "output", "inward"}
+    assert {kind for _, _, kind in found} == {"query", "key", "value", "output", "input"}
     for (side, role, kind), ratio in found.items():
-        scaled = kind in ("value", "output", "inward")
+        scaled = kind in ("value", "output", "input")
         wanted = RULES[addnorm](side, role, mode == "encoder-decoder") if scaled else 1.0
         assert ratio == pytest.approx(wanted, rel=1e-5), (side, role, kind)
 
@@ -190,7 +190,7 @@ def deepnorm_box(side: str, depth: int, peer_depth: int) -> nn.Module:
 def test_t_fixup_scales_the_embedding(mode: str, tie: str, depths: dict[str, int]) -> None:
     """std = width^-1/2 (9L)^-1/4, held to five standard deviations of its estimate."""
     vocab = 4000
-    model = make(mode, "t-fixup", tie=tie, vocab=vocab)
+    model = make(mode, "t-fixup", tie_embeddings=tie, vocab=vocab)
     for name, depth in depths.items():
         weight = getattr(model, name).weight.detach()
         wanted = 8**-0.5 * (9 * depth) ** -0.25
@@ -205,7 +205,7 @@ def test_each_matrix_is_filled_by_itself(init: str) -> None:
     model = make("encoder", "post", init=init, init_std=0.03, width=width, ffn_width=ffn_width)
     for (_, _, role, kind), weight in matrices(model).items():
         fan_in = ffn_width if (role, kind) == ("ffn", "output") else width
-        fan_out = ffn_width if (role, kind) == ("ffn", "inward") else width
+        fan_out = ffn_width if (role, kind) == ("ffn", "input") else width
         assert weight.shape == (fan_out, fan_in)
         bound = math.sqrt(6 / (fan_in + fan_out)) if init == "xavier" else fan_in**-0.5
         if init == "normal":
@@ -340,7 +340,9 @@ def test_only_admin_is_measured(addnorm: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 @torch.no_grad()
 def test_a_folded_admin_computes_the_same(mode: str, norm: str, tie: str) -> None:
-    changes = dict(norm=norm, tie=tie, head="token", positions="sinusoidal", ffn="swiglu")
+    changes = dict(
+        norm=norm, tie_embeddings=tie, head="token", positions="sinusoidal", ffn="swiglu"
+    )
     model = randomise_(make(mode, "admin", **changes).double())
     folded, ids = fold(model), ids_for(mode)
     assert folded.config.addnorm == "post"

@@ -9,7 +9,8 @@ from torch import Tensor
 from addnorm.config import ModelConfig
 from addnorm.errors import ConfigError, InputError
 from addnorm.layers.attention import SelfAttention
-from addnorm.layers.context import Context, Mask
+from addnorm.layers.context import Context
+from addnorm.layers.masks import Mask
 from addnorm.layers.positions import (
     POSITIONS,
     Buckets,
@@ -179,7 +180,7 @@ def test_rotary_turns_complex_numbers(layout: str, base: float) -> None:
     width = 6
     x = torch.randn(2, 3, 5, width, dtype=torch.float64)
     slots = torch.tensor([0, 1, 2, 7, 1000])
-    turned = Rotary(12, 2, width, 16, False, base=base, layout=layout).turn(x, slots)
+    turned = Rotary(12, 2, width, 16, False, base=base, layout=layout).rotate(x, slots)
     wanted = torch.empty_like(x)
     for i, (real, imaginary) in enumerate(pairs_of(width, layout)):
         angle = slots.double() * base ** (-2 * i / width)
@@ -194,7 +195,7 @@ def test_rotary_scores_depend_on_the_difference_alone(layout: str) -> None:
     q, k = torch.randn(2, 1, 1, 1, 6, dtype=torch.float64)
 
     def score(i: int, j: int) -> float:
-        turned = rotary.turn(q, torch.tensor([i])) * rotary.turn(k, torch.tensor([j]))
+        turned = rotary.rotate(q, torch.tensor([i])) * rotary.rotate(k, torch.tensor([j]))
         return float(turned.sum())
 
     for difference in (-3, 0, 1, 5):
@@ -206,8 +207,8 @@ def test_rotary_scores_depend_on_the_difference_alone(layout: str) -> None:
 def test_rotary_layouts_differ_by_a_permutation_of_columns() -> None:
     order = [0, 2, 4, 1, 3, 5]
     x, slots = torch.randn(2, 3, 5, 6, dtype=torch.float64), torch.arange(5)
-    neighbours = Rotary(12, 2, 6, 16, False, layout="interleaved").turn(x, slots)
-    halves = Rotary(12, 2, 6, 16, False, layout="halves").turn(x[..., order], slots)
+    neighbours = Rotary(12, 2, 6, 16, False, layout="interleaved").rotate(x, slots)
+    halves = Rotary(12, 2, 6, 16, False, layout="halves").rotate(x[..., order], slots)
     torch.testing.assert_close(halves, neighbours[..., order], rtol=0, atol=1e-12)
 
 
@@ -345,8 +346,8 @@ def test_no_positions_change_nothing() -> None:
     positions = NoPositions(8, 2, 4, 16, False)
     x = torch.randn(2, 3, 8)
     assert positions.embed(x, torch.arange(3)) is x
-    assert positions.turn(x, torch.arange(3)) is x
-    assert positions.shift(x, torch.nn.Identity()) is x
+    assert positions.rotate(x, torch.arange(3)) is x
+    assert positions.shift_queries(x, torch.nn.Identity()) is x
     slots = torch.arange(3)
     assert positions.bias(x, slots, slots, torch.nn.Identity(), 1.0) is None
 
@@ -369,7 +370,7 @@ def test_no_positions_change_nothing() -> None:
         ),
         (
             dict(positions="linear-bias", position_options={"base": 1.0}),
-            r"model\.position_options has no 'base'\. It takes none\.",
+            r"model\.position_options has no 'base'\. It has no options\.",
         ),
         (
             dict(positions="sinusoid"),

@@ -12,6 +12,7 @@ from addnorm import build, cost, presets, token_loss
 from addnorm.config import Config
 from addnorm.errors import InputError
 from addnorm.layers.addnorm import ADDNORMS
+from addnorm.models.size import Cost, LayerCost
 
 SMALL = dict(vocab=60, width=32, depth=2, heads=4)
 LENGTH, BATCH = 24, 3
@@ -29,13 +30,15 @@ VARIANTS: dict[str, Config] = {
     "llama": presets.llama(**SMALL, kv_heads=2, ffn_width=64),
     "marian": presets.marian(**SMALL, decoder_depth=3),
     "bart": presets.bart(**SMALL),
-    "separate vocabularies": presets.base(**SMALL, target_vocab=40, tie="none"),
+    "separate vocabularies": presets.base(**SMALL, target_vocab=40, tie_embeddings="none"),
     "additive": presets.gpt2(**SMALL, attention="additive"),
     "linear bias": presets.gpt2(**SMALL, positions="linear-bias", qk_norm="head"),
     "cap, qk-norm over the width": presets.gpt2(**SMALL, attention_cap=5.0, qk_norm="width"),
     "scale norm, qk-norm": presets.gpt2(**SMALL, norm="scale", qk_norm="head"),
     "class": presets.bert(**SMALL, head="class", outputs=3, pooler="tanh"),
-    "biases of qkv": presets.gpt2(**SMALL, attention_bias="qkv", unembed_bias=True, tie="none"),
+    "biases of qkv": presets.gpt2(
+        **SMALL, attention_bias="qkv", unembed_bias=True, tie_embeddings="none"
+    ),
     "final norm": presets.base(**SMALL, final_norm=True, embed_norm=True),
 }
 
@@ -128,7 +131,7 @@ def test_cache_is_what_the_model_sets_aside() -> None:
     "config", [presets.base(), presets.gpt2(), presets.bert(width=256, heads=4), presets.llama()]
 )
 def test_scores_overtake_the_rest_where_it_says(config: Config) -> None:
-    at = cost(config).overtakes
+    at = cost(config).attention_overtakes_at
     assert at is not None
     for length, more in ((at - 1, False), (at, True)):
         found = cost(config, length)
@@ -138,15 +141,15 @@ def test_scores_overtake_the_rest_where_it_says(config: Config) -> None:
 
 def test_without_a_head_scores_overtake_at_six_widths() -> None:
     # Projections 8 d² and feed-forward 16 d² against 4 n d: n = 6 d.
-    assert cost(presets.bert(width=64, heads=4, head="none")).overtakes == 6 * 64
+    assert cost(presets.bert(width=64, heads=4, head="none")).attention_overtakes_at == 6 * 64
 
 
 def test_a_window_is_never_overtaken() -> None:
-    assert cost(presets.gpt2(window=128)).overtakes is None
+    assert cost(presets.gpt2(window=128)).attention_overtakes_at is None
 
 
 def test_json_has_every_number() -> None:
-    table = json.loads(json.dumps(cost(presets.gpt2(), 128, 4).table()))
+    table = json.loads(json.dumps(cost(presets.gpt2(), 128, 4).to_dict()))
     for name in ("parameters", "forward", "activations", "cache"):
         assert table[name] == sum(part[name] for part in table["parts"])
     assert table["backward"] == 2 * table["forward"]
@@ -159,6 +162,26 @@ def test_impossible_sizes_are_refused(length: int, batch: int) -> None:
 
 
 def test_shared_weights_count_once() -> None:
-    tied, untied = build(presets.gpt2(**SMALL)), build(presets.gpt2(**SMALL, tie="none"))
+    tied, untied = build(presets.gpt2(**SMALL)), build(presets.gpt2(**SMALL, tie_embeddings="none"))
     assert untied.count() - tied.count() == 60 * 32
     assert isinstance(tied, nn.Module)
+
+
+def test_a_cost_is_shown_as_a_table() -> None:
+    found = cost(presets.gpt2(), 128, 4)
+    text = repr(found)
+    assert text.startswith("Cost of 4 × 128 positions, float32\n")
+    assert f"{found.parameters:,}" in text and "decoder ffn" in text
+    assert "scores cost more than all the rest from length" in text
+    assert "never cost more" in repr(cost(presets.gpt2(window=128)))
+    html = found._repr_html_()
+    shown = [part.name for part in found.parts if part.name in text]
+    assert html.count("<tr>") == len(shown) + 2 == len(found.parts) + 2
+    assert "<td>decoder ffn</td>" in html and f"<td>{found.parameters:,}</td>" in html
+    assert "<td>decoder add &amp; norm</td>" in html
+
+
+def test_the_html_of_a_cost_escapes_names() -> None:
+    part = LayerCost(name="<script>", parameters=1)
+    found = Cost(batch=1, length=2, parts=(part,), attention_overtakes_at=None)
+    assert "&lt;script&gt;" in found._repr_html_() and "<script>" not in found._repr_html_()

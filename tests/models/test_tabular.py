@@ -9,11 +9,11 @@ from torch import Tensor
 from addnorm.errors import ConfigError
 from addnorm.layers.addnorm import ADDNORMS
 from addnorm.models.tabular import (
-    ContextModel,
+    FTTransformerModel,
     SaintModel,
+    TabTransformerModel,
     TabularConfig,
     TabularModel,
-    TokenModel,
     build_tabular,
     trunk_of,
 )
@@ -55,7 +55,7 @@ def gelu(x: Tensor) -> Tensor:
 def test_tab_transformer() -> None:
     """[MLP of] post-norm blocks over [column; value], beside the normed numbers."""
     model = make("tab", numbers=3)
-    assert isinstance(model, ContextModel)
+    assert isinstance(model, TabTransformerModel)
     codes, x = draw()[1], torch.randn(3, 3).double()
     w = weights(model)
     c = w.under("columns.categories")
@@ -76,7 +76,7 @@ def test_tab_transformer() -> None:
         mixed, _ = attention(tokens, tokens, b.under("sublayers.attention"), 4, every)
         tokens = layer_norm(tokens + mixed, b.under("addnorms.attention.norm"))
         f = b.under("sublayers.ffn")
-        inner = linear(gelu(linear(tokens, f.under("inward"))), f.under("output"))
+        inner = linear(gelu(linear(tokens, f.under("input"))), f.under("output"))
         tokens = layer_norm(tokens + inner, b.under("addnorms.ffn.norm"))
     joined = torch.cat((tokens.flatten(1), layer_norm(x, w.under("norm"))), dim=1)
     assert w["head.0.weight"].shape == (4 * 35, 35) and w["head.2.weight"].shape == (2 * 35, 4 * 35)
@@ -103,7 +103,7 @@ def test_saint() -> None:
             if "attention" in role:
                 branch, _ = attention(seen, seen, f, 4, every)
             else:
-                branch = linear(gelu(linear(seen, f.under("inward"))), f.under("output"))
+                branch = linear(gelu(linear(seen, f.under("input"))), f.under("output"))
             if "row" in role:
                 branch = torch.stack([row.reshape(5, 16) for row in branch[0]])
             z = z + layer_norm(branch, b.under(f"addnorms.{role}.norm"))
@@ -153,7 +153,7 @@ def test_every_embedding_serves_tables(embedding: str) -> None:
 def test_members_have_scales_and_heads_of_their_own() -> None:
     """Each is a model of one member that is given the tokens through the member's scale."""
     model, alone = make("ft", members=3), make("ft")
-    assert isinstance(model, TokenModel) and isinstance(alone, TokenModel)
+    assert isinstance(model, FTTransformerModel) and isinstance(alone, FTTransformerModel)
     assert model.scale is not None and alone.scale is None
     own = ("head.", "scale")
     shared = {n: w for n, w in model.state_dict().items() if not n.startswith(own)}
@@ -173,8 +173,8 @@ def test_scales_of_members_start_as_signs() -> None:
     trunk = trunk_of("ft", width=16, depth=1, ffn_width=8)
     config = TabularConfig(kind="ft", numbers=2, categories=(3,), outputs=1, trunk=trunk, members=4)
     model = build_tabular(config)
-    assert isinstance(model, TokenModel) and model.scale is not None
-    assert model.scale.shape == (4, 3, 16) and model.scale in model.undecayed()
+    assert isinstance(model, FTTransformerModel) and model.scale is not None
+    assert model.scale.shape == (4, 3, 16) and model.scale in model.no_decay()
     assert set(model.scale.flatten().tolist()) == {-1.0, 1.0}
     assert abs(float(model.scale.detach().mean())) < 0.3
 
@@ -191,7 +191,7 @@ def test_maps_change_nothing_and_have_names() -> None:
 
 def test_a_missing_number_is_learnt_in_tab_transformer() -> None:
     model = make("tab")
-    assert isinstance(model, ContextModel) and model.missing is not None
+    assert isinstance(model, TabTransformerModel) and model.missing is not None
     x, codes = draw()
     filled = x.clone()
     x[1, 0], filled[1, 0] = float("nan"), model.missing[0].detach()
@@ -208,17 +208,17 @@ def test_a_norm_does_not_swallow_one_or_two_numbers(numbers: int) -> None:
 def test_a_table_of_numbers_alone_serves_tab_transformer() -> None:
     model = make("tab", categories=())
     assert model(torch.randn(3, 2).double(), torch.zeros(3, 0).long()).shape == (3, 1, 2)
-    with pytest.raises(ConfigError, match="must have a column to learn from: got none"):
+    with pytest.raises(ConfigError, match="must have at least one feature column: got none"):
         make("tab", categories=(), numbers=0)
 
 
 def test_decay_spares_tokenizer_norms_and_biases() -> None:
     model = make("ft")
-    spared = model.undecayed()
+    spared = model.no_decay()
     for name, parameter in model.named_parameters():
         is_matrix = "stack.blocks" in name and parameter.ndim == 2
         assert (parameter in spared) is not (is_matrix or name == "head.weight"), name
-    parts = model.groups(0.1)
+    parts = model.parameter_groups(0.1)
     assert [part["weight_decay"] for part in parts] == [0.1, 0.0]
     assert sum(len(part["params"]) for part in parts) == len(list(model.parameters()))
 

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from addnorm.errors import ConfigError, InputError
 from addnorm.layers.columns import Categories, HiddenNumbers, PeriodicNumbers, PiecewiseNumbers
 from addnorm.models.tabular import (
-    ContextModel,
+    FTTransformerModel,
+    TabTransformerModel,
     TabularConfig,
     TabularModel,
-    TokenModel,
     build_tabular,
     trunk_of,
 )
@@ -96,7 +96,7 @@ def test_without_a_vector_for_missing_numbers_every_number_must_be_there(kind: s
     numbers, codes = torch.zeros(2, 3), torch.zeros(2, 2).long()
     assert model(numbers, codes).shape == (2, 1, 2)
     numbers[1, 2] = float("nan")
-    with pytest.raises(InputError, match="built for numbers that are all there: got a NaN"):
+    with pytest.raises(InputError, match="built without missing values: got a NaN"):
         model(numbers, codes)
     assert network(kind).columns.missing is not None
     assert network(kind, numbers=0)(torch.zeros(2, 0), codes).shape == (2, 1, 2)
@@ -104,13 +104,13 @@ def test_without_a_vector_for_missing_numbers_every_number_must_be_there(kind: s
 
 def test_tokens_are_normed_where_the_trunk_says_so() -> None:
     plain, normed = network(), network(trunk={"embed_norm": True})
-    assert isinstance(plain, TokenModel) and isinstance(plain.side.norm, nn.Identity)
+    assert isinstance(plain, FTTransformerModel) and isinstance(plain.side.norm, nn.Identity)
     assert normed.count() == plain.count() + 2 * 64
 
 
 def test_tab_transformers_head_is_four_and_two_times_its_inputs() -> None:
     model = network("tab", members=3)
-    assert isinstance(model, ContextModel)
+    assert isinstance(model, TabTransformerModel)
     inputs = 2 * 64 + 3
     layers = [layer for layer in model.head if isinstance(layer, nn.Linear)]
     wanted = [(inputs, 4 * inputs), (4 * inputs, 2 * inputs), (2 * inputs, 6)]
@@ -125,7 +125,7 @@ def test_decay_spares_what_it_should_in_every_model() -> None:
     for kind in ("ft", "tab", "saint"):
         for changes in ({}, {"categories": ()}, {"numbers": 0}):
             model = network(kind, **changes)
-            decayed, spared = (part["params"] for part in model.groups(0.5))
+            decayed, spared = (part["params"] for part in model.parameter_groups(0.5))
             every = sorted(id(p) for p in (*decayed, *spared))
             assert every == sorted(id(p) for p in model.parameters())
             names = {id(p): name for name, p in model.named_parameters()}

@@ -63,15 +63,15 @@ def blocks(ours: str, theirs: str, rows: Table) -> dict[str, str | tuple[str, ..
 # ── torch.nn.Transformer ──────────────────────────────────────────────────────────────────────────
 
 _TORCH_ENCODER = {
-    "sublayers.attention.inward": "self_attn.in_proj",
+    "sublayers.attention.input": "self_attn.in_proj",
     "sublayers.attention.output": "self_attn.out_proj",
-    "sublayers.ffn.inward": "linear1",
+    "sublayers.ffn.input": "linear1",
     "sublayers.ffn.output": "linear2",
     "addnorms.attention.norm": "norm1",
     "addnorms.ffn.norm": "norm2",
 }
 _TORCH_DECODER = _TORCH_ENCODER | {
-    "sublayers.memory.inward": "multihead_attn.query",
+    "sublayers.memory.input": "multihead_attn.query",
     "sublayers.memory.memory": "multihead_attn.key_value",
     "sublayers.memory.output": "multihead_attn.out_proj",
     "addnorms.memory.norm": "norm2",
@@ -110,13 +110,13 @@ _BERT = {
         "encoder",
         "bert.encoder.layer",
         {
-            "sublayers.attention.inward": (
+            "sublayers.attention.input": (
                 "attention.self.query",
                 "attention.self.key",
                 "attention.self.value",
             ),
             "sublayers.attention.output": "attention.output.dense",
-            "sublayers.ffn.inward": "intermediate.dense",
+            "sublayers.ffn.input": "intermediate.dense",
             "sublayers.ffn.output": "output.dense",
             "addnorms.attention.norm": "attention.output.LayerNorm",
             "addnorms.ffn.norm": "output.LayerNorm",
@@ -142,13 +142,13 @@ _VIT = {
         "encoder",
         "vit.layers",
         {
-            "sublayers.attention.inward": (
+            "sublayers.attention.input": (
                 "attention.q_proj",
                 "attention.k_proj",
                 "attention.v_proj",
             ),
             "sublayers.attention.output": "attention.o_proj",
-            "sublayers.ffn.inward": "mlp.fc1",
+            "sublayers.ffn.input": "mlp.fc1",
             "sublayers.ffn.output": "mlp.fc2",
             "addnorms.attention.norm": "layernorm_before",
             "addnorms.ffn.norm": "layernorm_after",
@@ -180,9 +180,9 @@ _GPT2 = {
         "decoder",
         "transformer.h",
         {
-            "sublayers.attention.inward": "attn.c_attn",
+            "sublayers.attention.input": "attn.c_attn",
             "sublayers.attention.output": "attn.c_proj",
-            "sublayers.ffn.inward": "mlp.c_fc",
+            "sublayers.ffn.input": "mlp.c_fc",
             "sublayers.ffn.output": "mlp.c_proj",
             "addnorms.attention.norm": "ln_1",
             "addnorms.ffn.norm": "ln_2",
@@ -207,13 +207,13 @@ _LLAMA = {
         "decoder",
         "model.layers",
         {
-            "sublayers.attention.inward": (
+            "sublayers.attention.input": (
                 "self_attn.q_proj",
                 "self_attn.k_proj",
                 "self_attn.v_proj",
             ),
             "sublayers.attention.output": "self_attn.o_proj",
-            "sublayers.ffn.inward": ("mlp.gate_proj", "mlp.up_proj"),
+            "sublayers.ffn.input": ("mlp.gate_proj", "mlp.up_proj"),
             "sublayers.ffn.output": "mlp.down_proj",
             "addnorms.attention.norm": "input_layernorm",
             "addnorms.ffn.norm": "post_attention_layernorm",
@@ -231,15 +231,15 @@ def llama(theirs: Weights) -> dict[str, Tensor]:
 # ── Encoder-decoders ──────────────────────────────────────────────────────────────────────────────
 
 BART_ENCODER = {
-    "sublayers.attention.inward": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "sublayers.attention.input": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "sublayers.attention.output": "self_attn.out_proj",
-    "sublayers.ffn.inward": "fc1",
+    "sublayers.ffn.input": "fc1",
     "sublayers.ffn.output": "fc2",
     "addnorms.attention.norm": "self_attn_layer_norm",
     "addnorms.ffn.norm": "final_layer_norm",
 }
 BART_DECODER = BART_ENCODER | {
-    "sublayers.memory.inward": "encoder_attn.q_proj",
+    "sublayers.memory.input": "encoder_attn.q_proj",
     "sublayers.memory.memory": ("encoder_attn.k_proj", "encoder_attn.v_proj"),
     "sublayers.memory.output": "encoder_attn.out_proj",
     "addnorms.memory.norm": "encoder_attn_layer_norm",
@@ -277,14 +277,14 @@ def _t5_ffn(layer: int) -> dict[str, str | tuple[str, ...]]:
     """v1.0 has `wi`; v1.1 the pair `wi_0`, which is the gate, and `wi_1`."""
     ffn = f"layer.{layer}.DenseReluDense"
     return {
-        "sublayers.ffn.inward": (f"{ffn}.wi", f"{ffn}.wi_0", f"{ffn}.wi_1"),
+        "sublayers.ffn.input": (f"{ffn}.wi", f"{ffn}.wi_0", f"{ffn}.wi_1"),
         "sublayers.ffn.output": f"{ffn}.wo",
         "addnorms.ffn.norm": f"layer.{layer}.layer_norm",
     }
 
 
 _T5_ATTENTION = {
-    "sublayers.attention.inward": (
+    "sublayers.attention.input": (
         "layer.0.SelfAttention.q",
         "layer.0.SelfAttention.k",
         "layer.0.SelfAttention.v",
@@ -293,7 +293,7 @@ _T5_ATTENTION = {
     "addnorms.attention.norm": "layer.0.layer_norm",
 }
 _T5_MEMORY = {
-    "sublayers.memory.inward": "layer.1.EncDecAttention.q",
+    "sublayers.memory.input": "layer.1.EncDecAttention.q",
     "sublayers.memory.memory": ("layer.1.EncDecAttention.k", "layer.1.EncDecAttention.v"),
     "sublayers.memory.output": "layer.1.EncDecAttention.o",
     "addnorms.memory.norm": "layer.1.layer_norm",

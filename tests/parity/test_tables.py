@@ -43,11 +43,11 @@ def pair(
 
 def by_our_names(theirs: nn.Module) -> dict[str, Tensor]:
     table = {
-        "side.stack.blocks.*.sublayers.attention.inward": tuple(
+        "side.stack.blocks.*.sublayers.attention.input": tuple(
             f"backbone.blocks.*.attention.W_{part}" for part in "qkv"
         ),
         "side.stack.blocks.*.sublayers.attention.output": "backbone.blocks.*.attention.W_out",
-        "side.stack.blocks.*.sublayers.ffn.inward": "backbone.blocks.*.ffn.linear1",
+        "side.stack.blocks.*.sublayers.ffn.input": "backbone.blocks.*.ffn.linear1",
         "side.stack.blocks.*.sublayers.ffn.output": "backbone.blocks.*.ffn.linear2",
         "side.stack.blocks.*.addnorms.attention.norm": "backbone.blocks.*.attention_normalization",
         "side.stack.blocks.*.addnorms.ffn.norm": "backbone.blocks.*.ffn_normalization",
@@ -61,7 +61,7 @@ def by_our_names(theirs: nn.Module) -> dict[str, Tensor]:
     bias = given.pop("cat_embeddings.bias", None)
     found = rename(given, table)
     for name in list(found):
-        if name.endswith("ffn.inward.weight") or name.endswith("ffn.inward.bias"):
+        if name.endswith("ffn.input.weight") or name.endswith("ffn.input.bias"):
             # Theirs multiplies the first half by the ReLU of the second; our gate comes first.
             value, gate = found[name].chunk(2)
             found[name] = torch.cat((gate, value))
@@ -132,4 +132,4 @@ def test_weight_decay_spares_what_theirs_does() -> None:
     ours, theirs = pair(2, (3, 4))
     spared = sum(p.numel() for p in theirs.make_parameter_groups()[1]["params"])
     last = theirs.backbone.output.normalization.weight.numel()
-    assert sum(p.numel() for p in ours.undecayed()) == spared + last
+    assert sum(p.numel() for p in ours.no_decay()) == spared + last

@@ -57,11 +57,11 @@ def read_stories(path: Path) -> dict[str, Tensor]:
     for layer in range(depth):
         own = {name: part[layer] for name, part in parts.items() if name not in ("tokens", "norm")}
         block = f"decoder.stack.blocks.{layer}"
-        inward = torch.cat((own["query"], own["key"], own["value"]))
+        qkv = torch.cat((own["query"], own["key"], own["value"]))
         ours |= {
-            f"{block}.sublayers.attention.inward.weight": inward,
+            f"{block}.sublayers.attention.input.weight": qkv,
             f"{block}.sublayers.attention.output.weight": own["output"],
-            f"{block}.sublayers.ffn.inward.weight": torch.cat((own["gate"], own["up"])),
+            f"{block}.sublayers.ffn.input.weight": torch.cat((own["gate"], own["up"])),
             f"{block}.sublayers.ffn.output.weight": own["down"],
             f"{block}.addnorms.attention.norm.weight": own["attention.norm"],
             f"{block}.addnorms.ffn.norm.weight": own["ffn.norm"],

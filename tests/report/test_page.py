@@ -1,5 +1,6 @@
 """A page: one safe file that needs nothing else."""
 
+import html
 import html.parser
 import re
 from pathlib import Path
@@ -10,15 +11,15 @@ from addnorm.errors import InputError, SavedError
 from addnorm.report import (
     Mark,
     Page,
-    attention,
-    bars,
+    attention_map,
+    bar_chart,
     heat_map,
-    intervals,
-    lines,
-    reliability,
+    interval_chart,
+    line_chart,
+    reliability_chart,
     write_picture,
 )
-from addnorm.report.style import DARK, LIGHT, STYLE
+from addnorm.report.style import DARK_COLOURS, LIGHT_COLOURS, STYLE
 
 EVIL = "<script>alert('x')</script>\"&"
 PLAIN = "x" * len(EVIL)
@@ -70,8 +71,8 @@ def full(text: str) -> Page:
     page.remark(text, "bad", [text])
     page.facts([(text, text), (text, 3)])
     page.table([text, text], [[text, None], [text, 1.5]], text)
-    page.figure(bars([(text, 1)], title=text, unit=text), text)
-    page.gallery([(attention([[1.0]], [text], [text], title=text), text)])
+    page.figure(bar_chart([(text, 1)], title=text, unit=text), text)
+    page.gallery([(attention_map([[1.0]], [text], [text], title=text), text)])
     page.code(text)
     return page
 
@@ -85,7 +86,7 @@ def test_all_text_is_escaped() -> None:
 
 
 def test_only_our_pictures_are_markup() -> None:
-    with pytest.raises(InputError, match=r"made by addnorm.report: got str. Try lines"):
+    with pytest.raises(InputError, match=r"made by addnorm.report: got str. Try line_chart"):
         Page("t").figure("<svg onload='x'></svg>")  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"made by addnorm\.report"):
         Page("t").gallery([("<svg/>", "")])  # type: ignore[list-item]
@@ -115,7 +116,7 @@ def test_light_dark_paper_phone() -> None:
     # `(not print)` is no condition that a browser knows: it would never be dark.
     assert "@media screen and (prefers-color-scheme:dark){" in STYLE and "@media print" in STYLE
     assert "max-width:34rem" in STYLE
-    names = [set(re.findall(r"--\w+(?=:)", colours)) for colours in (LIGHT, DARK)]
+    names = [set(re.findall(r"--\w+(?=:)", colours)) for colours in (LIGHT_COLOURS, DARK_COLOURS)]
     used = set(re.findall(r"var\((--\w+)\)", STYLE))
     assert names[0] == names[1] == used
     assert STYLE.count("{") == STYLE.count("}")
@@ -130,7 +131,7 @@ def luminance(colour: str) -> float:
     return total
 
 
-@pytest.mark.parametrize("colours", (LIGHT, DARK), ids=("light", "dark"))
+@pytest.mark.parametrize("colours", (LIGHT_COLOURS, DARK_COLOURS), ids=("light", "dark"))
 def test_every_colour_of_text_can_be_read(colours: str) -> None:
     """A contrast of 4.5 with the ground, as WCAG 2.2 asks (1.4.3)."""
     table = dict(re.findall(r"--(\w+):(#\w{6})", colours))
@@ -178,6 +179,14 @@ def test_a_page_is_written_whole(tmp_path: Path) -> None:
         page.write(tmp_path / "missing" / "page.html")
 
 
+def test_a_notebook_shows_the_page_in_a_frame_of_its_own() -> None:
+    page = Page("Loss & <more>", "a\nb")
+    page.code("one\ntwo")
+    frame = page._repr_html_()
+    (inside,) = re.findall(r'^<iframe srcdoc="([^"]*)" style="[^"]*"></iframe>$', frame)
+    assert "<" not in inside and html.unescape(inside) == page.html()
+
+
 def test_the_same_page_is_the_same_bytes() -> None:
     assert full("x").html() == full("x").html()
 
@@ -187,12 +196,12 @@ def test_six_pictures_are_light() -> None:
     names = [str(n) for n in range(40)]
     page = Page("t")
     series = {n: [(s, (s * 7919 % 1000) / 1000 + int(n)) for s in steps] for n in "123"}
-    page.figure(lines(series, title="Loss", marks=[Mark(5, 1, "best", "best")]))
+    page.figure(line_chart(series, title="Loss", marks=[Mark(5, 1, "best", "best")]))
     page.figure(heat_map([[r * c for c in range(40)] for r in range(40)], names, names, title="M"))
-    page.figure(attention([[1 / 12] * 12] * 12, names[:12], names[:12]))
-    page.figure(bars([(n, float(n)) for n in names], title="B"))
-    page.figure(intervals([(n, float(n), 1) for n in names], title="I"))
-    page.figure(reliability({"m": [(n / 10, n / 10, 9) for n in range(10)]}, title="R"))
+    page.figure(attention_map([[1 / 12] * 12] * 12, names[:12], names[:12]))
+    page.figure(bar_chart([(n, float(n)) for n in names], title="B"))
+    page.figure(interval_chart([(n, float(n), 1) for n in names], title="I"))
+    page.figure(reliability_chart({"m": [(n / 10, n / 10, 9) for n in range(10)]}, title="R"))
     assert len(page.html().encode()) < 200_000
 
 
@@ -200,7 +209,7 @@ def test_a_picture_stands_alone(tmp_path: Path) -> None:
     """Well-formed, with every class and every colour that it names."""
     import xml.etree.ElementTree as tree
 
-    picture = lines({"a & b": [(0, 1.0), (1, 2.0)], "c": [(0, 2.0)]}, title=EVIL)
+    picture = line_chart({"a & b": [(0, 1.0), (1, 2.0)], "c": [(0, 2.0)]}, title=EVIL)
     path = write_picture(picture, tmp_path / "one.svg")
     root = tree.parse(path).getroot()
     space = "{http://www.w3.org/2000/svg}"

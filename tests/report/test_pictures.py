@@ -12,34 +12,34 @@ import pytest
 from addnorm.errors import InputError
 from addnorm.report import (
     Mark,
-    attention,
-    bars,
+    attention_map,
+    bar_chart,
     heat_map,
-    intervals,
-    lines,
-    reliability,
-    scatter,
+    interval_chart,
+    line_chart,
+    reliability_chart,
+    scatter_chart,
 )
-from addnorm.report.curves import runs, thin, wilson
-from addnorm.report.frame import spread
+from addnorm.report.chart_frame import spread_labels
 from addnorm.report.svg import Svg, escape, shorten, text_width
+from addnorm.report.xy_charts import drawable_segments, thin_out, wilson_interval
 
 EVIL = "<script>alert('x')</script>\"&\x00\ud800"
 NAN = math.nan
 SPACE = "{http://www.w3.org/2000/svg}"
 
 PICTURES: dict[str, Callable[[str], Svg]] = {
-    "lines": lambda s: lines(
+    "lines": lambda s: line_chart(
         {s: [(0, 1), (1, 2), (2, NAN)], s + "2": [(0, 3)]}, title=s, x=s, y=s, marks=[Mark(1, 2, s)]
     ),
-    "long names": lambda s: lines({s * 9: [(0, 1)], "b": [(0, 1)]}, title=s),
-    "scatter": lambda s: scatter({s: [(0, 1)], s + "b": [(2, 3)]}, title=s, x=s, y=s),
-    "bars": lambda s: bars([(s, 1.0), (s * 9, -2.0)], title=s, unit=s, strong=s),
-    "intervals": lambda s: intervals([(s, 1.0, 0.5), (s * 9, 2.0, 0.1)], title=s, x=s),
+    "long names": lambda s: line_chart({s * 9: [(0, 1)], "b": [(0, 1)]}, title=s),
+    "scatter": lambda s: scatter_chart({s: [(0, 1)], s + "b": [(2, 3)]}, title=s, x=s, y=s),
+    "bars": lambda s: bar_chart([(s, 1.0), (s * 9, -2.0)], title=s, unit=s, strong=s),
+    "intervals": lambda s: interval_chart([(s, 1.0, 0.5), (s * 9, 2.0, 0.1)], title=s, x=s),
     "heat_map": lambda s: heat_map([[1, NAN]], [s], [s, s * 9], title=s, x=s, y=s),
-    "attention": lambda s: attention([[0.5, 0.5]], [s, s], [s], title=s),
-    "reliability": lambda s: reliability({s: [(0.2, 0.3, 9)], s + "b": [(0, 1, 1)]}, title=s),
-    "empty": lambda s: lines({}, title=s),
+    "attention": lambda s: attention_map([[0.5, 0.5]], [s, s], [s], title=s),
+    "reliability": lambda s: reliability_chart({s: [(0.2, 0.3, 9)], s + "b": [(0, 1, 1)]}, title=s),
+    "empty": lambda s: line_chart({}, title=s),
 }
 
 
@@ -101,7 +101,7 @@ def test_colours_are_left_to_the_page() -> None:
 
 
 def test_a_line_is_where_its_numbers_are() -> None:
-    ((a, b, c),) = curve_of(lines({"s": [(0, 0), (10, 5), (20, 10)]}, title="t"))
+    ((a, b, c),) = curve_of(line_chart({"s": [(0, 0), (10, 5), (20, 10)]}, title="t"))
     assert (a[0] + c[0]) / 2 == pytest.approx(b[0], abs=0.1)
     assert (a[1] + c[1]) / 2 == pytest.approx(b[1], abs=0.1)
     assert a[0] < c[0] and a[1] > c[1]
@@ -109,30 +109,32 @@ def test_a_line_is_where_its_numbers_are() -> None:
 
 def test_logarithmic_axes() -> None:
     points = [(1, 0.01), (10, 0.1), (100, 1.0)]
-    ((a, b, c),) = curve_of(lines({"s": points}, title="t", log_x=True, log_y=True))
+    ((a, b, c),) = curve_of(line_chart({"s": points}, title="t", log_x=True, log_y=True))
     assert (a[0] + c[0]) / 2 == pytest.approx(b[0], abs=0.1)
     assert (a[1] + c[1]) / 2 == pytest.approx(b[1], abs=0.1)
-    found = curve_of(lines({"s": [(1, 1), (2, 2), (3, -1), (4, 1), (5, 2)]}, title="t", log_y=True))
+    found = curve_of(
+        line_chart({"s": [(1, 1), (2, 2), (3, -1), (4, 1), (5, 2)]}, title="t", log_y=True)
+    )
     assert [len(part) for part in found] == [2, 2]
 
 
 def test_gaps_part_a_line_and_a_lost_curve_has_a_cross() -> None:
     points = [(0, 1), (1, 2), (2, NAN), (3, 2), (4, 1), (5, math.inf)]
-    picture = lines({"s": points}, title="t")
+    picture = line_chart({"s": points}, title="t")
     assert [len(part) for part in curve_of(picture)] == [2, 2]
     assert "not finite after step 4" in picture
-    assert "not finite" not in lines({"s": points[:5]}, title="t")
-    assert runs(points, False, False) == [[(0, 1), (1, 2)], [(3, 2), (4, 1)]]
+    assert "not finite" not in line_chart({"s": points[:5]}, title="t")
+    assert drawable_segments(points, False, False) == [[(0, 1), (1, 2)], [(3, 2), (4, 1)]]
 
 
 def test_a_point_alone_is_a_dot() -> None:
-    picture = lines({"s": [(3, 2.5)]}, title="t")
+    picture = line_chart({"s": [(3, 2.5)]}, title="t")
     assert picture.count("<circle") == 1 and curve_of(picture) == []
 
 
 @pytest.mark.parametrize("series", ({}, {"s": []}, {"s": [(0, NAN), (NAN, 1)]}))
 def test_no_numbers_no_line(series: dict[str, list[tuple[float, float]]]) -> None:
-    assert "nothing to show" in lines(series, title="t")
+    assert "nothing to show" in line_chart(series, title="t")
 
 
 def test_long_curves_are_thinned_but_keep_their_peaks() -> None:
@@ -140,24 +142,24 @@ def test_long_curves_are_thinned_but_keep_their_peaks() -> None:
     points = [(float(n), draw.random()) for n in range(100_000)]
     points[54_321] = (54_321.0, 9.0)
     points[12_345] = (12_345.0, -9.0)
-    kept = thin(points, [n / 1e5 for n in range(100_000)])
+    kept = thin_out(points, [n / 1e5 for n in range(100_000)])
     assert len(kept) <= 4 * 201 and kept == sorted(kept)
     assert points[54_321] in kept and points[12_345] in kept
     assert {points[0], points[-1]} <= set(kept)
-    assert len(lines({"s": points}, title="t")) < 20_000
+    assert len(line_chart({"s": points}, title="t")) < 20_000
 
 
 def test_what_is_too_high_leaves_the_picture() -> None:
     points = [(0, 1), (1, 2), (2, 1e30)]
-    ((a, b, _),) = curve_of(lines({"s": points}, title="t", most=2))
+    ((a, b, _),) = curve_of(line_chart({"s": points}, title="t", most=2))
     assert abs(a[1] - b[1]) > 50
-    assert 'overflow="hidden"' in lines({"s": points}, title="t", most=2)
+    assert 'overflow="hidden"' in line_chart({"s": points}, title="t", most=2)
 
 
 def test_labels_stand_apart_in_the_order_of_the_ends() -> None:
     series = {name: [(0, 1), (1, 1 + n / 1000)] for n, name in enumerate("abcdefg")}
     series["h"] = [(0, 1), (1, 99)]
-    texts = tree(lines(series, title="t")).iter(SPACE + "text")
+    texts = tree(line_chart(series, title="t")).iter(SPACE + "text")
     at = {t.text: float(t.get("y", 0)) for t in texts if "name" in t.get("class", "")}
     assert list(at) == list("abcdefgh")
     assert all(at[one] - at[two] >= 14.9 for one, two in zip("abcdefg", "bcdefgh", strict=True))
@@ -165,7 +167,7 @@ def test_labels_stand_apart_in_the_order_of_the_ends() -> None:
 
 def test_marks() -> None:
     marks = [Mark(1, 2, "best 2", "best"), Mark(9, NAN, "diverged", "bad"), Mark(NAN, 1, "lost")]
-    picture = lines({"s": [(0, 3), (9, 2)]}, title="t", marks=marks)
+    picture = line_chart({"s": [(0, 3), (9, 2)]}, title="t", marks=marks)
     assert "best 2" in picture and "diverged" in picture and "lost" not in picture
     with pytest.raises(InputError, match=r"one of best, bad, note: got 'good'. Try 'note'."):
         Mark(0, 0, "", "good")
@@ -175,31 +177,31 @@ def test_marks() -> None:
 def test_spread_keeps_apart_and_inside(seed: int) -> None:
     draw = random.Random(seed)
     places = [draw.uniform(0, 100) for _ in range(draw.randint(1, 7))]
-    moved = spread(places, 14, 0, 100)
+    moved = spread_labels(places, 14, 0, 100)
     order = sorted(range(len(places)), key=lambda n: places[n])
     assert all(moved[b] - moved[a] >= 14 - 1e-9 for a, b in pairwise(order))
     assert min(moved) >= 0 and max(moved) <= 100
-    assert spread([10.0, 50.0, 90.0], 14, 0, 100) == [10, 50, 90]
+    assert spread_labels([10.0, 50.0, 90.0], 14, 0, 100) == [10, 50, 90]
 
 
 # ── Rows, clouds, calibration ─────────────────────────────────────────────────────────────────────
 
 
 def test_bars_are_as_long_as_their_values() -> None:
-    picture = bars([("a", 4.0), ("b", 1.0), ("c", -2.0), ("d", NAN), ("e", 0.0)], title="t")
+    picture = bar_chart([("a", 4.0), ("b", 1.0), ("c", -2.0), ("d", NAN), ("e", 0.0)], title="t")
     rects = {r[0].text: r for r in tree(picture).iter(SPACE + "rect")}
     size = {name: float(rect.get("width", 0)) for name, rect in rects.items()}
     assert size["a: 4"] == pytest.approx(4 * size["b: 1"], rel=0.01)
     assert size["c: −2"] == pytest.approx(2 * size["b: 1"], rel=0.01)
     assert float(rects["c: −2"].get("x", 0)) < float(rects["a: 4"].get("x", 0))
     assert len(rects) == 4 and "not a number" in picture
-    assert "nothing to show" in bars([], title="t")
+    assert "nothing to show" in bar_chart([], title="t")
     for flat in ([("a", 0.0)], [("a", NAN)], [("a", -3.0)]):
-        tree(bars(flat, title="t"))
+        tree(bar_chart(flat, title="t"))
 
 
 def test_intervals_reach_one_deviation_each_way() -> None:
-    picture = intervals([("a", 10, 2), ("b", 20, NAN), ("c", 30, 0)], title="t", guide=15)
+    picture = interval_chart([("a", 10, 2), ("b", 20, NAN), ("c", 30, 0)], title="t", guide=15)
     (path,) = [p for p in tree(picture).iter(SPACE + "path")
                if p.get("class") == "whisker thick c0" and p[0].text == "a: 10 ± 2"]  # fmt: skip
     low, _, high = numbers(path.get("d", ""))
@@ -208,34 +210,36 @@ def test_intervals_reach_one_deviation_each_way() -> None:
     unit = (middles[1] - middles[0]) / 10
     assert high - low == pytest.approx(4 * unit, rel=0.02)
     assert "b: 20<" in picture
-    assert "nothing to show" in intervals([], title="t")
-    assert "nothing to show" in intervals([("a", NAN, 1)], title="t")
+    assert "nothing to show" in interval_chart([], title="t")
+    assert "nothing to show" in interval_chart([("a", NAN, 1)], title="t")
 
 
 def test_clouds_are_drawn_once_a_place() -> None:
     draw = random.Random(0)
-    few = scatter({"a": [(1, 1)] * 50 + [(2, 2)]}, title="t", x="x", y="y", diagonal=True)
+    few = scatter_chart({"a": [(1, 1)] * 50 + [(2, 2)]}, title="t", x="x", y="y", diagonal=True)
     assert few.count("<circle") == 2 and few.count("guide") == 1
     many = [(draw.gauss(0, 1), draw.gauss(0, 1)) for _ in range(20_000)]
-    assert len(scatter({"a": many}, title="t", x="x", y="y")) < 120_000
-    assert "nothing to show" in scatter({"a": [(NAN, 1)]}, title="t", x="x", y="y")
+    assert len(scatter_chart({"a": many}, title="t", x="x", y="y")) < 120_000
+    assert "nothing to show" in scatter_chart({"a": [(NAN, 1)]}, title="t", x="x", y="y")
 
 
 def test_reliability_places_bins_and_their_doubt() -> None:
-    picture = reliability({"m": [(0.25, 0.5, 100), (0.75, 0.75, 300), (0.9, 0.1, 0)]}, title="t")
+    picture = reliability_chart(
+        {"m": [(0.25, 0.5, 100), (0.75, 0.75, 300), (0.9, 0.1, 0)]}, title="t"
+    )
     one, two = tree(picture).iter(SPACE + "circle")
     assert float(two.get("r", 0)) > float(one.get("r", 0))
     guide = next(p for p in tree(picture).iter(SPACE + "path") if p.get("class") == "guide")
     x1, y1, x2, y2 = numbers(guide.get("d", ""))
     assert float(two.get("cx", 0)) == pytest.approx(x1 + 0.75 * (x2 - x1), abs=0.2)
     assert float(two.get("cy", 0)) == pytest.approx(y1 + 0.75 * (y2 - y1), abs=0.2)
-    assert "nothing to show" in reliability({"m": []}, title="t")
+    assert "nothing to show" in reliability_chart({"m": []}, title="t")
 
 
 @pytest.mark.parametrize(("share", "count"), ((0.0, 5), (0.3, 10), (1.0, 7), (0.5, 1000)))
 def test_the_ends_of_an_interval_solve_its_equation(share: float, count: int) -> None:
     """Wilson's ends are the p with |share − p| = z √(p (1 − p) / n)."""
-    for end in wilson(share, count):
+    for end in wilson_interval(share, count):
         assert (share - end) ** 2 == pytest.approx(1.96**2 * end * (1 - end) / count, abs=1e-12)
 
 
@@ -305,19 +309,19 @@ def test_large_maps_stay_small_and_show_every_cell(side: int) -> None:
 
 
 def test_attention_has_targets_as_rows() -> None:
-    found = shades(attention([[0.9, 0.1, 0.0]], ["in", "3", "days"], ["Tagen"]))
+    found = shades(attention_map([[0.9, 0.1, 0.0]], ["in", "3", "days"], ["Tagen"]))
     assert found["Tagen · in: 0.9"] == ("plus", 1)
 
 
 def test_long_tokens_are_turned_and_short_ones_are_not() -> None:
-    assert "rotate(-50" in attention([[1.0]], ["Donnerstag"], ["a"])
-    assert "rotate(-50" not in attention([[1.0]], ["am"], ["a"])
+    assert "rotate(-50" in attention_map([[1.0]], ["Donnerstag"], ["a"])
+    assert "rotate(-50" not in attention_map([[1.0]], ["am"], ["a"])
 
 
 def test_names_must_fit_the_table() -> None:
     with pytest.raises(InputError, match=r"table is 1 × 2, the names are 1 × 1. Try the names"):
         heat_map([[1, 2]], ["a"], ["b"], title="t")
-    with pytest.raises(InputError, match="a name for each row"):
+    with pytest.raises(InputError, match="one name for each row"):
         heat_map([[1], [1, 2]], ["a", "b"], ["c"], title="t")
     assert "nothing to show" in heat_map([], [], [], title="t")
 
@@ -335,17 +339,21 @@ def test_words_are_cut_to_a_width() -> None:
 def test_the_key_of_a_reliability_picture_leaves_the_label_free() -> None:
     bins = [(0.2, 0.3, 9)]
     names = ("rows held out, as trained", "rows held out, calibrated", "rows of the test file")
-    picture = reliability({name: bins for name in names}, title="t")
+    picture = reliability_chart({name: bins for name in names}, title="t")
     dots = [float(x) for x in re.findall(r'cx="([\d.]+)" cy="10"', picture)]
-    label = re.search(r'x="([\d.]+)" y="14">came true', picture)
+    label = re.search(r'x="([\d.]+)" y="14">observed', picture)
     assert len(dots) == 3 and label is not None
-    assert min(dots) - 4 > float(label[1]) + text_width("came true", 12)
+    assert min(dots) - 4 > float(label[1]) + text_width("observed", 12)
 
 
 def test_names_of_a_key_are_whole_where_there_is_room() -> None:
     bins = [(0.2, 0.3, 9)]
-    picture = reliability({name: bins for name in ("as trained", "calibrated", "test")}, title="t")
+    picture = reliability_chart(
+        {name: bins for name in ("as trained", "calibrated", "test")}, title="t"
+    )
     key = re.findall(r'<text class="name c\d" [^>]*>(?:<title>[^<]*</title>)?([^<]*)<', picture)
     assert sorted(key) == ["as trained", "calibrated", "test"]
-    long = reliability({name * 4: bins for name in ("as trained", "calibrated", "t")}, title="t")
+    long = reliability_chart(
+        {name * 4: bins for name in ("as trained", "calibrated", "t")}, title="t"
+    )
     assert "…" in long and "t" * 4 in long

@@ -1,5 +1,5 @@
-"""A small world of words with rules, and runs trained on it: reversed and upper-cased lines, a
-book of sentences, texts whose label is a word in them.
+"""Small invented data with a rule to learn, and runs trained on it: reversed and upper-cased lines,
+a book of sentences, texts whose label depends on a syllable, a table whose target is one column.
 """
 
 import random
@@ -10,17 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from addnorm.runs.progress import Journal
-from addnorm.runs.recipe import Wish
-from addnorm.runs.train import Outcome, resume, start
-from addnorm.train.loop import Observer
-from tests.training import training
+from addnorm.runs.loggers import Journal
+from addnorm.runs.request import RunRequest
+from addnorm.runs.train import Outcome, resume_run, start_run
+from addnorm.training.loop import Observer
+from tests.portable import training
 
 SYLLABLES = ["ba", "be", "bi", "da", "de", "di", "ka", "ke", "ki", "la", "le", "li"]
 TASKS = ("translate", "language", "masked", "classify")
+ALL_TASKS = (*TASKS, "table")
 SMALL = {"width": 16, "depth": 1, "heads": 2, "ffn_width": 32}
 """Sizes of a model that takes a millisecond or two a step."""
-STEPS = {"translate": 60, "language": 40, "masked": 40, "classify": 60}
+STEPS = {"translate": 60, "language": 40, "masked": 40, "classify": 60, "table": 40}
 
 
 def lines(count: int = 120, seed: int = 0) -> list[str]:
@@ -42,8 +43,13 @@ def label(line: str) -> str:
     return "yes" if "ba" in line else "no"
 
 
+def _row(line: str) -> str:
+    words = line.split()
+    return f"{len(words)},{words[0][:2]},{label(line)}"
+
+
 def write(folder: Path, count: int = 120, seed: int = 0) -> Path:
-    """Files for every task: a.source and a.target, book.txt, texts.txt, labelled.csv."""
+    """Files for every task: a.source, a.target, book.txt, texts.txt, labelled.csv, table.csv."""
     folder.mkdir(parents=True, exist_ok=True)
     texts = lines(count, seed)
     for name, rows in {
@@ -52,6 +58,7 @@ def write(folder: Path, count: int = 120, seed: int = 0) -> Path:
         "book.txt": [line.capitalize() + "." for line in texts],
         "texts.txt": texts,
         "labelled.csv": ["text,label", *(f"{line},{label(line)}" for line in texts)],
+        "table.csv": ["words,first,label", *(_row(line) for line in texts)],
     }.items():
         (folder / name).write_text("".join(row + "\n" for row in rows), encoding="utf-8")
     return folder
@@ -59,6 +66,8 @@ def write(folder: Path, count: int = 120, seed: int = 0) -> Path:
 
 def data_of(task: str, folder: Path) -> dict[str, Any]:
     """The data section for a task."""
+    if task == "table":
+        return {"source": str(folder / "table.csv")}
     if task == "translate":
         found = {"source": str(folder / "a.source"), "target": str(folder / "a.target")}
     else:
@@ -67,17 +76,21 @@ def data_of(task: str, folder: Path) -> dict[str, Any]:
     return found | {"tokenizer": "characters"}
 
 
-def wish(task: str, folder: Path, *settings: str, **train: Any) -> Wish:
+def wish(task: str, folder: Path, *settings: str, **train: Any) -> RunRequest:
     """A small run of a task."""
-    more = {"batch": 512, "steps": 6, "evaluate": 3, "lr": 1e-2} | train
+    more = {"batch": 512, "steps": 6, "evaluate_every": 3, "lr": 1e-2} | train
     model = SMALL | ({"length": 32} if task == "language" else {})
-    table = {
+    if task == "table":
+        more = {"batch": 32} | {name: value for name, value in more.items() if name != "batch"}
+    table: dict[str, Any] = {
         "data": data_of(task, folder),
         "model": model,
         "train": more,
         "run": {"task": task, "seed": training.seed},
     }
-    return Wish(table, settings)
+    if task == "table":
+        table["table"] = {"target": "label"}
+    return RunRequest(table, settings)
 
 
 class Told(Observer):
@@ -88,13 +101,13 @@ class Told(Observer):
         self.losses: list[float] = []
         self.begun = False
 
-    def begin(self, loop: Any) -> None:
+    def on_begin(self, loop: Any) -> None:
         self.begun = True
 
-    def stepped(self, loop: Any, step: Any) -> None:
+    def on_step(self, loop: Any, step: Any) -> None:
         self.losses.append(step.loss)
 
-    def said(self, loop: Any, text: str) -> None:
+    def on_message(self, loop: Any, text: str) -> None:
         self.texts.append(text)
 
 
@@ -106,12 +119,12 @@ def quiet(text: str) -> None:
     """Says nothing."""
 
 
-def train(asked: Wish, out: Path, *observers: Observer) -> Outcome:
-    return start(asked, out, watch=lambda path: [*watch(path), *observers], say=quiet)
+def train(asked: RunRequest, out: Path, *observers: Observer) -> Outcome:
+    return start_run(asked, out, observers=lambda path: [*watch(path), *observers], say=quiet)
 
 
 def go_on(out: Path, *observers: Observer) -> Outcome:
-    return resume(out, watch=lambda path: [*watch(path), *observers], say=quiet)
+    return resume_run(out, observers=lambda path: [*watch(path), *observers], say=quiet)
 
 
 class Trained:
@@ -126,7 +139,7 @@ class Trained:
         if not out.exists():
             steps = STEPS[task]
             with torch.enable_grad():  # whichever test is the first to ask
-                train(wish(task, self.data, steps=steps, evaluate=steps // 4), out)
+                train(wish(task, self.data, steps=steps, evaluate_every=steps // 4), out)
         return out
 
 

@@ -1,26 +1,30 @@
-"""A time budget: rehearsed without a trace, and fitted."""
+"""A time budget: speed is measured without a trace, and the steps are fitted to it."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from addnorm.config import Config
-from addnorm.models.saved import read_tensors
 from addnorm.runs import budget
-from addnorm.runs.budget import Pace, fit_to_time, rehearse
-from addnorm.runs.train import plan
-from addnorm.train import checkpoint
-from tests.runs.common import TASKS, Told, quiet, train, wish
+from addnorm.runs.budget import measure_steps
+from addnorm.runs.request import RunRequest
+from addnorm.runs.resolve import StepTimes, resolve, schedule_within
+from addnorm.runs.train import plan_run
+from addnorm.tasks.base import DataFacts
+from addnorm.training import checkpoint
+from tests.runs.common import ALL_TASKS, Told, quiet, train, wish
 
 
 @pytest.mark.trains
-@pytest.mark.parametrize("task", TASKS)
-def test_a_rehearsal_leaves_everything_as_it_was(task: str, data: Path) -> None:
-    settled = plan(wish(task, data), say=quiet)
+@pytest.mark.parametrize("task", ALL_TASKS)
+def test_measuring_leaves_everything_as_it_was(task: str, data: Path) -> None:
+    settled = plan_run(wish(task, data), say=quiet)
     before = {name: tensor.clone() for name, tensor in settled.model.state_dict().items()}
     state, metric = torch.get_rng_state(), settled.task.metric
-    pace = rehearse(settled.model, settled.task, settled.config)
+    pace = measure_steps(settled.model, settled.task, settled.config)
     assert pace.step > 0 and pace.evaluation > 0
     assert torch.equal(state, torch.get_rng_state()) and settled.task.metric == metric
     after = settled.model.state_dict()
@@ -29,12 +33,12 @@ def test_a_rehearsal_leaves_everything_as_it_was(task: str, data: Path) -> None:
 
 
 @pytest.mark.trains
-def test_a_rehearsed_run_is_bit_equal_to_one_that_was_not(data: Path, tmp_path: Path) -> None:
-    given = dict(steps=7, evaluate=3, warmup=2)
+def test_a_measured_run_is_bit_equal_to_one_that_was_not(data: Path, tmp_path: Path) -> None:
+    given = dict(steps=7, evaluate_every=3, warmup=2)
     train(wish("translate", data, **given), tmp_path / "plain")
     train(wish("translate", data, "run.minutes=1000", **given), tmp_path / "timed")
     for name in ("best/model.safetensors", "checkpoints/step-00000007/weights.safetensors"):
-        one, other = (read_tensors(tmp_path / run / name)[0] for run in ("plain", "timed"))
+        one, other = (load_file(tmp_path / run / name) for run in ("plain", "timed"))
         assert one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
     one, other = (
         checkpoint.read(tmp_path / run / "checkpoints" / "step-00000007").state
@@ -43,69 +47,82 @@ def test_a_rehearsed_run_is_bit_equal_to_one_that_was_not(data: Path, tmp_path: 
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def config(*settings: str) -> Config:
-    return Config().override("run.minutes=10", *settings)
+def fitted(times: StepTimes, *settings: str) -> Any:
+    """The train section of a configuration that is fitted to 10 minutes."""
+    return schedule_within(10, Config().override(*settings), times).train
 
 
 def test_the_arithmetic() -> None:
     """570 s: 40 evaluations of 1 s, the rest in steps of 0.1 s."""
-    found = fit_to_time(config(), config(), Pace(0.1, 1.0)).train
-    assert found.steps == 5300 and found.evaluate == 132 and found.warmup == 530
+    found = fitted(StepTimes(0.1, 1.0))
+    assert found.steps == 5300 and found.evaluate_every == 132 and found.warmup == 530
     # Evaluations of 10 s: a tenth of the time is 5.7 of them.
-    found = fit_to_time(config(), config(), Pace(0.1, 10.0)).train
-    assert found.steps == int((570 - 57) / 0.1) and found.evaluate == int(found.steps / 5.7)
+    found = fitted(StepTimes(0.1, 10.0))
+    assert found.steps == int((570 - 57) / 0.1) and found.evaluate_every == int(found.steps / 5.7)
     # Evaluations of 40 s: four of them fit into a third of the time.
-    found = fit_to_time(config(), config(), Pace(1.0, 40.0)).train
-    assert found.steps == 570 - 160 and found.evaluate == 102
+    found = fitted(StepTimes(1.0, 40.0))
+    assert found.steps == 570 - 160 and found.evaluate_every == 102
     # Evaluations of 100 s: those that do, and of 400 s: one, and half the time to learn.
-    found = fit_to_time(config(), config(), Pace(1.0, 100.0)).train
-    assert found.steps == 570 - 190 and found.evaluate == 200
-    found = fit_to_time(config(), config(), Pace(1.0, 400.0)).train
-    assert found.steps == 285 and found.evaluate == 285
-    found = fit_to_time(config(), config(), Pace(1000.0, 0.0)).train
-    assert found.steps == 1 and found.evaluate == 1
+    found = fitted(StepTimes(1.0, 100.0))
+    assert found.steps == 570 - 190 and found.evaluate_every == 200
+    found = fitted(StepTimes(1.0, 400.0))
+    assert found.steps == 285 and found.evaluate_every == 285
+    found = fitted(StepTimes(1000.0, 0.0))
+    assert found.steps == 1 and found.evaluate_every == 1
 
 
 def test_what_was_asked_for_by_name_stays() -> None:
-    asked = config("train.steps=50", "train.evaluate=9", "train.warmup=5", "train.save=3")
-    found = fit_to_time(asked, asked, Pace(0.1, 1.0)).train
-    assert (found.steps, found.evaluate, found.warmup, found.save) == (50, 9, 5, 3)
-    asked = config("train.steps=999999")
-    assert fit_to_time(asked, asked, Pace(0.1, 1.0)).train.steps == 5300
-    settled = config("train.warmup=7", "train.evaluate=8", "train.save=9", "train.lr=0.3")
-    found = fit_to_time(config(), settled, Pace(0.1, 1.0)).train
-    assert (found.warmup, found.evaluate, found.save, found.lr) == (530, 132, 132, 0.3)
+    asked = ("train.steps=50", "train.evaluate_every=9", "train.warmup=5", "train.save_every=3")
+    found = fitted(StepTimes(0.1, 1.0), *asked)
+    assert (found.steps, found.evaluate_every, found.warmup, found.save_every) == (50, 9, 5, 3)
+    assert fitted(StepTimes(0.1, 1.0), "train.steps=999999").steps == 5300
+
+
+def test_what_followed_from_the_data_follows_from_the_time_instead() -> None:
+    fields = {"mode": "decoder", "head": "token", "vocab": 9, "pad": 0}
+    facts = DataFacts(1000, batches=lambda config: 20, longest=lambda config: 1, model=fields)
+    request = RunRequest({"run": {"task": "language", "minutes": 10}, "train": {"lr": 0.3}})
+    found = resolve(request, facts).train
+    assert (found.steps, found.warmup, found.evaluate_every, found.save_every) == (200, 20, 5, 5)
+    found = resolve(request, facts, StepTimes(0.1, 1.0)).train
+    assert (found.steps, found.warmup, found.evaluate_every, found.save_every) == (
+        5300,
+        530,
+        132,
+        132,
+    )
+    assert found.lr == 0.3
 
 
 def test_the_total_counts_evaluations() -> None:
-    asked = config("train.steps=100", "train.evaluate=10")
-    assert Pace(0.5, 2.0).total(asked) == pytest.approx(70)
+    asked = Config().override("train.steps=100", "train.evaluate_every=10")
+    assert StepTimes(0.5, 2.0).total(asked) == pytest.approx(70)
 
 
 @pytest.mark.trains
 def test_the_clock_stops_a_run_that_was_planned_too_long(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("addnorm.runs.train.rehearse", lambda *given: Pace(1e-7, 1e-7))
+    monkeypatch.setattr("addnorm.runs.train.measure_steps", lambda *given: StepTimes(1e-7, 1e-7))
     told = Told()
     done = train(wish("language", data, "run.minutes=0.005", steps=10**6), tmp_path / "run", told)
     at = done.progress
     assert at.finished and 0 < at.step < 10**6
-    assert told.texts == [f"the time is up after {at.step} steps."]
+    assert told.texts == [f"time limit reached after {at.step} steps."]
     assert at.history[-1]["step"] == at.step, "evaluated at the end"
     assert checkpoint.steps(done.run.path)[-1].name == f"step-{at.step:08d}"
 
 
 @pytest.mark.trains
-def test_the_rehearsal_is_short(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settled = plan(wish("classify", data), say=quiet)
+def test_measuring_is_short(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settled = plan_run(wish("classify", data), say=quiet)
     seen = []
     batch = settled.task.batch
     monkeypatch.setattr(settled.task, "batch", lambda part: seen.append(part) or batch(part))
-    rehearse(settled.model, settled.task, settled.config)
+    measure_steps(settled.model, settled.task, settled.config)
     parts = len(settled.task.plan(0))
     assert len(seen) == max(3, parts)
     seen.clear()
-    monkeypatch.setattr(budget, "LONGEST", 0.0)
-    rehearse(settled.model, settled.task, settled.config)
+    monkeypatch.setattr(budget, "MAX_SECONDS", 0.0)
+    measure_steps(settled.model, settled.task, settled.config)
     assert len(seen) == 3

@@ -6,21 +6,22 @@ from pathlib import Path
 import pytest
 
 from addnorm.config import Config
-from addnorm.runs.directory import Facts, Run
-from addnorm.runs.summary import sum_up
-from addnorm.train.loop import Progress
-from tests.runs.common import Trained
+from addnorm.runs.run import Run, RunRecord
+from addnorm.runs.summary import write_summary
+from addnorm.runs.train import plan_run
+from addnorm.training.loop import TrainingState
+from tests.runs.common import Trained, quiet, wish
 
 
 @pytest.mark.trains
 def test_the_summary_is_of_the_best_evaluation(trained: Trained) -> None:
     run = Run.open(trained["classify"])
-    figures, rows = run.summary(), run.metrics()
+    figures, rows = run.summary, run.history
     best = max((row for row in rows if "valid_loss" in row), key=lambda r: r["valid_accuracy"])
     assert figures["best_step"] == best["step"] and figures["metric"] == "accuracy"
     assert figures["best"]["accuracy"] == best["valid_accuracy"]
     assert set(figures["best"]) == {"loss", "accuracy", "f1", "ece"}
-    assert figures["steps"] == 60 and figures["parameters"] == run.model().count()
+    assert figures["steps"] == 60 and figures["parameters"] == run.model.count()
     assert figures["tokens"] == max(row["tokens"] for row in rows if "tokens" in row)
 
 
@@ -34,9 +35,12 @@ def test_a_page_for_people(trained: Trained) -> None:
     assert "steps = 60" in page and "https://" not in page
 
 
-def test_a_run_without_an_evaluation_is_summed_up_too(tmp_path: Path) -> None:
-    run = Run.create(tmp_path / "run", Config(), Facts("language", ""), {})
-    figures = sum_up(run, Progress(step=3, seconds=1.25, evaluating=0.5), 7)
+def test_a_run_without_an_evaluation_has_a_summary_too(data: Path, tmp_path: Path) -> None:
+    task = plan_run(wish("language", data), say=quiet).task
+    run = Run.create(tmp_path / "run", Config(), RunRecord("language", ""))
+    figures = write_summary(
+        run, task, TrainingState(step=3, training_seconds=1.25, evaluation_seconds=0.5), 7, quiet
+    )
     assert figures["best"] == {} and figures["seconds"] == 1.8 and not figures["finished"]
-    assert json.loads((run.path / "summary.json").read_text()) == figures == run.summary()
+    assert json.loads((run.path / "summary.json").read_text()) == figures == run.summary
     assert "no evaluation yet" in (run.path / "summary.html").read_text()

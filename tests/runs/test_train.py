@@ -1,4 +1,4 @@
-"""Runs from beginning to end in one process: start, stop, go on, begin with another's weights."""
+"""Runs from beginning to end in one process: start, stop, resume, start from another's weights."""
 
 import json
 import shutil
@@ -7,15 +7,23 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from addnorm.config import Config
 from addnorm.errors import ConfigError, SavedError
-from addnorm.models.saved import load, read_tensors
-from addnorm.runs.directory import Run
-from addnorm.runs.train import find_device, find_precision, plan, resume, settings, start
-from addnorm.train import checkpoint
-from addnorm.train.loop import Loop, Observer, Step
-from tests.runs.common import TASKS, Told, Trained, go_on, quiet, train, watch, wish, write
+from addnorm.models.saved import load
+from addnorm.runs.run import Run
+from addnorm.runs.train import (
+    find_device,
+    find_precision,
+    loop_settings,
+    plan_run,
+    resume_run,
+    start_run,
+)
+from addnorm.training import checkpoint
+from addnorm.training.loop import Loop, Observer, Step
+from tests.runs.common import ALL_TASKS, Told, Trained, go_on, quiet, train, watch, wish, write
 
 
 class PowerCut(Exception):
@@ -28,13 +36,13 @@ class Cut(Observer):
     def __init__(self, at: int) -> None:
         self.at = at
 
-    def stepped(self, loop: Loop, step: Step) -> None:
+    def on_step(self, loop: Loop, step: Step) -> None:
         if step.number == self.at:
             raise PowerCut
 
 
 def same_tensors(one: Path, other: Path) -> bool:
-    first, second = (read_tensors(path)[0] for path in (one, other))
+    first, second = (load_file(path) for path in (one, other))
     return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
 
 
@@ -46,20 +54,24 @@ def same_runs(one: Path, other: Path) -> None:
         assert same_tensors(last[0] / name, last[1] / name), name
     assert same_tensors(one / "best" / "model.safetensors", other / "best" / "model.safetensors")
     rows = [
-        [{k: v for k, v in row.items() if k != "seconds"} for row in Run.open(path).metrics()]
+        [{k: v for k, v in row.items() if k != "seconds"} for row in Run.open(path).history]
         for path in (one, other)
     ]
     assert rows[0] == rows[1]
-    summaries = [Run.open(path).summary() | {"seconds": 0} for path in (one, other)]
+    summaries = [Run.open(path).summary | {"seconds": 0} for path in (one, other)]
+    for row in (row for summary in summaries for row in summary.get("results", ())):
+        row["fit_seconds"] = 0
     assert summaries[0] == summaries[1]
 
 
 @pytest.mark.trains
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", ALL_TASKS)
 def test_a_run_that_was_cut_off_ends_as_if_it_had_not_been(
     task: str, data: Path, tmp_path: Path
 ) -> None:
-    asked = wish(task, data, "model.dropout=0.2", steps=9, evaluate=4, save=2, accumulate=2)
+    asked = wish(
+        task, data, "model.dropout=0.2", steps=9, evaluate_every=4, save_every=2, accumulate=2
+    )
     train(asked, tmp_path / "whole")
     with pytest.raises(PowerCut):
         train(asked, tmp_path / "cut", Cut(1))  # no checkpoint yet
@@ -75,12 +87,12 @@ def test_a_run_that_was_cut_off_ends_as_if_it_had_not_been(
 def test_what_is_said_when_a_run_goes_on(data: Path, tmp_path: Path) -> None:
     out, said = tmp_path / "run", []
     with pytest.raises(PowerCut):
-        train(wish("language", data, steps=5, evaluate=2), out, Cut(1))
+        train(wish("language", data, steps=5, evaluate_every=2), out, Cut(1))
     with pytest.raises(PowerCut):
-        resume(out, watch=lambda path: [Cut(4)], say=said.append)
+        resume_run(out, observers=lambda path: [Cut(4)], say=said.append)
     assert said[-1] == "there is no checkpoint yet: starting from the beginning."
-    resume(out, watch=watch, say=said.append)
-    assert said[-2:] == [f"going on with {out}.", "going on after step 2."]
+    resume_run(out, observers=watch, say=said.append)
+    assert said[-2:] == [f"resuming {out}.", "resuming after step 2."]
 
 
 @pytest.mark.trains
@@ -89,22 +101,22 @@ def test_a_finished_run_is_left_as_it_is(data: Path, tmp_path: Path) -> None:
     train(wish("classify", data), out)
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     told = Told()
-    done = resume(out, watch=lambda path: [told], say=said.append)
+    done = resume_run(out, observers=lambda path: [told], say=said.append)
     assert done.progress.finished and not told.begun
-    assert said[-1] == "it is finished already."
+    assert said[-1] == "it is already finished."
     assert before == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     (out / "summary.json").unlink()  # killed before it was written
-    resume(out, watch=watch, say=quiet)
+    resume_run(out, observers=watch, say=quiet)
     assert json.loads((out / "summary.json").read_text())["finished"]
 
 
 @pytest.mark.trains
 def test_patience_ends_a_run_for_good(data: Path, tmp_path: Path) -> None:
-    asked = wish("language", data, steps=40, evaluate=1, save=100, lr=1e-12, patience=3)
+    asked = wish("language", data, steps=40, evaluate_every=1, save_every=100, lr=1e-12, patience=3)
     told = Told()
     done = train(asked, tmp_path / "run", told)
     assert done.progress.finished and done.progress.step < 40
-    assert "no better loss for 3 evaluations: stopping." in told.texts
+    assert "stopping early: no improvement in loss for 3 evaluations." in told.texts
     again = Told()
     assert go_on(tmp_path / "run", again).progress.step == done.progress.step
     assert again.losses == []
@@ -113,10 +125,10 @@ def test_patience_ends_a_run_for_good(data: Path, tmp_path: Path) -> None:
 @pytest.mark.trains
 def test_a_stop_at_the_last_step_is_an_end(data: Path, tmp_path: Path) -> None:
     class Stop(Observer):
-        def stepped(self, loop: Loop, step: Step) -> None:
-            loop.stop_asked = step.number == 3
+        def on_step(self, loop: Loop, step: Step) -> None:
+            loop.stop_requested = step.number == 3
 
-    done = train(wish("language", data, steps=3, evaluate=2), tmp_path / "run", Stop())
+    done = train(wish("language", data, steps=3, evaluate_every=2), tmp_path / "run", Stop())
     assert done.progress.finished and done.progress.history[-1]["step"] == 3
 
 
@@ -124,10 +136,10 @@ def test_a_stop_at_the_last_step_is_an_end(data: Path, tmp_path: Path) -> None:
 def test_data_that_changed_are_an_error(tmp_path: Path) -> None:
     folder, out = write(tmp_path / "data"), tmp_path / "run"
     with pytest.raises(PowerCut):
-        train(wish("translate", folder, evaluate=1), out, Cut(4))
+        train(wish("translate", folder, evaluate_every=1), out, Cut(4))
     text = (folder / "a.source").read_text()
     (folder / "a.source").write_text(text.replace("ba", "be", 1))
-    with pytest.raises(SavedError, match=r"are not those it began with. Put the files back"):
+    with pytest.raises(SavedError, match=r"changed since the run started. Restore the files"):
         go_on(out)
     (folder / "a.source").write_text(text)
     assert go_on(out).progress.finished
@@ -135,7 +147,7 @@ def test_data_that_changed_are_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.trains
 def test_a_damaged_checkpoint_is_passed_over_aloud(data: Path, tmp_path: Path) -> None:
-    asked = wish("language", data, steps=8, evaluate=2)
+    asked = wish("language", data, steps=8, evaluate_every=2)
     train(asked, tmp_path / "whole")
     with pytest.raises(PowerCut):
         train(asked, tmp_path / "cut", Cut(7))
@@ -145,7 +157,7 @@ def test_a_damaged_checkpoint_is_passed_over_aloud(data: Path, tmp_path: Path) -
     newest.write_bytes(content)
     told = Told()
     go_on(tmp_path / "cut", told)
-    assert len(told.texts) == 1 and told.texts[0].startswith("passed over step-00000006: ")
+    assert len(told.texts) == 1 and told.texts[0].startswith("skipped step-00000006: ")
     assert len(told.losses) == 4
     same_runs(tmp_path / "whole", tmp_path / "cut")
 
@@ -153,7 +165,7 @@ def test_a_damaged_checkpoint_is_passed_over_aloud(data: Path, tmp_path: Path) -
 @pytest.mark.trains
 @pytest.mark.parametrize("addnorm", ["admin", "dlcl"])
 def test_weights_that_are_measured_resume_too(addnorm: str, data: Path, tmp_path: Path) -> None:
-    asked = wish("translate", data, f"model.addnorm={addnorm}", steps=3, evaluate=1)
+    asked = wish("translate", data, f"model.addnorm={addnorm}", steps=3, evaluate_every=1)
     train(asked, tmp_path / "whole")
     with pytest.raises(PowerCut):
         train(asked, tmp_path / "cut", Cut(1))
@@ -166,40 +178,43 @@ def test_a_classifier_begins_with_pretrained_weights(trained: Trained, tmp_path:
     begun, said = Run.open(trained["masked"]), []
     asked = wish("classify", trained.data, f"run.start={str(begun.path)!r}", steps=1, lr=1e-12)
     asked = type(asked)({k: v for k, v in asked.table.items() if k != "model"}, asked.settings)
-    done = start(asked, tmp_path / "run", watch=watch, say=said.append)
+    done = start_run(asked, tmp_path / "run", observers=watch, say=said.append)
     config = done.run.config
     assert config.model.width == 16 and config.model.head == "class"
     assert config.run.start == str(begun.path)
-    ours, theirs = load(done.run.path / "best").state_dict(), begun.model().state_dict()
+    ours, theirs = load(done.run.path / "best").state_dict(), begun.model.state_dict()
     shared = [name for name in ours if name in theirs]
     assert len(shared) > 10
     for name in shared:
         torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=1e-9)
-    (sentence,) = [text for text in said if "begin as those" in text]
+    (sentence,) = [text for text in said if "from the starting model" in text]
     assert sentence == (
-        f"{len(shared)} of {len(ours)} tensors begin as those of the given model; new: head."
+        f"loaded {len(shared)} of {len(ours)} tensors from the starting model; "
+        "newly initialised: head."
     )
-    assert done.run.tokenizers() == begun.tokenizers()
+    assert done.run.tokenizers == begun.tokenizers
 
 
 @pytest.mark.trains
 def test_longer_texts_than_the_first_model_learnt_are_cut(tmp_path: Path) -> None:
     """A classifier reads 256 tokens by itself, a model to begin with may know fewer places."""
     folder = write(tmp_path / "data", 60)
-    masked = wish("masked", folder, "model.length=12", "data.longest=10", steps=1)
+    masked = wish("masked", folder, "model.length=12", "data.max_length=10", steps=1)
     train(masked, tmp_path / "first")
-    asked = wish("classify", folder, f"run.start={str(tmp_path / 'first')!r}", steps=2, evaluate=1)
+    asked = wish(
+        "classify", folder, f"run.start={str(tmp_path / 'first')!r}", steps=2, evaluate_every=1
+    )
     asked = type(asked)({k: v for k, v in asked.table.items() if k != "model"}, asked.settings)
     with pytest.raises(PowerCut):
         train(asked, tmp_path / "run", Cut(2))
     done = go_on(tmp_path / "run")
-    assert done.progress.finished and done.run.config.data.longest == 12
-    assert any("more than 10 tokens" in note for note in done.run.facts.notes)
+    assert done.progress.finished and done.run.config.data.max_length == 12
+    assert any("more than 10 tokens" in note for note in done.run.record.notes)
 
 
 def test_a_run_to_begin_with_must_be_there(data: Path, tmp_path: Path) -> None:
     asked = wish("classify", data, "run.start=nowhere")
-    with pytest.raises(SavedError, match="there is no run in 'nowhere' to begin with"):
+    with pytest.raises(SavedError, match="there is no run in 'nowhere' to start from"):
         train(asked, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -207,7 +222,9 @@ def test_a_run_to_begin_with_must_be_there(data: Path, tmp_path: Path) -> None:
 @pytest.mark.trains
 def test_a_run_begun_from_another_begins_anew_alike(data: Path, tmp_path: Path) -> None:
     train(wish("language", data, steps=2), tmp_path / "first")
-    asked = wish("language", data, f"run.start={str(tmp_path / 'first')!r}", steps=3, evaluate=1)
+    asked = wish(
+        "language", data, f"run.start={str(tmp_path / 'first')!r}", steps=3, evaluate_every=1
+    )
     train(asked, tmp_path / "whole")
     with pytest.raises(PowerCut):
         train(asked, tmp_path / "cut", Cut(1))
@@ -245,7 +262,9 @@ def test_nothing_is_written_before_all_is_settled(data: Path, tmp_path: Path) ->
     out = tmp_path / "run"
     with pytest.raises(ConfigError, match=r"train.metric must be one of"):
         train(wish("language", data, "train.metric=bleu"), out)
-    with pytest.raises(ConfigError, match=r"run.task must say what to train for"):
+    with pytest.raises(
+        ConfigError, match=r"run.task must be one of translate, language, .*: got none"
+    ):
         train(type(wish("language", data))({}), out)
     assert not out.exists()
     train(wish("language", data, steps=1), out)
@@ -256,13 +275,21 @@ def test_nothing_is_written_before_all_is_settled(data: Path, tmp_path: Path) ->
 
 @pytest.mark.trains
 def test_the_loop_is_told_what_was_settled(data: Path) -> None:
-    asked = dict(accumulate=2, clip=0.5, evaluate=4, save=6, keep=5, patience=7, average=9)
-    more = dict(steps=8, warmup=3, floor=0.1)
-    settled = plan(wish("language", data, "run.minutes=2", **asked, **more), say=quiet)
-    found = settings(settled.config, torch.device("cpu"))
+    asked = dict(
+        accumulate=2,
+        clip=0.5,
+        evaluate_every=4,
+        save_every=6,
+        keep_checkpoints=5,
+        patience=7,
+        average_checkpoints=9,
+    )
+    more = dict(steps=8, warmup=3, min_lr_ratio=0.1)
+    settled = plan_run(wish("language", data, "run.minutes=2", **asked, **more), say=quiet)
+    found = loop_settings(settled.config, torch.device("cpu"))
     wanted: dict[str, Any] = dict(
-        steps=8, accumulate=2, clip=0.5, evaluate_every=4, save_every=6, keep=5, patience=7,
-        average=9, ema=0.0, seconds=120.0, precision=torch.float32,
+        steps=8, accumulate=2, clip=0.5, evaluate_every=4, save_every=6, keep_checkpoints=5,
+        patience=7, average=9, ema=0.0, max_seconds=120.0, precision=torch.float32,
     )  # fmt: skip
     assert {name: getattr(found, name) for name in wanted} == wanted
     assert found.schedule(1) == pytest.approx(1 / 3) and found.schedule(8) == pytest.approx(0.1)

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from addnorm.data.frame import Array, Frame
-from tests.training import training
+from addnorm.data.table.frame import Array, Frame
+from tests.portable import training
 
 QUICK: dict[str, Any] = {
     "width": 16,

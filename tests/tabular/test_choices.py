@@ -94,7 +94,7 @@ def test_the_network_is_the_one_asked_for() -> None:
     config, trunk = made.model_.config, made.model_.config.trunk
     assert (trunk.width, trunk.depth, trunk.heads) == (24, 3, 4) and config.members == 2
     assert trunk.ffn_width == 32, "4/3 of the width, as published"
-    assert config.numbers == len(made.recipe_.numbers) and config.outputs == 1
+    assert config.numbers == len(made.encoder_.numbers) and config.outputs == 1
     given = FTTransformerRegressor(**QUICK | asked | {"epochs": 1, "ffn_width": 10})
     assert given.fit(X, X.columns["noise"]).model_.config.trunk.ffn_width == 10
 
@@ -119,7 +119,7 @@ def test_piecewise_embeddings_are_for_tables_with_numbers() -> None:
         **QUICK | {"epochs": 1}, embedding="piecewise", embedding_options={"bins": 3}
     ).fit(X, y)
     edges = some.model_.config.embedding_options["edges"]
-    assert len(edges) == len(some.recipe_.numbers) and all(2 <= len(row) <= 4 for row in edges)
+    assert len(edges) == len(some.encoder_.numbers) and all(2 <= len(row) <= 4 for row in edges)
 
 
 @pytest.mark.trains

@@ -8,15 +8,15 @@ import pytest
 import torch
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
-from addnorm.data.prepare import Encoded
+from addnorm.data.table.encode import EncodedTable
 from addnorm.tabular import compare as module
 from addnorm.tabular.compare import boosters, compare, matrix, small_categories
 
 
-def table(rows: int, seed: int) -> Encoded:
+def table(rows: int, seed: int) -> EncodedTable:
     generator = torch.Generator().manual_seed(seed)
     codes = torch.randint(5, (rows, 1), generator=generator)
-    return Encoded(torch.randn(rows, 2, generator=generator), codes)
+    return EncodedTable(torch.randn(rows, 2, generator=generator), codes)
 
 
 @pytest.mark.parametrize("classes", (0, 2, 3))
@@ -59,7 +59,7 @@ def test_figures_are_of_the_other_rows(classes: int, monkeypatch: pytest.MonkeyP
     train, test = table(400, 0), table(200, 1)
     rng = np.random.default_rng(0)
 
-    def answers(some: Encoded) -> Any:
+    def answers(some: EncodedTable) -> Any:
         clear = some.numbers[:, 0].numpy() + (some.codes[:, 0] == 2).numpy()
         return (clear > 0.3).astype(int) if classes else clear
 
@@ -76,8 +76,8 @@ def test_figures_are_of_the_other_rows(classes: int, monkeypatch: pytest.MonkeyP
 def test_categories_are_those_that_fit() -> None:
     """Codes up to 254: what scikit-learn's boosting takes as categories."""
     codes = torch.tensor([[254, 255, 3], [0, 1, 2]])
-    assert small_categories(Encoded(torch.zeros(2, 4), codes)) == [4, 6]
-    assert small_categories(Encoded(torch.zeros(2, 4), torch.zeros(2, 0).long())) == []
-    most = matrix(Encoded(torch.zeros(255, 0), torch.arange(255)[:, None]))
+    assert small_categories(EncodedTable(torch.zeros(2, 4), codes)) == [4, 6]
+    assert small_categories(EncodedTable(torch.zeros(2, 4), torch.zeros(2, 0).long())) == []
+    most = matrix(EncodedTable(torch.zeros(255, 0), torch.arange(255)[:, None]))
     known = HistGradientBoostingRegressor(categorical_features=[0], max_iter=2)
     assert known.fit(most, np.arange(255.0)).predict(most).shape == (255,)

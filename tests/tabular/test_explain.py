@@ -7,10 +7,10 @@ import pytest
 import torch
 from sklearn.exceptions import NotFittedError
 
-from addnorm.data.frame import Frame
-from addnorm.data.prepare import Encoded
+from addnorm.data.table.encode import EncodedTable
+from addnorm.data.table.frame import Frame
 from addnorm.errors import InputError
-from addnorm.models.tabular import ContextModel
+from addnorm.models.tabular import TabTransformerModel
 from addnorm.tabular import (
     FTTransformerClassifier,
     FTTransformerRegressor,
@@ -47,7 +47,7 @@ def classes() -> FTTransformerClassifier:
 def tokens_of(model: Any) -> dict[str, list[int]]:
     """The tokens of each column, by their names: `start (month)` is one of start's."""
     found: dict[str, list[int]] = {}
-    for place, name in enumerate(model.recipe_.names):
+    for place, name in enumerate(model.encoder_.names):
         found.setdefault(name.split(" (")[0], []).append(place)
     return found
 
@@ -59,7 +59,7 @@ def test_permutation_is_the_mean_rise_of_the_loss(
 ) -> None:
     """Each column's tokens are shuffled together, in the same order for every column."""
     model: Any = numbers if task == "numbers" else classes
-    table = model.recipe_.encode(X)
+    table = model.encoder_.encode(X)
     if task == "numbers":
         target = torch.from_numpy((Z - model.mean_) / model.scale_).float()
     else:
@@ -91,10 +91,10 @@ def test_permutation_is_the_mean_rise_of_the_loss(
                     others[:, t - count] = codes[order, t - count]
             wanted[name] += (loss(other, others) - base) / 2
     names = list(columns)
-    member = [names.index(name.split(" (")[0]) for name in model.recipe_.names]
+    member = [names.index(name.split(" (")[0]) for name in model.encoder_.names]
     found = permute(model.model_, table, target, member, np.random.default_rng(7), 2)
     assert found.tolist() == pytest.approx(list(wanted.values()), abs=1e-5)
-    assert torch.equal(table.numbers.isnan(), model.recipe_.encode(X).numbers.isnan())
+    assert torch.equal(table.numbers.isnan(), model.encoder_.encode(X).numbers.isnan())
     told = explain(model, X, Z if task == "numbers" else THREE, seed=7, repeats=2)
     assert told.columns == tuple(names)
     assert told.permutation == pytest.approx(tuple(wanted.values()), abs=1e-5)
@@ -105,7 +105,7 @@ def test_gradients_of_a_date_are_those_of_its_parts(numbers: FTTransformerRegres
     """Shares of the parts are added with their signs, then sized, then averaged over rows."""
     assert len(tokens_of(numbers)["start"]) > 1
     found = explain(numbers, X, Z)
-    shares = integrated(numbers.model_, numbers.recipe_.encode(X))[0].double().numpy()
+    shares = integrated(numbers.model_, numbers.encoder_.encode(X))[0].double().numpy()
     for name, told in zip(found.columns, found.gradient, strict=True):
         each = [abs(sum(row[t] for t in tokens_of(numbers)[name])) for row in shares]
         assert told == pytest.approx(sum(each) / 120 * numbers.scale_, rel=1e-4)
@@ -115,7 +115,7 @@ def test_gradients_of_a_date_are_those_of_its_parts(numbers: FTTransformerRegres
 @pytest.mark.trains
 def test_attention_to_a_date_is_that_to_its_parts(numbers: FTTransformerRegressor) -> None:
     found = explain(numbers, X, Z)
-    _, _, summary = attend(numbers, numbers.recipe_.encode(X))
+    _, _, summary = attend(numbers, numbers.encoder_.encode(X))
     assert summary is not None and found.attention is not None
     for name, told in zip(found.columns, found.attention, strict=True):
         assert told == pytest.approx(sum(float(summary[t]) for t in tokens_of(numbers)[name]))
@@ -182,13 +182,13 @@ def test_no_more_rows_are_looked_at_than_needed(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("addnorm.tabular.explain.MOST_ROWS", 50)
     model = FTTransformerRegressor(**QUICK).fit(X, Z)
     rows: list[int] = []
-    forward = model.model_.read
+    forward = model.model_.head.forward
 
     def count(hidden: torch.Tensor) -> torch.Tensor:
         rows.append(len(hidden))
         return forward(hidden)
 
-    monkeypatch.setattr(model.model_, "read", count)
+    monkeypatch.setattr(model.model_.head, "forward", count)
     one, again, other = (explain(model, X, Z, seed=seed) for seed in (0, 0, 1))
     assert max(rows) <= 64 and one.permutation == again.permutation != other.permutation
     assert one.ranked()[0][0] == "noise", "rows keep their answers"
@@ -208,7 +208,7 @@ def test_tab_transformer_has_no_summary(kind: Any) -> None:
     assert found.looks.sum(axis=1).tolist() == pytest.approx([1, 1], abs=1e-5)
     assert len(found.gradient) == 5 and all(share >= 0 for share in found.gradient)
     plain = kind(**QUICK | {"epochs": 1}).fit(X.without("job"), y)
-    assert isinstance(plain.model_, ContextModel)
+    assert isinstance(plain.model_, TabTransformerModel)
     alone = explain(plain, X.without("job"), y)
     assert alone.looking == () and alone.looks.shape == (0, 0)
     assert alone.gradient[alone.columns.index("noise")] > 0
@@ -218,9 +218,9 @@ def test_tab_transformer_has_no_summary(kind: Any) -> None:
 def test_gradients_of_numbers_beside_the_stack() -> None:
     """In TabTransformer a number is one place of the network's input, where its slope is taken."""
     model = TabTransformerRegressor(**QUICK | {"epochs": 1}).fit(X, Z)
-    table = model.recipe_.encode(X.take(np.arange(5)))
+    table = model.encoder_.encode(X.take(np.arange(5)))
     body: Any = model.model_
-    filled = body.fill(table.numbers).detach()
+    filled = body.impute(table.numbers).detach()
     words, start = body.tokens(table.numbers, table.codes).detach(), filled.mean(dim=0)
     found, _, _ = integrated(body, table, steps=2)
     for row in range(5):
@@ -228,7 +228,7 @@ def test_gradients_of_numbers_beside_the_stack() -> None:
         for middle in (0.25, 0.75):
             at = (start + middle * (filled[row] - start)).requires_grad_()
             token = words.mean(dim=0) + middle * (words[row] - words.mean(dim=0))
-            body.read(at[None], token[None]).sum().backward()
+            body.from_tokens(at[None], token[None]).sum().backward()
             assert at.grad is not None
             slope += at.grad / 2
         wanted = ((filled[row] - start) * slope).tolist()
@@ -261,7 +261,7 @@ def test_columns_are_matched_by_name(classes: FTTransformerClassifier) -> None:
     assert one.columns == other.columns and one.permutation == other.permutation
     assert explain_row(classes, turned, 2) == explain_row(classes, some, 2)
     assert list(classes.feature_names_in_) == X.names
-    with pytest.raises(InputError, match="it comes without 'age'"):
+    with pytest.raises(InputError, match="it lacks 'age'"):
         explain(classes, some.without("age"), answers)
     with pytest.raises(InputError, match="X has 3 features, but FTTransformerClassifier is expect"):
         explain_row(classes, np.zeros((5, 3)), 0)
@@ -272,8 +272,8 @@ def test_columns_are_matched_by_name(classes: FTTransformerClassifier) -> None:
 def test_rows_alike_have_no_shares(classes: FTTransformerClassifier) -> None:
     """The typical row of rows that are all one is that row: nothing is left to share out."""
     same = X.take(np.zeros(4, dtype=int))
-    table = classes.recipe_.encode(same)
-    assert isinstance(table, Encoded)
+    table = classes.encoder_.encode(same)
+    assert isinstance(table, EncodedTable)
     shares, end, start = integrated(classes.model_, table)
     assert torch.allclose(shares, torch.zeros_like(shares), atol=1e-6)
     assert torch.allclose(end, start, atol=1e-5)

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from addnorm.data.prepare import MISSING, OTHER, Encoded
+from addnorm.data.table.encode import MISSING, OTHER, EncodedTable
 from addnorm.models.tabular import TabularConfig, TabularModel, build_tabular, trunk_of
 from addnorm.tabular import FTTransformerClassifier, FTTransformerRegressor, SAINTClassifier
 from addnorm.tabular.fitting import (
     Plan,
     Rows,
-    TableTask,
+    TableTraining,
     answer,
     drop_cells,
     pick,
@@ -49,7 +49,7 @@ def draw(rows: int, classes: int, *, weighted: bool = False) -> Rows:
     score = numbers[:, 0] + codes[:, 0] / 4
     target = (score * 1.5).round().long().clamp(0, classes - 1) if classes else score
     weight = torch.rand(rows, generator=generator) * 3 if weighted else torch.ones(rows)
-    return Rows(Encoded(numbers, codes), target, weight)
+    return Rows(EncodedTable(numbers, codes), target, weight)
 
 
 def plan(**changes: Any) -> Plan:
@@ -57,7 +57,7 @@ def plan(**changes: Any) -> Plan:
 
 
 def test_every_epoch_has_every_row_once_in_another_order() -> None:
-    task = TableTask(draw(30, 2), None, plan(seed=4), 2)
+    task = TableTraining(draw(30, 2), None, plan(seed=4), 2)
     orders = []
     for epoch in range(3):
         parts = task.plan(epoch)
@@ -65,7 +65,7 @@ def test_every_epoch_has_every_row_once_in_another_order() -> None:
         orders.append(torch.cat(list(parts)).tolist())
         assert sorted(orders[-1]) == list(range(30))
         assert orders[-1] == torch.cat(list(task.plan(epoch))).tolist()
-    other = TableTask(draw(30, 2), None, plan(seed=5), 2)
+    other = TableTraining(draw(30, 2), None, plan(seed=5), 2)
     orders.append(torch.cat(list(other.plan(0))).tolist())
     assert len({tuple(order) for order in orders}) == 4
 
@@ -75,7 +75,7 @@ def test_every_epoch_has_every_row_once_in_another_order() -> None:
 def test_the_loss_of_a_batch_is_the_weighted_mean_of_its_rows(classes: int) -> None:
     rows = draw(12, classes, weighted=True)
     model = network(3 if classes == 3 else 1, members=2)
-    task = TableTask(rows, None, plan(), classes)
+    task = TableTraining(rows, None, plan(), classes)
     batch = task.batch(torch.arange(3, 9))
     assert task.tokens(batch) == 6
     told = model(rows.table.numbers, rows.table.codes)
@@ -99,7 +99,7 @@ def test_the_loss_of_a_batch_is_the_weighted_mean_of_its_rows(classes: int) -> N
 def test_held_out_figures_are_weighted_and_of_the_members_mean(classes: int) -> None:
     rows = draw(21, classes, weighted=True)
     model = network(3 if classes == 3 else 1, members=3)
-    found = TableTask(rows, rows, plan(), classes).evaluate(model)
+    found = TableTraining(rows, rows, plan(), classes).evaluate(model)
     told = model(rows.table.numbers, rows.table.codes).mean(dim=1)
     loss = right = total = 0.0
     for y, t, w in zip(told, rows.target, rows.weight.tolist(), strict=True):
@@ -117,9 +117,9 @@ def test_held_out_figures_are_weighted_and_of_the_members_mean(classes: int) -> 
 
 
 def test_the_best_weights_may_be_those_most_often_right() -> None:
-    task = TableTask(draw(9, 2), None, plan(metric="accuracy"), 2)
+    task = TableTraining(draw(9, 2), None, plan(metric="accuracy"), 2)
     assert task.metric == "accuracy" and task.higher_is_better
-    numbers = TableTask(draw(9, 0), None, plan(metric="accuracy"), 0)
+    numbers = TableTraining(draw(9, 0), None, plan(metric="accuracy"), 0)
     assert numbers.metric == "loss" and not numbers.higher_is_better
 
 
@@ -210,7 +210,7 @@ def test_rows_that_meet_are_answered_with_those_they_come_with() -> None:
 def test_saint_predicts_in_batches_of_its_training() -> None:
     X, y = people(70)
     model = SAINTClassifier(**QUICK | {"epochs": 1, "batch_size": 16}).fit(X, y)
-    told, table = model._answers(X), model.recipe_.encode(X)
+    told, table = model._answers(X), model.encoder_.encode(X)
     assert torch.equal(told, answer(model.model_, table, 16)[:, 0])
     assert not torch.equal(told, answer(model.model_, table, 70)[:, 0])
 
@@ -222,7 +222,7 @@ def test_without_held_out_rows_the_last_weights_are_kept() -> None:
     found = train(model, rows, None, plan(epochs=5, patience=1), 2)
     assert found.progress.step == 15 and not found.stopped and not found.notes
     assert not any(row["loss"] for row in found.progress.history), "no loss was looked at"
-    assert TableTask(rows, None, plan(), 2).evaluate(model) == {"loss": 0.0}
+    assert TableTraining(rows, None, plan(), 2).evaluate(model) == {"loss": 0.0}
     assert not model.training
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from addnorm.data.schema import Column, Schema
+from addnorm.data.table.schema import Column, Schema
 from addnorm.errors import InputError
 from addnorm.tabular.inputs import (
     as_frame,
@@ -125,5 +125,5 @@ def test_what_is_left_out_is_said() -> None:
     )
     assert left_out(schema) == [
         "column 'b' is left out: constant.",
-        "column 'c' is left out: as asked for.",
+        "column 'c' is left out: as requested.",
     ]

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from addnorm.data.schema import Column, Schema
+from addnorm.data.table.schema import Column, Schema
 from addnorm.report import Page
 from addnorm.tabular.explain import Explanation, RowExplanation
-from addnorm.tabular.page import explanation_page, row_page, summary_page
+from addnorm.tabular.page import add_results, explanation_page, row_page
 
 SCHEMA = Schema(
     columns=(
@@ -22,10 +22,9 @@ SCHEMA = Schema(
 )
 
 
-def model(**report: Any) -> Any:
+def model() -> Any:
     """What a page asks of a fitted estimator."""
-    told = {"rows": 12345, "parameters": 6789, "held_out": 2345, "history": [], **report}
-    return SimpleNamespace(report_=told, recipe_=SimpleNamespace(schema=SCHEMA))
+    return SimpleNamespace(report_={}, encoder_=SimpleNamespace(schema=SCHEMA))
 
 
 def sections(page: Page) -> list[str]:
@@ -38,34 +37,38 @@ def order_of(page: Page, title: str, names: tuple[str, ...]) -> list[str]:
     return sorted(names, key=lambda name: told.index(f"{name}: "))
 
 
-HISTORY = [{"step": 3, "loss": 0.5}, {"step": 6, "loss": 0.25}]
 BINS = {"as trained": [(0.1, 0.2, 30), (0.9, 0.8, 30)], "calibrated": [(0.2, 0.2, 60)]}
 
 
 def test_a_summary_has_what_was_found() -> None:
-    page = summary_page(
-        model(temperature=1.2345, history=HISTORY, reliability=BINS),
-        [
-            {"model": "OurModel", "on": "test.csv", "log_loss": 0.5},
-            {"model": "boosting", "fit_seconds": 3.0},
-        ],
-    )
-    assert sections(page) == ["Figures", "Training", "Reliability", "Columns"]
+    results = [
+        {"model": "OurModel", "on": "test.csv", "log_loss": 0.5},
+        {"model": "boosting", "fit_seconds": 3.0},
+    ]
+    figures = {"held_out": 2345, "temperature": 1.2345, "reliability": BINS, "results": results}
+    add_results(page := Page("Run"), figures, SCHEMA)
+    assert sections(page) == ["Figures", "Reliability", "Columns"]
     html = page.html()
-    for said in ("12,345 rows", "6,789 parameters", "2,345 rows were held out", "1.234", "paid"):
+    for said in ("2,345 rows were held out", "1.234"):
         assert said in html
     heads = re.findall(r"<th [^>]*>(.*?)</th>", html)
     assert heads[:3] == ["", "Our Model · test.csv", "boosting"]
     rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in html.split("<tr>")[2:4]]
     assert rows == [["log loss", "0.5", "–"], ["fit s", "–", "3"]]
-    assert "Held-out loss" in html and "What was said, and how often it came true" in html
+    assert "Predicted probability and frequency" in html
+    assert "The probability is that of the predicted class, on" in html
     for cell in ("age", "number", "7 values", "code", "ignore"):
         assert f">{cell}<" in html
 
 
+def test_the_reliability_of_two_classes_is_about_the_second() -> None:
+    add_results(page := Page("Run"), {"reliability": BINS}, SCHEMA, ["no", "yes"])
+    assert "The probability is that of class &#x27;yes&#x27;, on" in page.html()
+
+
 def test_a_summary_has_no_more_than_was_found() -> None:
-    """Nothing was held out: there is no curve, no temperature, and no reliability."""
-    page = summary_page(model(history=[{"step": 9, "loss": 0.0}]), [{"rmse": 1.0}])
+    """Nothing was held out: there is no temperature, and no reliability."""
+    add_results(page := Page("Run"), {"results": [{"rmse": 1.0}]}, SCHEMA)
     assert sections(page) == ["Figures", "Columns"]
     assert "held out" not in page.html() and "temperature" not in page.html()
 

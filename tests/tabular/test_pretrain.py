@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from addnorm.data.prepare import Encoded
+from addnorm.data.table.encode import EncodedTable
 from addnorm.errors import ConfigError
-from addnorm.models.tabular import TabularConfig, TokenModel, build_tabular, trunk_of
+from addnorm.models.tabular import FTTransformerModel, TabularConfig, build_tabular, trunk_of
 from addnorm.tabular import FTTransformerClassifier, SAINTClassifier, TabTransformerClassifier
 from addnorm.tabular.fitting import Plan
 from addnorm.tabular.pretrain import METHODS, Guesser, GuessTask, mark, pretrain, replaced
+from tests.portable import training
 from tests.tabular.data import QUICK, people
-from tests.training import training
 
 X, Y = people()
 TRUNK: dict[str, Any] = {"width": 16, "depth": 1, "heads": 2, "ffn_width": 8}
@@ -30,7 +30,7 @@ def guesser(method: str) -> Guesser:
 
 def rows() -> dict[str, Tensor]:
     codes = torch.stack((torch.randint(4, (6,)), torch.randint(3, (6,))), dim=1)
-    batch = mark(Encoded(torch.randn(6, 2), codes))
+    batch = mark(EncodedTable(torch.randn(6, 2), codes))
     batch["numbers"][0, 0] = float("nan")
     batch["hide_numbers"][:2, 0] = True
     return batch
@@ -84,7 +84,7 @@ def test_replaced_cells_are_found() -> None:
 def test_rows_are_told_apart() -> None:
     model, batch = guesser("contrastive"), rows()
     body = model.body
-    assert isinstance(body, TokenModel)
+    assert isinstance(body, FTTransformerModel)
     views = []
     for numbers, codes in ((batch["numbers"], batch["codes"]), replaced(batch)):
         z = model.project(body.hidden(body.tokens(numbers, codes))[:, 0])
@@ -97,11 +97,11 @@ def test_rows_are_told_apart() -> None:
     assert float(model(batch)) == pytest.approx(total, rel=1e-4)
 
 
-def table_of(rows: int) -> Encoded:
+def table_of(rows: int) -> EncodedTable:
     generator = torch.Generator().manual_seed(rows)
     numbers = torch.randn(rows, 2, generator=generator)
     codes = torch.stack([torch.randint(n, (rows,), generator=generator) for n in (4, 3)], dim=1)
-    return Encoded(numbers, codes)
+    return EncodedTable(numbers, codes)
 
 
 def test_three_cells_in_ten_are_marked_each_by_itself() -> None:
@@ -222,7 +222,7 @@ def test_fit_begins_with_the_pretrained_body(method: str) -> None:
     body = model.pretrained_.body.state_dict()
     assert all(torch.equal(begun[n], body[n]) for n in body if not n.startswith("head."))
     model.set_params(epochs=1).fit(X.take(np.arange(60)), Y[:60])
-    assert model.recipe_ == model.pretrained_.recipe and model.predict(X).shape == (240,)
+    assert model.encoder_ == model.pretrained_.encoder and model.predict(X).shape == (240,)
 
 
 LEARNT = {"masked": 0.6, "replaced": 0.92, "contrastive": 0.92}
@@ -235,7 +235,7 @@ LEARNT = {"masked": 0.6, "replaced": 0.92, "contrastive": 0.92}
 def test_every_method_lowers_its_loss_on_held_out_rows(method: str) -> None:
     """Columns that repeat each other, so that a hidden cell can be predicted from the others."""
     number, code = torch.randn(400, 1), torch.randint(3, (400, 1))
-    table = Encoded(torch.cat((number, -number), dim=1), torch.cat((code, code), dim=1))
+    table = EncodedTable(torch.cat((number, -number), dim=1), torch.cat((code, code), dim=1))
     train, held = (table.take(torch.arange(i, i + 200)) for i in (0, 200))
 
     def best_loss(rate: float) -> float:

@@ -1,7 +1,6 @@
 """The main job: a translator of dates, times, amounts and names, trained while one waits."""
 
 import argparse
-import json
 import shutil
 import sys
 import time
@@ -11,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from addnorm.errors import InputError
+from addnorm.files import to_json
 
 if TYPE_CHECKING:
-    from addnorm.data.phrases import Phrase, Phrases
-    from addnorm.runs.directory import Run
-    from addnorm.runs.use import Trained
+    from addnorm.demo.phrases import Phrase, Phrases
+    from addnorm.runs.run import Run
 
 SHOWN = 14
 """Held-out phrases in the table."""
@@ -29,7 +28,7 @@ SETTINGS = (
     "model.dropout=0.0",
     "train.batch=1536",
     "train.lr=3e-3",
-    "train.smoothing=0.0",
+    "train.label_smoothing=0.0",
 )
 """A small world without noise: no dropout, small batches, a high rate. Copying digits needs to know
 how far to look, which rotary positions tell."""
@@ -37,24 +36,23 @@ how far to look, which rotary positions tell."""
 
 def demo(args: argparse.Namespace) -> None:
     """Train on localisation phrases, then translate new ones and show how."""
-    from addnorm.data.phrases import phrases
-    from addnorm.machine import keep_memory
+    from addnorm.cpu import keep_memory
+    from addnorm.demo.phrases import make_phrases
 
     began = time.perf_counter()
     keep_memory()
     folder = _need_own(Path(args.out or f"runs/demo-{args.to}"))
     _say(f"drawing phrases in English and {args.to} from CLDR and num2words.")
-    found = phrases(to=args.to, seed=args.seed)
+    found = make_phrases(to=args.to, seed=args.seed)
     for note in found.notes:
         _say(note)
     _clear(folder)
     _write(found, folder)
     run = _train(found, folder, args)
-    trained = _open(run.path)
     test = found.held_out[VALID:]
-    said = [best[0].text for best in trained.translate([row.english for row in test], beam=1)]
+    said = run.translate([row.english for row in test], beam=1)
     figures = _measure(test, said, time.perf_counter() - began)
-    page = _report(found, run, trained, test, said, figures, folder / "report.html")
+    page = _report(found, run, test, said, figures, folder / "report.html")
     _show(test, said, figures, page, as_json=args.json)
 
 
@@ -88,9 +86,9 @@ def _write(found: "Phrases", folder: Path) -> None:
 
 
 def _train(found: "Phrases", folder: Path, args: argparse.Namespace) -> "Run":
-    from addnorm.runs.progress import watchers
-    from addnorm.runs.recipe import Wish
-    from addnorm.runs.train import start
+    from addnorm.runs.loggers import make_loggers
+    from addnorm.runs.request import RunRequest
+    from addnorm.runs.train import start_run
 
     texts = folder / "phrases"
     data = {
@@ -100,11 +98,11 @@ def _train(found: "Phrases", folder: Path, args: argparse.Namespace) -> "Run":
         "valid_target": str(texts / f"valid.{found.to}"),
     }
     run = {"task": "translate", "size": "tiny", "minutes": args.minutes, "seed": args.seed}
-    wish = Wish({"data": data, "run": run}, SETTINGS)
-    outcome = start(
+    wish = RunRequest({"data": data, "run": run}, SETTINGS)
+    outcome = start_run(
         wish,
         folder / "run",
-        watch=lambda path: watchers(path, terminal=sys.stderr.isatty()),
+        observers=lambda path: make_loggers(path, terminal=sys.stderr.isatty()),
         say=_say,
     )
     if not outcome.progress.finished:
@@ -112,14 +110,8 @@ def _train(found: "Phrases", folder: Path, args: argparse.Namespace) -> "Run":
     return outcome.run
 
 
-def _open(path: Path) -> "Trained":
-    from addnorm.runs.use import Trained
-
-    return Trained(path)
-
-
 def _measure(test: Sequence["Phrase"], said: Sequence[str], seconds: float) -> dict[str, Any]:
-    from addnorm.runs.metrics import bleu
+    from addnorm.metrics import bleu
 
     right: dict[str, list[bool]] = defaultdict(list)
     for row, text in zip(test, said, strict=True):
@@ -145,7 +137,7 @@ def _show(
     as_json: bool,
 ) -> None:
     if as_json:
-        print(json.dumps({**figures, "report": str(page)}, indent=1, ensure_ascii=False))
+        print(to_json({**figures, "report": str(page)}))
         return
     from rich import box
     from rich.console import Console
@@ -179,20 +171,19 @@ def _sample(test: Sequence["Phrase"], said: Sequence[str]) -> list[tuple["Phrase
 def _report(
     found: "Phrases",
     run: "Run",
-    trained: "Trained",
     test: Sequence["Phrase"],
     said: Sequence[str],
     figures: dict[str, Any],
     path: Path,
 ) -> Path:
     """One page: what it learnt, how, and where it looks."""
-    from addnorm.report import Page, bars
+    from addnorm.report import Page, bar_chart
     from addnorm.runs.summary import loss_curve
 
     config = run.config
     page = Page(
         f"English to {found.to}",
-        f"{config.model.mode} of {trained.model.count():,} parameters, trained on "
+        f"{config.model.mode} of {run.model.count():,} parameters, trained on "
         f"{len(found.train):,} phrases",
     )
     page.facts(
@@ -216,7 +207,7 @@ def _report(
         ],
     )
     kinds = [(kind, 100 * share) for kind, share in figures["kinds"].items()]
-    page.figure(bars(kinds, title="Exact match by kind of phrase", unit="%"))
+    page.figure(bar_chart(kinds, title="Exact match by kind of phrase", unit="%"))
     page.section("Loss")
     page.figure(loss_curve(run), "Of training batches, and of held-out phrases.")
     page.section("Where it looks")
@@ -225,32 +216,32 @@ def _report(
         "token being written, each column a token that is read. Where the order of the two "
         "languages differs, the dark cells leave the diagonal."
     )
-    page.gallery(_maps(trained, test))
+    page.gallery(_maps(run, test))
     page.section("What each sublayer adds")
     page.text(
         "Dependency is Var[F] / Var[x + F] in each Add & Norm box: the share of the stream's "
         "variance that the branch brought (Liu et al. 2020). The gradient is that of the loss in "
         "the branch's weights. Both are of the trained model."
     )
-    page.gallery(_boxes(trained, test))
+    page.gallery(_boxes(run, test))
     page.section("Configuration")
     page.code(config.dump())
     return page.write(path)
 
 
-def _maps(trained: "Trained", test: Sequence["Phrase"]) -> list[Any]:
+def _maps(run: "Run", test: Sequence["Phrase"]) -> list[Any]:
     """Attention to the source for a few phrases whose order changes."""
     import torch
 
-    from addnorm.data.collate import collate_pairs
-    from addnorm.data.special import END
+    from addnorm.data.text.collate import collate_pairs
+    from addnorm.data.text.special_tokens import END
     from addnorm.models.transformer import EncoderDecoder
-    from addnorm.report import attention
-    from addnorm.runs.tasks.base import sides_of
+    from addnorm.report import attention_map
+    from addnorm.tasks.base import sides_of
 
-    model = trained.model
+    model = run.model
     assert isinstance(model, EncoderDecoder)
-    one, other = sides_of(trained.tokenizers)
+    one, other = sides_of(run.tokenizers)
     pictures = []
     for kind in ("moment", "money", "relative", "date"):
         row = next((row for row in test if row.kind == kind), None)
@@ -264,25 +255,25 @@ def _maps(trained: "Trained", test: Sequence["Phrase"]) -> list[Any]:
         last = max(name for name in maps if name.startswith("decoder") and "memory" in name)
         weights = maps[last][0].mean(dim=0).tolist()
         names = [one.piece(i) for i in (*ids, END)], [other.piece(i) for i in (*target, END)]
-        pictures.append((attention(weights, *names, title=row.english), row.foreign))
+        pictures.append((attention_map(weights, *names, title=row.english), row.foreign))
     return pictures
 
 
-def _boxes(trained: "Trained", test: Sequence["Phrase"]) -> list[Any]:
+def _boxes(run: "Run", test: Sequence["Phrase"]) -> list[Any]:
     """Dependency and gradient of every Add & Norm box."""
     from addnorm.clinic import examine
-    from addnorm.data.collate import collate_pairs
-    from addnorm.report import bars
-    from addnorm.runs.tasks.base import sides_of
+    from addnorm.data.text.collate import collate_pairs
+    from addnorm.report import bar_chart
+    from addnorm.tasks.base import sides_of
 
-    one, other = sides_of(trained.tokenizers)
+    one, other = sides_of(run.tokenizers)
     sample = test[:64]
     batch = collate_pairs(
         [one.encode(row.english) for row in sample], [other.encode(row.foreign) for row in sample]
     )
-    found = examine(trained.model, (batch.source, batch.target_in), sharp=False).evidence.sites
-    depend = bars([(site.name, site.dependency) for site in found], title="Dependency")
-    gradient = bars([(site.name, site.weight_gradient) for site in found], title="Gradient")
+    found = examine(run.model, (batch.source, batch.target_in), sharpness=False).evidence.sites
+    depend = bar_chart([(site.name, site.dependency) for site in found], title="Dependency")
+    gradient = bar_chart([(site.name, site.weight_gradient) for site in found], title="Gradient")
     return [(depend, "Var[F] / Var[x + F]"), (gradient, "norm of the gradient")]
 
 

@@ -7,13 +7,14 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from addnorm import __version__
-from addnorm.cli import clinic, learn, tables
+from addnorm.cli import clinic, predict, train
 from addnorm.cli.flags import add_set
-from addnorm.errors import AddnormError
-from addnorm.machine import wait_briefly
+from addnorm.cpu import reduce_thread_spinning
+from addnorm.errors import AddnormError, ConfigError, nearest
+from addnorm.tasks import TASKS
 
 MISUSE, FAILURE, INTERRUPTED = 2, 1, 130
 
@@ -44,7 +45,7 @@ def _cost_flags(parser: argparse.ArgumentParser) -> None:
 def _show_flags(parser: argparse.ArgumentParser) -> None:
     _target_flags(parser, "a preset's name, a TOML file or a saved model")
     parser.add_argument(
-        "--fields", action="store_true", help="explain every field beside its value"
+        "--fields", action="store_true", help="explain every field next to its value"
     )
 
 
@@ -62,107 +63,21 @@ def _demo_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def _train_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "task",
-        nargs="?",
-        metavar="TASK|FILE.toml",
-        help="translate, language, masked, classify or table; or a file with a configuration",
-    )
-    parser.add_argument("file", nargs="?", help="what to learn from: a text, or a table")
-    parser.add_argument("--source", help="lines to translate from, or the file to learn from")
-    parser.add_argument("--target", help="lines to translate to, or the column to predict")
-    parser.add_argument("--valid-source", help="file to validate with (else a part is held out)")
-    parser.add_argument("--valid-target", help="translations of the lines to validate with")
-    parser.add_argument("--text", metavar="COLUMN", help="column of the text, by name or number")
-    parser.add_argument("--label", metavar="COLUMN", help="column of the label, by name or number")
-    parser.add_argument("--out", metavar="RUN", help="directory for the run")
-    parser.add_argument("--from", dest="start", metavar="RUN", help="begin with this run's weights")
-    parser.add_argument("--resume", metavar="RUN", help="go on with a run that was stopped")
-    parser.add_argument("--size", help="tiny, small, base or big (else chosen from the data)")
-    parser.add_argument("--minutes", type=float, help="time to train (else chosen from the data)")
-    add_set(parser)
-    parser.add_argument("--dry-run", action="store_true", help="show what would be done, and stop")
-    parser.add_argument("--board", action="store_true", help="write figures for TensorBoard, too")
-    parser.add_argument(
-        "--clinic", action="store_true", help="watch its health: warn early, keep what went wrong"
-    )
-    parser.add_argument("--seed", type=int, help="random seed (default 0)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    learn.add_train_flags(parser.add_argument_group("table"))
-
-
-def _run_flags(parser: argparse.ArgumentParser, *, int8: bool = True) -> None:
-    parser.add_argument("run", metavar="RUN", help="directory of a run")
-    if int8:
-        parser.add_argument("--int8", action="store_true", help="8-bit weights: faster on a CPU")
-
-
-def _beam_flag(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--beam", type=int, default=5, help="hypotheses a sentence (default 5)")
-
-
-def _evaluate_flags(parser: argparse.ArgumentParser) -> None:
-    _run_flags(parser)
-    parser.add_argument("file", nargs="?", help="text or table (else the run's held-out part)")
-    parser.add_argument("--source", help="lines to translate")
-    parser.add_argument("--target", help="their translations")
-    _beam_flag(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-def _translate_flags(parser: argparse.ArgumentParser) -> None:
-    _run_flags(parser)
-    parser.add_argument("file", nargs="?", default="-", help="lines to translate (default: stdin)")
-    _beam_flag(parser)
-    parser.add_argument("--nbest", type=int, default=1, help="answers a sentence (default 1)")
-    parser.add_argument("--penalty", default="length", help="length, gnmt or none")
-    parser.add_argument("--alpha", type=float, default=1.0, help="exponent of the penalty")
-    parser.add_argument("--workers", type=int, default=1, help="batches decoded at a time")
-    parser.add_argument("--scores", action="store_true", help="print scores, too")
-    parser.add_argument("--json", action="store_true", help="print JSON, a line each")
-
-
-def _generate_flags(parser: argparse.ArgumentParser) -> None:
-    _run_flags(parser)
-    parser.add_argument("--prompt", required=True, help="the text to go on with")
-    parser.add_argument("--tokens", type=int, default=300, help="tokens to add (default 300)")
-    parser.add_argument("--temperature", type=float, default=0.8, help="0 is greedy (default 0.8)")
-    parser.add_argument("--top-k", type=int, help="only the k likeliest tokens")
-    parser.add_argument("--top-p", type=float, help="only the likeliest tokens of this much weight")
-    parser.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-def _classify_flags(parser: argparse.ArgumentParser) -> None:
-    _run_flags(parser, int8=False)
-    parser.add_argument("file", nargs="?", default="-", help="a text a line (default: stdin)")
-    parser.add_argument("--json", action="store_true", help="print all probabilities as JSON")
-
-
-def _runs_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", nargs="?", default="runs", help="where to look (default runs)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-
-
 COMMANDS: dict[str, Command] = {
     "train": Command(
-        "train a model: translate, language, masked, classify or table",
+        f"train a model: {', '.join(TASKS)}; or a TOML file that names one of them",
         "addnorm.cli.train:train",
-        _train_flags,
+        train.add_train_flags,
         (
-            "addnorm train translate --source train.en --target train.de --out runs/ende",
-            "addnorm train language book.txt --out runs/book --minutes 5",
-            "addnorm train classify reviews.csv --text review --label stars --out runs/stars",
-            "addnorm train table adult.csv --target income --out runs/adult --compare",
-            "addnorm train table visits.csv --target readmitted --groups patient --out runs/visits",
+            *(entry.examples[0] for entry in TASKS.values()),
+            "addnorm train run.toml --out runs/mine --set train.lr=1e-3",
             "addnorm train --resume runs/ende",
         ),
     ),
     "evaluate": Command(
-        "loss, BLEU, chrF, accuracy, bits per byte of a run on files it has not seen",
-        "addnorm.cli.use:evaluate",
-        _evaluate_flags,
+        "evaluate a run on new files: loss, BLEU, chrF, accuracy, AUC, bits per byte",
+        "addnorm.cli.predict:evaluate",
+        predict.add_evaluate_flags,
         (
             "addnorm evaluate runs/ende --source test.en --target test.de",
             "addnorm evaluate runs/stars test.csv --json",
@@ -171,17 +86,17 @@ COMMANDS: dict[str, Command] = {
     ),
     "translate": Command(
         "translate lines with a trained run",
-        "addnorm.cli.use:translate",
-        _translate_flags,
+        "addnorm.cli.predict:translate",
+        predict.add_translate_flags,
         (
             "echo 'a man rides a bicycle' | addnorm translate runs/ende",
             "addnorm translate runs/ende test.en --beam 5 --nbest 10 --scores --json",
         ),
     ),
     "generate": Command(
-        "go on with a text, with a trained run",
-        "addnorm.cli.use:generate",
-        _generate_flags,
+        "continue a prompt with a trained language model",
+        "addnorm.cli.predict:generate",
+        predict.add_generate_flags,
         (
             "addnorm generate runs/book --prompt 'Once upon a time'",
             "addnorm generate runs/book --prompt 'The' --temperature 0.7 --top-p 0.9 --seed 3",
@@ -189,23 +104,23 @@ COMMANDS: dict[str, Command] = {
     ),
     "classify": Command(
         "label texts with a trained run",
-        "addnorm.cli.use:classify",
-        _classify_flags,
+        "addnorm.cli.predict:classify",
+        predict.add_classify_flags,
         (
             "echo 'what a joy' | addnorm classify runs/stars",
             "addnorm classify runs/stars texts.txt --json",
         ),
     ),
     "schema": Command(
-        "what each column of a table is taken for, to be edited and given back",
-        "addnorm.cli.tables:schema",
-        tables.add_schema_flags,
+        "infer the type of each column; edit the file and pass it back with --schema",
+        "addnorm.cli.predict:schema",
+        predict.add_schema_flags,
         ("addnorm schema adult.csv --target income", "addnorm schema adult.csv -o schema.toml"),
     ),
     "predict": Command(
-        "predict the rows of a file, of any size, with a trained table run",
-        "addnorm.cli.tables:predict",
-        tables.add_predict_flags,
+        "predict the rows of a file of any size with a trained table run",
+        "addnorm.cli.predict:predict",
+        predict.add_predict_flags,
         (
             "addnorm predict runs/adult new.csv -o scored.parquet --proba",
             "addnorm predict runs/adult new.csv -o scored.csv",
@@ -213,46 +128,46 @@ COMMANDS: dict[str, Command] = {
         ),
     ),
     "explain": Command(
-        "which columns matter, for all rows or for one",
-        "addnorm.cli.tables:explain",
-        tables.add_explain_flags,
+        "show which columns matter, for all rows or for one",
+        "addnorm.cli.predict:explain",
+        predict.add_explain_flags,
         (
             "addnorm explain runs/adult new.csv --row 17",
             "addnorm explain runs/adult adult.csv --out explained.html",
         ),
     ),
     "clinic": Command(
-        "examine a Transformer: will it train, what is wrong with it, what to try",
+        "examine a Transformer: will it train, what is wrong, what to try",
         "addnorm.cli.clinic:clinic",
         clinic.clinic_flags,
         clinic.CLINIC_EXAMPLES,
     ),
     "race": Command(
-        "train variants of a configuration side by side, and say who won",
+        "train variants of a configuration side by side and rank them",
         "addnorm.cli.clinic:race",
         clinic.race_flags,
         clinic.RACE_EXAMPLES,
     ),
     "runs": Command(
         "list runs and their best scores",
-        "addnorm.cli.use:runs",
-        _runs_flags,
+        "addnorm.cli.predict:runs",
+        predict.add_runs_flags,
         ("addnorm runs", "addnorm runs /tmp --json"),
     ),
     "cost": Command(
-        "parameters, operations and memory of a model, part by part",
+        "show parameters, operations and memory of a model, part by part",
         "addnorm.cli.inspect:cost",
         _cost_flags,
         ("addnorm cost base --length 64 --batch 32", "addnorm cost gpt2-medium --json"),
     ),
     "show": Command(
-        "the configuration that a name or file stands for, as TOML",
+        "show the configuration of a preset, file or saved model, as TOML",
         "addnorm.cli.inspect:show",
         _show_flags,
         ("addnorm show bert --fields", "addnorm show gpt2 --set model.addnorm=layerscale"),
     ),
     "list": Command(
-        "the arrangements, norms, positions, feed-forwards or presets, with their formulas",
+        "list arrangements, norms, positions, feed-forwards or presets, with their formulas",
         "addnorm.cli.inspect:list_variants",
         _list_flags,
         ("addnorm list", "addnorm list presets"),
@@ -266,37 +181,121 @@ COMMANDS: dict[str, Command] = {
 }
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+class Parser(argparse.ArgumentParser):
+    """A parser whose mistakes are errors like all others, with the nearest known name."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}. See {self.prog} --help")
+
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        if action.choices is not None and value not in action.choices:
+            advice = nearest(str(value), action.choices)
+            raise ConfigError(f"there is no {action.dest} {value!r}. {advice}")
+
+    def flags(self) -> list[str]:
+        """Return the options that it knows."""
+        return [flag for action in self._actions for flag in action.option_strings]
+
+
+def _add_command(
+    verbs: Any, name: str, help: str, examples: Sequence[str], flags: Callable[[Parser], None]
+) -> Parser:
+    parser: Parser = verbs.add_parser(
+        name,
+        help=help,
+        description=help[0].upper() + help[1:] + ".",
+        epilog="try:\n  " + "\n  ".join(examples),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    flags(parser)
+    parser.set_defaults(parser=parser)
+    return parser
+
+
+def _no_flags(parser: argparse.ArgumentParser) -> None:
+    """Add nothing: the verb is listed, and not the one that is used."""
+
+
+def make_parser(verb: str | None = None, *, tasks: bool = True) -> Parser:
+    """Return the parser of all verbs, with the options of all of them, or of one alone.
+
+    Without `tasks`, `train` knows none: --resume takes no task.
+    """
+    parser = Parser(
         prog="addnorm",
         description="Build, train, examine and explain Transformers.",
         epilog="addnorm VERB --help explains a verb and ends with commands to try.",
     )
     parser.add_argument("--version", action="version", version=f"addnorm {__version__}")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb", required=True)
     for name, command in COMMANDS.items():
-        verb = verbs.add_parser(
-            name,
-            help=command.help,
-            description=command.help[0].upper() + command.help[1:] + ".",
-            epilog="try:\n  " + "\n  ".join(command.examples),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        command.flags(verb)
-        verb.set_defaults(action=command.action)
+        flags = command.flags if verb in (None, name) else _no_flags
+        added = _add_command(verbs, name, command.help, command.examples, flags)
+        added.set_defaults(action=command.action)
+        if name == "train" and verb in (None, name):
+            added.set_defaults(task=None)
+            if tasks:
+                _add_tasks(added, command)
     return parser
 
 
+def _add_tasks(parser: Parser, command: Command) -> None:
+    tasks = parser.add_subparsers(title="tasks", metavar="TASK", dest="task")
+    for task, entry in TASKS.items():
+        examples = (*entry.examples, *command.examples[-1:])
+        _add_command(tasks, task, entry.help, examples, train.add_task_flags(task))
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the parsed command line; an unknown option gets the nearest known one."""
+    place = next((i for i, word in enumerate(arguments) if not word.startswith("-")), 0)
+    verb, rest = "".join(arguments[place : place + 1]), list(arguments[place + 1 :])
+    resume = verb == "train" and any(word.partition("=")[0] == "--resume" for word in rest)
+    if verb == "train" and not resume:
+        rest = _name_task(rest)
+    words = [*arguments[: place + 1], *rest]
+    args, unknown = make_parser(verb, tasks=not resume).parse_known_args(words)
+    if not unknown:
+        return args
+    if resume:
+        raise ConfigError(train.RESUME_ALONE)
+    command = args.parser.prog.removeprefix("addnorm ")
+    flag = next((word for word in unknown if word.startswith("-")), None)
+    if flag is None:
+        raise ConfigError(f"{command} takes no argument {unknown[0]!r}. See addnorm {command} -h")
+    name = flag.partition("=")[0]
+    raise ConfigError(f"{command} has no option {name!r}. {nearest(name, args.parser.flags())}")
+
+
+def _name_task(words: list[str]) -> list[str]:
+    """Return `FILE.toml ...` as `TASK --config FILE.toml ...`; the task must be the first word."""
+    if not words or words[0] in ("-h", "--help"):
+        return words
+    if words[0].startswith("-"):
+        raise ConfigError(train.NO_TASK)
+    if not words[0].endswith(".toml"):
+        return words
+    from addnorm.runs.request import RunRequest
+
+    path = words[0]
+    task = RunRequest.load(path).task
+    if task not in TASKS:
+        wrong = "got none." if task is None else f"got {task!r}. {nearest(task, TASKS)}"
+        raise ConfigError(f"run.task of {path} must be one of {', '.join(TASKS)}: {wrong}")
+    return [task, "--config", path, *words[1:]]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code."""
-    args = make_parser().parse_args(arguments)
-    module, _, function = args.action.partition(":")
+    """Run one command; return its exit code."""
+    words = sys.argv[1:] if arguments is None else arguments
     try:
+        args = parse(words)
+        module, _, function = args.action.partition(":")
         getattr(importlib.import_module(module), function)(args)
         sys.stdout.flush()
     except AddnormError as error:
-        if args.debug:
+        if "--debug" in words:
             traceback.print_exc()
         print(f"addnorm: {error}", file=sys.stderr)
         # A run that diverged or lost a worker is no misuse.
@@ -305,13 +304,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("addnorm: stopped.", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader went away, as `| head` does: nothing is wrong, and nothing more can be said.
+        # The reader is gone, as with `| head`: nothing is wrong, and nothing more can be written.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILURE
     return 0
 
 
 def run() -> NoReturn:
-    """The console entry point."""
-    wait_briefly()
+    """Run the command line and exit."""
+    reduce_thread_spinning()
     sys.exit(main())

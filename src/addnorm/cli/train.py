@@ -1,186 +1,192 @@
-"""Train, and go on with what was begun."""
+"""The verb `train`: its flags for every task, and what it prints."""
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from addnorm.cli.learn import TABLE_ONLY
-from addnorm.config import TASKS
-from addnorm.errors import ConfigError, nearest
+from addnorm.cli.console import is_first_worker, say
+from addnorm.cli.flags import add_set
+from addnorm.config import Config
+from addnorm.errors import ConfigError
+from addnorm.files import to_json
+from addnorm.section import describe
+from addnorm.tasks import TASKS
 
 if TYPE_CHECKING:
-    from addnorm.runs.recipe import Wish
-    from addnorm.runs.train import Plan
+    from addnorm.runs.train import PlannedRun
 
-BEGINNING = (
-    *("task", "file", "source", "target", "valid_source", "valid_target", "text", "label"),
-    *("out", "start", "size", "minutes", "seed", "settings", "dry_run"),
+RESUME_ALONE = (
+    "--resume takes no other options than --board, --clinic and --json. To start a new run with "
+    "changes, use --from."
 )
-"""What is decided when a run begins, and not when it goes on."""
+NO_TASK = (
+    f"train needs a task ({', '.join(TASKS)}), a TOML file or --resume RUN as its first argument."
+)
+COLUMNS = {"data.text", "data.label", "table.target", "table.groups"}
+"""Fields that name a column."""
+
+
+def add_train_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `addnorm train` without a task."""
+    parser.add_argument("--resume", metavar="RUN", help="continue a run that was stopped")
+    _add_output_flags(parser)
+
+
+def add_task_flags(task: str) -> Callable[[argparse.ArgumentParser], None]:
+    """Return a function that adds the flags of `addnorm train TASK`."""
+
+    def add(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("file", nargs="?", metavar="FILE", help="file to learn from")
+        parser.add_argument("--config", metavar="FILE.toml", help="settings from a file")
+        plain = Config()
+        for name, path in TASKS[task].options.items():
+            section, _, field = path.partition(".")
+            value = getattr(getattr(plain, section), field)
+            kind: Any = type(getattr(plain, section))
+            text = _as_phrase(describe(kind)[field])
+            flag = f"--{name.replace('_', '-')}"
+            if isinstance(value, bool):
+                parser.add_argument(flag, action="store_true", default=None, help=text)
+            else:
+                shown = "COLUMN" if path in COLUMNS else name.rpartition("_")[2].upper()
+                parser.add_argument(flag, dest=name, metavar=shown, help=text)
+        parser.add_argument("--out", metavar="RUN", help="directory for the run")
+        parser.add_argument(
+            "--from", dest="start", metavar="RUN", help="start from the weights of this run"
+        )
+        parser.add_argument(
+            "--minutes", type=float, help="time to train (default: chosen from the data)"
+        )
+        parser.add_argument("--seed", type=int, help="random seed (default 0)")
+        add_set(parser)
+        parser.add_argument(
+            "--dry-run", action="store_true", help="show what would be trained, and stop"
+        )
+        _add_output_flags(parser)
+
+    return add
+
+
+def _add_output_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--board", action="store_true", help="also write figures for TensorBoard")
+    parser.add_argument(
+        "--clinic", action="store_true", help="examine the model while it trains; warn early"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _as_phrase(text: str) -> str:
+    return text[0].lower() + text[1:].rstrip(".") if not text[:2].isupper() else text.rstrip(".")
 
 
 def train(args: argparse.Namespace) -> None:
-    """Train a model from files of text."""
-    from addnorm.machine import keep_memory
+    """Train a model, or continue to."""
+    from addnorm.cpu import keep_memory
 
-    if args.task == "table":
-        if args.clinic:
-            raise ConfigError("--clinic watches models of text: not tables. Leave it out.")
-        from addnorm.cli.learn import train_table
-
-        train_table(args)
-        return
-    _check(args)
     keep_memory()
-    say = _talker()
     if args.resume is not None:
-        from addnorm.runs.train import resume
+        from addnorm.runs.train import resume_run
 
-        _finish(resume(args.resume, watch=_watch(args), say=say), args)
+        _finish(resume_run(args.resume, observers=_observers(args), say=say), args)
         return
-    wish = make_wish(args)
-    if args.dry_run:
-        from addnorm.runs.train import plan
+    from addnorm.runs.request import make_request
+    from addnorm.runs.train import plan_run, start_run
 
-        _show_plan(plan(wish, measure=True, say=say), args)
-        return
-    from addnorm.runs.train import start
-
-    _finish(start(wish, args.out, watch=_watch(args), say=say), args)
-
-
-def make_wish(args: argparse.Namespace) -> "Wish":
-    """What the flags ask for, over what the file asks for."""
-    from addnorm.runs.recipe import Wish
-
-    table: dict[str, Any] = {}
-    if args.task not in TASKS:
-        table = dict(Wish.load(args.task).table)
-    named = {
-        "run.task": args.task if args.task in TASKS else None,
-        "run.size": args.size,
-        "run.minutes": args.minutes,
-        "run.seed": args.seed,
-        "run.start": args.start,
-        "data.source": args.source or args.file,
-        "data.target": args.target,
-        "data.valid_source": args.valid_source,
-        "data.valid_target": args.valid_target,
-        "data.text": args.text,
-        "data.label": args.label,
-    }
-    for path, value in named.items():
-        section, _, name = path.partition(".")
-        if value is not None:
-            table[section] = {**table.get(section, {}), name: value}
-    return Wish(table, args.settings)
-
-
-def _check(args: argparse.Namespace) -> None:
-    """One clear error about flags that are missing or do not go together."""
-    for name in TABLE_ONLY:
-        if getattr(args, name):
-            raise ConfigError(f"--{name} is for tables, not for models of text. Leave it out.")
-    if args.resume is not None:
-        if any(getattr(args, name) for name in BEGINNING):
-            raise ConfigError(
-                "--resume goes on with a run as it was begun: give nothing beside it. To change "
-                "something, start a new run with --from."
-            )
-        return
     if args.task is None:
-        raise ConfigError(f"train needs a task ({', '.join(TASKS)}), a TOML file or --resume RUN.")
-    if args.task not in TASKS and not args.task.endswith(".toml"):
-        raise ConfigError(f"there is no task {args.task!r}. {nearest(args.task, TASKS)}")
-    if args.out is None and not args.dry_run:
-        raise ConfigError("--out must name a directory for the run. Try --out runs/first.")
+        raise ConfigError(NO_TASK)
     if args.file is not None and args.source is not None:
         raise ConfigError(f"one file to learn from, not two: {args.file!r} and {args.source!r}.")
+    if args.out is None and not args.dry_run:
+        raise ConfigError("--out must name a directory for the run. Try --out runs/first.")
+    names = (*TASKS[args.task].options, "start", "minutes", "seed")
+    options = {name: getattr(args, name) for name in names}
+    options["source"] = options["source"] or args.file
+    request = make_request(args.config or args.task, options, args.settings)
+    if args.dry_run:
+        _show_plan(plan_run(request, measure=True, say=say), args)
+        return
+    _finish(start_run(request, args.out, observers=_observers(args), say=say), args)
 
 
-def _talker() -> Callable[[str], None]:
-    """Talk goes to stderr, and only the first of several workers talks."""
-    if not _is_first():
-        return lambda text: None
-    return lambda text: print(text, file=sys.stderr, flush=True)
+def _observers(args: argparse.Namespace) -> Callable[[Path], Any]:
+    from addnorm.runs.loggers import make_loggers
 
-
-def _watch(args: argparse.Namespace) -> Callable[[Path], Any]:
-    from addnorm.runs.progress import watchers
-
-    def watch(path: Path) -> list[Any]:
-        usual = watchers(path, terminal=sys.stderr.isatty(), board=args.board)
+    def make(path: Path) -> list[Any]:
+        loggers = make_loggers(path, terminal=sys.stderr.isatty(), board=args.board)
         if not args.clinic:
-            return [*usual]
-        from addnorm.clinic.observer import Clinic
+            return [*loggers]
+        from addnorm.clinic.training_monitor import TrainingMonitor
 
-        return [*usual, Clinic(path)]
+        return [*loggers, TrainingMonitor(path)]
 
-    return watch
+    return make
 
 
-def _show_plan(settled: "Plan", args: argparse.Namespace) -> None:
-    """What would be trained, what it costs and how long it takes."""
-    from addnorm.models.size import cost
-    from addnorm.runs.progress import say_time
+def _show_plan(planned: "PlannedRun", args: argparse.Namespace) -> None:
+    """Print what would be trained, what it costs and how long it takes."""
+    from addnorm.runs.loggers import say_time
 
-    config, pace = settled.config, settled.pace
-    assert pace is not None and config.train.batch is not None
-    length = min(config.model.length, 64)
-    found = cost(config, length, max(1, config.train.batch // length))
+    config, times = planned.config, planned.times
+    assert times is not None
     facts = {
-        "parameters": found.parameters,
-        "step_flops": found.forward + found.backward,
-        "activation_bytes": found.activations,
-        "step_seconds": round(pace.step, 4),
-        "evaluation_seconds": round(pace.evaluation, 3),
-        "total_seconds": round(pace.total(config)),
+        **planned.task.cost(planned.model),
+        "step_seconds": round(times.step, 4),
+        "evaluation_seconds": round(times.evaluation, 3),
+        "total_seconds": round(times.total(config)),
     }
     if args.json:
-        print(json.dumps({"config": config.dump(), **facts}, indent=1))
+        print(to_json({"config": config.dump(), **facts}))
         return
     print(config.dump())
-    print(f"# {found.parameters:,} parameters; {facts['step_flops']:.3g} operations a step")
-    print(f"# {pace.step:.3f} s a step, {pace.evaluation:.2f} s an evaluation, measured here")
-    print(f"# expected duration: {say_time(pace.total(config))}")
+    print(f"# {facts['parameters']:,} parameters; {facts['step_flops']:.3g} operations a step")
+    print(f"# {times.step:.3f} s a step, {times.evaluation:.2f} s an evaluation, measured here")
+    print(f"# expected duration: {say_time(times.total(config))}")
 
 
 def _finish(outcome: Any, args: argparse.Namespace) -> None:
-    """Say how it ended: the summary on stdout, the way on on stderr."""
-    if not _is_first():
+    """Print the summary; on stderr, how to resume what was stopped."""
+    if not is_first_worker():
         return
-    from addnorm.report import sparkline
-    from addnorm.runs.progress import say_figures, say_time
-
-    run, figures = outcome.run, outcome.run.summary()
+    run, figures = outcome.run, outcome.run.summary
     if args.json:
-        print(json.dumps({"run": str(run.path), **figures}, indent=1, ensure_ascii=False))
+        print(to_json({"run": str(run.path), **figures}))
     else:
-        curve = [row["valid_loss"] for row in run.metrics() if _number(row.get("valid_loss"))]
-        if figures["best"]:
-            print(f"best at step {figures['best_step']:,}: {say_figures(figures['best'])}")
-            print(f"held-out loss  {sparkline(curve, 50)}")
-        done = "trained" if figures["finished"] else "stopped"
-        speed = figures["tokens"] / max(figures["seconds"], 1e-9)
-        print(
-            f"{done} after {figures['steps']:,} steps, {say_time(figures['seconds'])}, "
-            f"{speed:,.0f} tokens/s"
-        )
-        print(f"model: {run.path / 'best'}   picture: {run.path / 'summary.html'}")
+        _print_summary(run, figures)
     if not figures["finished"]:
-        print(f"go on with: addnorm train --resume {run.path}", file=sys.stderr)
+        say(f"resume with: addnorm train --resume {run.path}")
         raise KeyboardInterrupt
 
 
-def _is_first() -> bool:
-    """Whether this is the only worker, or the first of several."""
-    from addnorm.train.parallel import launched
+def _print_summary(run: Any, figures: dict[str, Any]) -> None:
+    from addnorm.report import sparkline
+    from addnorm.runs.loggers import say_figures, say_time
+    from addnorm.tasks import find_task
 
-    return (launched() or (0, 0, 1))[0] == 0
+    losses = [row.get("valid_loss") for row in run.history]
+    curve = [loss for loss in losses if isinstance(loss, int | float)]
+    if figures["best"]:
+        print(f"best at step {figures['best_step']:,}: {say_figures(figures['best'])}")
+    if any(curve):
+        print(f"held-out loss  {sparkline(curve, 50)}")
+    if "results" in figures:
+        print_results(figures["results"])
+    done = "trained" if figures["finished"] else "stopped"
+    speed = figures["tokens"] / max(figures["seconds"], 1e-9)
+    print(
+        f"{done} after {figures['steps']:,} steps, {say_time(figures['seconds'])}, "
+        f"{speed:,.0f} {find_task(run.task).unit}/s"
+    )
+    print(f"model: {run.path / 'best'}   page: {run.path / 'summary.html'}")
 
 
-def _number(value: object) -> bool:
-    return isinstance(value, int | float)
+def print_results(results: list[dict[str, Any]]) -> None:
+    """Print figures as a table, a line for each model and the rows it was evaluated on."""
+    names = dict.fromkeys(n for row in results for n in row if n not in ("model", "on"))
+    heads = [name.replace("_seconds", " s").replace("_", " ") for name in names]
+    print(f"{'':42}" + "".join(f"{head:>11}" for head in heads))
+    for row in results:
+        label = f"{row['model']} · {row['on']}"
+        cells = [f"{row[n]:11.4f}" if row.get(n) is not None else f"{'':11}" for n in names]
+        print(f"{label[:41]:42}" + "".join(cells))

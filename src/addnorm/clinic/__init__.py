@@ -1,8 +1,9 @@
-"""The clinic: will it train, what is wrong with it, and why; for any PyTorch Transformer."""
+"""The clinic: will a model train, what is wrong with it, and why; for any PyTorch Transformer."""
 
+from addnorm.clinic.call_model import ClinicBatch
 from addnorm.clinic.evidence import Evidence
 from addnorm.clinic.examination import Examination, examine
-from addnorm.clinic.findings import Finding
-from addnorm.clinic.remedy import Plan
+from addnorm.clinic.rehearsal import TrainingPlan
+from addnorm.clinic.rules import Finding
 
-__all__ = ["Evidence", "Examination", "Finding", "Plan", "examine"]
+__all__ = ["ClinicBatch", "Evidence", "Examination", "Finding", "TrainingPlan", "examine"]

@@ -1,4 +1,4 @@
-"""Everything an examination measures, before anything is concluded from it."""
+"""Everything that an examination measures, before any rule is applied to it."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -8,181 +8,203 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from addnorm.clinic.amplify import Growth, amplification, growth
-from addnorm.clinic.call import (
-    Batch,
+from addnorm.clinic.call_model import (
+    ClinicBatch,
     Loss,
     Objective,
     answer_of,
+    choose_objective,
     is_causal,
-    parts,
-    run,
-    tensors,
     unchanged,
 )
-from addnorm.clinic.intervene import Experiments, experiment
-from addnorm.clinic.measure import Measured, dependency_map, measure
-from addnorm.clinic.objective import objective
-from addnorm.clinic.rehearsal import Rehearsal
-from addnorm.clinic.remedy import Plan, Prediction, predict, rehearse_plan
-from addnorm.clinic.sharpness import Sharpness, sharpness
-from addnorm.clinic.structure import Gain, Structure, gains, is_fresh, structure, weight_gains
-from addnorm.clinic.trace import Trace, watch
-from addnorm.clinic.watch import Bad, Heads, Units
+from addnorm.clinic.forward_stats import ActivationStats, AttentionStats, NonFinite
+from addnorm.clinic.input_experiments import ExperimentResults, run_experiments
+from addnorm.clinic.measure import (
+    NormGain,
+    NormPlacement,
+    SiteMeasurement,
+    dependency_map,
+    is_untrained,
+    measure_sites,
+    norm_gains,
+    norm_placement,
+    weight_gains,
+)
+from addnorm.clinic.rehearsal import (
+    Alternative,
+    Rehearsal,
+    TrainingPlan,
+    rehearse_alternatives,
+    rehearse_plan,
+)
+from addnorm.clinic.residual_trace import Trace, trace_stream
+from addnorm.clinic.sharpness import Sharpness, measure_sharpness
+from addnorm.clinic.weight_perturbation import Growth, amplification, fit_growth
 from addnorm.config import ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What was measured. Where something could not be, it is None or empty."""
+    """The measurements of one model. What could not be measured is None or empty."""
 
     model: str
     parameters: int
     causal: bool
-    """The future is meant to be hidden: the configuration says so, or the labels are the future."""
-    fresh: bool
+    """Later positions should be hidden: by the configuration, or because they are the labels."""
+    untrained: bool
     """Nothing has been trained yet."""
-    positionless: bool = False
-    """The configuration asks for no positions."""
+    without_positions: bool = False
+    """The configuration has no positions."""
     loss: float
-    loss_said: str
-    even_loss: float | None
-    """log of the number of classes: the loss of a model that knows nothing."""
-    spread: float
+    loss_description: str
+    uniform_loss: float | None
+    """log of the number of classes: the loss of a uniform answer."""
+    answer_deviation: float
     """Standard deviation of the answer."""
     seconds: float = 0.0
-    sites: Sequence[Measured] = ()
-    map: Sequence[Mapping[str, float]] = ()
+    sites: Sequence[SiteMeasurement] = ()
+    dependency_map: Sequence[Mapping[str, float]] = ()
     signs: Mapping[str, str] = field(default_factory=dict)
-    structure: Structure = field(default_factory=Structure)
+    """By site: + or −, how the branch joins the stream."""
+    norms: NormPlacement = field(default_factory=NormPlacement)
     amplification: Sequence[float] = ()
-    share: float = 0.01
+    weight_change: float = 0.01
     """Relative size of the weight change behind `amplification`."""
     growth: Growth | None = None
-    heads: Sequence[Heads] = ()
-    units: Sequence[Units] = ()
-    bad: Bad | None = None
-    bad_input: str | None = None
-    bad_weight: str | None = None
-    largest: float = 0.0
-    gains: Sequence[Gain] = ()
+    attention: Sequence[AttentionStats] = ()
+    activations: Sequence[ActivationStats] = ()
+    non_finite: NonFinite | None = None
+    non_finite_input: str | None = None
+    non_finite_weight: str | None = None
+    largest_value: float = 0.0
+    norm_gains: Sequence[NormGain] = ()
     weight_gain: float | None = None
     """Median over the branches' matrices; 1 is that of Glorot and Bengio."""
     sharpness: Sharpness | None = None
-    plan: Plan | None = None
+    plan: TrainingPlan | None = None
     rehearsals: Mapping[str, Rehearsal] = field(default_factory=dict)
     """By name: `planned`, and if that fails, what else was tried."""
-    predictions: Mapping[str, Prediction] = field(default_factory=dict)
-    """If it fails, and the model is ours: other arrangements, built and rehearsed in its place."""
-    experiments: Experiments = field(default_factory=Experiments)
+    alternatives: Mapping[str, Alternative] = field(default_factory=dict)
+    """If the plan fails and the model is of addnorm: other arrangements, built and rehearsed."""
+    experiments: ExperimentResults = field(default_factory=ExperimentResults)
     notes: Sequence[str] = ()
 
-    def tried(self) -> dict[str, Rehearsal]:
-        """Every rehearsal, those of other arrangements too."""
-        others = {name: other.rehearsal for name, other in self.predictions.items()}
+    def all_rehearsals(self) -> dict[str, Rehearsal]:
+        """Every rehearsal by name, those of other arrangements too."""
+        others = {name: other.rehearsal for name, other in self.alternatives.items()}
         return {**self.rehearsals, **others}
 
+    @property
+    def output_change(self) -> float:
+        """Relative change of the last sum behind `amplification`, as a standard deviation."""
+        return float(self.amplification[-1] ** 0.5)
 
-def gather(
+
+def gather_evidence(
     model: nn.Module,
-    batch: Batch,
-    loss: Loss | None = None,
+    batches: Sequence[ClinicBatch],
+    loss: Objective | Loss | None = None,
     *,
-    plan: Plan | None = None,
-    more: Sequence[Batch] = (),
+    plan: TrainingPlan | None = None,
     pad: int | None = None,
     causal: bool | None = None,
-    sharp: bool = True,
+    sharpness: bool = True,
 ) -> Evidence:
-    """Measure everything; the model is left exactly as it was."""
-    began = time.perf_counter()
-    bad_input = next((n for n, t in _named(batch) if not bool(t.isfinite().all())), None)
-    bad_weight = next(
-        (n for n, p in model.named_parameters() if not bool(p.isfinite().all())), None
-    )
+    """Measure everything; the model is left unchanged. The parameters are those of `examine`.
+
+    Parameters
+    ----------
+    model : the model
+    batches : the batch that is examined, then those that a rehearsal learns from
+    loss, plan, pad, causal, sharpness : as for `examine`
+    """
+    start = time.perf_counter()
+    batch = batches[0]
+    non_finite_input = _first_non_finite(batch.arguments)
+    non_finite_weight = _first_non_finite(dict(model.named_parameters()))
     with unchanged(model):
-        aim = objective(model, batch, loss)
-        trace = watch(model, lambda: run(model, batch), tensors(batch))
-        value = aim.of(trace.output, batch)
+        objective = choose_objective(model, batch, loss)
+        trace = trace_stream(model, batch)
+        value = objective.value(trace.output, batch)
         answer = answer_of(trace.output).detach().float()
-        measured, gradients = measure(model, trace, value)
-        facts: dict[str, Any] = {}
-        if trace.watch.bad is None and bad_input is None and bad_weight is None:
-            facts = _more(model, batch, aim, trace, gradients, pad, sharp)
+        sites, gradients = measure_sites(model, trace, value)
+        more: dict[str, Any] = {}
+        if not (trace.stats.non_finite or non_finite_input or non_finite_weight):
+            more = _measure_finite(model, batch, objective, trace, gradients, pad, sharpness)
             if plan is not None and gradients:
-                facts |= _rehearse(model, [batch, *more], aim, plan)
-    done = facts.get("experiments", Experiments())
-    meant = causal if causal is not None else is_causal(model) or done.label_shift in (1, 2)
-    classes = answer.shape[-1] if "entropy" in aim.said or "own loss" in aim.said else None
-    facts["notes"] = [] if trace.sites else ["no residual stream was found in this model"]
+                more |= _rehearse(model, batches, objective, plan)
+    labels_are_later = more.get("experiments", ExperimentResults()).label_shift in (1, 2)
+    hidden = causal if causal is not None else is_causal(model) or labels_are_later
+    classes = answer.shape[-1] if objective.cross_entropy else 0
     return Evidence(
         model=type(model).__name__,
         parameters=sum(p.numel() for p in model.parameters()),
-        causal=bool(meant),
-        fresh=is_fresh(model),
-        positionless=_positionless(model),
+        causal=bool(hidden),
+        untrained=is_untrained(model),
+        without_positions=_without_positions(model),
         loss=float(value.detach()),
-        loss_said=aim.said,
-        even_loss=float(torch.tensor(float(classes)).log()) if classes and classes > 1 else None,
-        spread=float(answer.std()),
-        seconds=time.perf_counter() - began,
-        sites=measured,
+        loss_description=objective.description,
+        uniform_loss=float(torch.tensor(float(classes)).log()) if classes > 1 else None,
+        answer_deviation=float(answer.std()),
+        seconds=time.perf_counter() - start,
+        sites=sites,
         signs={site.name: site.sign for site in trace.sites},
-        structure=structure(trace),
-        heads=trace.watch.heads,
-        units=trace.watch.units,
-        bad=trace.watch.bad,
-        bad_input=bad_input,
-        bad_weight=bad_weight,
-        largest=trace.watch.largest,
-        gains=gains(model),
+        norms=norm_placement(trace),
+        attention=trace.stats.attention,
+        activations=trace.stats.activations,
+        non_finite=trace.stats.non_finite,
+        non_finite_input=non_finite_input,
+        non_finite_weight=non_finite_weight,
+        largest_value=trace.stats.largest,
+        norm_gains=norm_gains(model),
         weight_gain=_median(weight_gains(model, trace.sites)),
         plan=plan,
-        **facts,
+        notes=[] if trace.sites else ["no residual stream was found in this model"],
+        **more,
     )
 
 
-def _more(
+def _measure_finite(
     model: nn.Module,
-    batch: Batch,
-    aim: Objective,
+    batch: ClinicBatch,
+    objective: Objective,
     trace: Trace,
     gradients: Mapping[str, Tensor],
     pad: int | None,
-    sharp: bool,
+    sharpness: bool,
 ) -> dict[str, Any]:
-    """What can be measured of a model whose numbers are all finite."""
-    moved = amplification(model, batch, trace.sites) if trace.sites else []
-    config = getattr(model, "config", None)
+    """Return what can be measured if all values are finite, as fields of the evidence."""
+    changes = amplification(model, batch, trace.sites) if trace.sites else []
     if pad is None:
-        pad = getattr(config, "pad", None)
+        pad = getattr(getattr(model, "config", None), "pad", None)
+    steps = range(1, len(changes) + 1)
+    sharp = measure_sharpness(model, batch, objective) if sharpness and gradients else None
     return {
-        "map": dependency_map(trace),
-        "amplification": moved,
-        "growth": growth(range(1, len(moved) + 1), moved) if len(moved) > 3 else None,
-        "sharpness": sharpness(model, batch, aim) if sharp and gradients else None,
-        "experiments": experiment(model, batch, aim, pad),
+        "dependency_map": dependency_map(trace),
+        "amplification": changes,
+        "growth": fit_growth(steps, changes) if len(changes) > 3 else None,
+        "sharpness": sharp,
+        "experiments": run_experiments(model, batch, objective, pad),
     }
 
 
 def _rehearse(
-    model: nn.Module, batches: Sequence[Batch], aim: Objective, plan: Plan
+    model: nn.Module, batches: Sequence[ClinicBatch], objective: Objective, plan: TrainingPlan
 ) -> dict[str, Any]:
-    """The planned training, and where it fails, what else would do."""
-    done = rehearse_plan(model, batches, aim, plan)
-    others = {} if done["planned"].learns else predict(model, batches, aim, plan)
-    return {"rehearsals": done, "predictions": others}
+    """Rehearse the plan, and if it fails other arrangements, as fields of the evidence."""
+    rehearsals = rehearse_plan(model, batches, objective, plan)
+    if rehearsals["planned"].learns:
+        return {"rehearsals": rehearsals}
+    others = rehearse_alternatives(model, batches, objective, plan)
+    return {"rehearsals": rehearsals, "alternatives": others}
 
 
-def _named(batch: Batch) -> list[tuple[str, Tensor]]:
-    return [
-        (name, part)
-        for name, part in parts(batch).items()
-        if isinstance(part, Tensor) and part.is_floating_point()
-    ]
+def _first_non_finite(named: Mapping[str, Any]) -> str | None:
+    tensors = ((name, value) for name, value in named.items() if isinstance(value, Tensor))
+    return next((name for name, tensor in tensors if not bool(tensor.isfinite().all())), None)
 
 
-def _positionless(model: nn.Module) -> bool:
+def _without_positions(model: nn.Module) -> bool:
     config = getattr(model, "config", None)
     return isinstance(config, ModelConfig) and config.positions == "none"
 

@@ -1,4 +1,4 @@
-"""The examination: measure, conclude, and say it as text, JSON or a page."""
+"""The examination of a model: measure it, apply the rules, show the result."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -7,73 +7,109 @@ from pathlib import Path
 
 from torch import nn
 
-from addnorm.clinic.call import Batch, Loss
-from addnorm.clinic.evidence import Evidence, gather
-from addnorm.clinic.findings import Finding, find
-from addnorm.clinic.remedy import Plan
-from addnorm.disk import to_json
+from addnorm.clinic.call_model import ClinicBatch, Inputs, Loss, Objective, as_batch
+from addnorm.clinic.evidence import Evidence, gather_evidence
+from addnorm.clinic.rehearsal import TrainingPlan
+from addnorm.clinic.rules import Finding, apply_rules
 from addnorm.errors import InputError
+from addnorm.files import to_json
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Examination:
-    """What was measured, and what follows from it."""
+    """The measurements of a model, and the findings that follow from them."""
 
     evidence: Evidence
     findings: Sequence[Finding]
 
     @property
     def healthy(self) -> bool:
-        """Whether nothing was found above a note."""
+        """Whether there is no finding above a note."""
         return all(finding.severity == "note" for finding in self.findings)
 
     def names(self) -> list[str]:
-        """The names of the findings above a note."""
+        """Return the names of the findings above a note."""
         return [finding.name for finding in self.findings if finding.severity != "note"]
 
     def text(self) -> str:
-        """For a terminal: findings first, then every site."""
-        from addnorm.clinic.words import as_text
+        """Return findings, figures and every site as text for a terminal."""
+        from addnorm.clinic.text import examination_text
 
-        return as_text(self)
+        return examination_text(self)
 
     def json(self) -> str:
-        """Everything, as JSON; what is not finite is null."""
+        """Return everything as JSON; values that are not finite are null."""
         return to_json(dataclasses.asdict(self))
 
     def write_page(self, path: str | Path) -> Path:
-        """One HTML file with pictures, which needs nothing else."""
-        from addnorm.clinic.page import make_page
+        """Write one self-contained HTML file with charts, and return its path."""
+        from addnorm.clinic.page import examination_page
 
-        return make_page(self).write(path)
+        return examination_page(self).write(path)
+
+    def __repr__(self) -> str:
+        from addnorm.clinic.text import finding_line, headline
+
+        return "\n".join([headline(self), *map(finding_line, self.findings)])
+
+    def _repr_html_(self) -> str:
+        from addnorm.clinic.page import examination_fragment
+
+        return examination_fragment(self)
 
 
 def examine(
     model: nn.Module,
-    batch: Batch,
-    loss: Loss | None = None,
+    batch: ClinicBatch | Inputs,
+    loss: Objective | Loss | None = None,
     *,
-    plan: Plan | None = None,
-    more: Sequence[Batch] = (),
+    plan: TrainingPlan | None = None,
+    more_batches: Sequence[ClinicBatch | Inputs] = (),
     pad: int | None = None,
     causal: bool | None = None,
-    sharp: bool = True,
+    sharpness: bool = True,
 ) -> Examination:
-    """Examine any Transformer; nothing about it is changed.
+    """Examine any Transformer and return its findings; the model is left unchanged.
 
-    `batch` is what the model is called with (a tensor, a tuple, a dictionary); `loss` goes from the
-    model's output and the batch to a number, and is made up where it is left out. With a `plan` the
-    training is rehearsed for a few steps, on weights that are put back; it learns from `more`,
-    further batches of the same form, and is judged by `batch`. `pad` is the id of padding, `causal`
-    whether the future must be hidden, where the configuration does not say. `sharp=False` leaves
-    out the sharpness, which takes most of the time.
+    Parameters
+    ----------
+    model : nn.Module
+        A model of addnorm, Hugging Face, torch or your own, with at least one parameter.
+    batch : Tensor, tuple, dict or ClinicBatch
+        What the model is called with: one tensor, positional arguments, or named ones. A
+        `ClinicBatch(inputs, targets)` also holds the targets that `loss` compares with.
+    loss : callable, optional
+        `loss(output, targets)` returns one number; without targets it is `loss(output, inputs)`.
+        By default the model's own loss, or one that suits the shape of its output.
+    plan : TrainingPlan, optional
+        Learning rate and warm-up to rehearse for a few steps, on weights that are restored.
+    more_batches : sequence, optional
+        Further batches of the same form for the rehearsal to learn from; its loss is measured on
+        `batch`.
+    pad : int, optional
+        The id of padding, by default that of the model's configuration.
+    causal : bool, optional
+        Whether later positions must be hidden, by default as the configuration says.
+    sharpness : bool
+        Whether to measure the sharpness of the loss, which takes most of the time.
 
+    Returns
+    -------
+    Examination
+        The findings with evidence and remedy, and all measurements.
+
+    Examples
+    --------
     >>> from addnorm import build, presets
     >>> model = build(presets.gpt2(vocab=11, width=8, depth=2, heads=2))
-    >>> examine(model, torch.randint(11, (4, 8)), sharp=False).healthy
-    True
+    >>> examination = examine(model, torch.randint(11, (4, 8)), sharpness=False)
+    >>> examination.healthy, examination.names()
+    (True, [])
     """
     if not any(True for _ in model.parameters()):
         raise InputError("a model must have parameters to be examined: this one has none.")
-    evidence = gather(model, batch, loss, plan=plan, more=more, pad=pad, causal=causal, sharp=sharp)
-    return Examination(evidence, find(evidence))
+    batches = [as_batch(each) for each in (batch, *more_batches)]
+    evidence = gather_evidence(
+        model, batches, loss, plan=plan, pad=pad, causal=causal, sharpness=sharpness
+    )
+    return Examination(evidence, apply_rules(evidence))

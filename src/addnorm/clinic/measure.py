@@ -1,13 +1,13 @@
-"""What one forward and one backward pass say of every site.
+"""Measurements of one forward and one backward pass: every site, the norms, the weights.
 
     scale         √mean x² of the shortcut x, the branch f and their sum
     dependency    Var[f] / Var[x + f]
-    map           Var[c_ij] / Var[x_i],   c_ij what branch j wrote, carried to depth i
+    map           Var[c_ij] / Var[x_i],   c_ij the output of branch j, carried to depth i
 
 Dependency and map are those of Liu et al. 2020 (2004.08249), §4.1: with x̂_i = Σ_j β_ij â_j, where â
-have variance 1, the map is β²_ij. Variances are over all elements. What a branch wrote is carried
-through the norms and factors that the stream meets on its way, whose divisors are those that were
-measured. Branches that do not go together (Cov = 0) make each row of the map sum to 1.
+have variance 1, the map is β²_ij. Variances are over all elements. The output of a branch is
+carried through the norms and factors that the stream passes, with the divisors that were measured.
+If the branches are uncorrelated (Cov = 0), each row of the map sums to 1.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from addnorm.clinic.trace import Node, Site, Trace
+from addnorm.clinic.module_names import block_of
+from addnorm.clinic.residual_trace import Site, StreamNode, Trace
 
 
 @dataclass(frozen=True)
-class Measured:
-    """One site."""
+class SiteMeasurement:
+    """The measurements of one site."""
 
     name: str
     path: str
@@ -31,132 +32,157 @@ class Measured:
     total: float
     dependency: float
     stream_gradient: float
-    """Norm of the loss's gradient in the sum."""
+    """Norm of the loss's gradient with respect to the sum."""
     weight_gradient: float
-    """Norm of the loss's gradient in the branch's parameters."""
+    """Norm of the loss's gradient with respect to the branch's parameters."""
     outlier: float
     """Largest channel of the sum over the median channel, by root mean square."""
-    distinct: float
-    """Share of the sum's variance in which the positions of a sequence differ."""
-    trained: float
-    """Share of the branch's parameters that are trained."""
+    position_variance: float
+    """Share of the sum's variance that is between the positions of a sequence."""
+    trainable: float
+    """Share of the branch's parameters that require a gradient."""
 
 
-def size(tensor: Tensor) -> float:
-    """√mean x²."""
+@dataclass(frozen=True)
+class NormPlacement:
+    """Where the norms stand with respect to the stream."""
+
+    kind: str = "none"
+    """post (a norm computes the shortcuts), pre (the branches read through one), none, or mixed."""
+    unnormed_end: str | None = None
+    """The last site of a stream that the branches read through a norm but the output does not."""
+    normed_shortcuts: tuple[str, ...] = ()
+    """First sites of their block whose shortcut is the output of a norm of that same block."""
+
+
+@dataclass(frozen=True)
+class NormGain:
+    """The gain vector of one norm."""
+
+    name: str
+    size: float
+    largest: float
+    uniform: bool
+    """All its values are equal: it has not been trained."""
+
+
+# ── Sites ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def root_mean_square(tensor: Tensor) -> float:
+    """Return √mean x²."""
     return float(tensor.detach().float().pow(2).mean().sqrt())
 
 
 def dependency(site: Site) -> float:
-    """Var[f] / Var[x + f], over all elements."""
-    whole = float(site.total.detach().float().var())
-    return float(site.branch.detach().float().var()) / whole if whole > 0 else 0.0
+    """Return Var[f] / Var[x + f], over all elements."""
+    total = float(site.total.detach().float().var())
+    return float(site.branch.detach().float().var()) / total if total > 0 else 0.0
 
 
 def outlier(stream: Tensor) -> float:
-    """max / median over channels of √mean x²: Dettmers et al. 2022 (2208.07339), §4."""
+    """Return max / median over channels of √mean x²: Dettmers et al. 2022 (2208.07339), §4."""
     channels = stream.detach().float().reshape(-1, stream.shape[-1]).pow(2).mean(dim=0).sqrt()
-    middle = float(channels.median())
-    return float(channels.max()) / middle if middle > 0 else 1.0
+    median = float(channels.median())
+    return float(channels.max()) / median if median > 0 else 1.0
 
 
-def distinct(stream: Tensor) -> float:
-    """Var[x − mean over positions] / Var[x]: near 0 all positions have become the same vector.
+def position_variance(stream: Tensor) -> float:
+    """Return Var[x − mean over positions] / Var[x]: near 0, all positions hold the same vector.
 
     Rank collapse: Dong et al. 2021 (2103.03404); Noci et al. 2022 (2206.03126).
     """
     x = stream.detach().float()
-    whole = float(x.var())
-    if x.ndim < 3 or x.shape[-2] < 2 or whole <= 0:
+    total = float(x.var())
+    if x.ndim < 3 or x.shape[-2] < 2 or total <= 0:
         return 1.0
-    return float((x - x.mean(dim=-2, keepdim=True)).pow(2).mean()) / whole
+    return float((x - x.mean(dim=-2, keepdim=True)).pow(2).mean()) / total
 
 
 def gradients(
     model: nn.Module, loss: Tensor, sites: Sequence[Site]
 ) -> tuple[list[Tensor | None], dict[str, Tensor]]:
-    """The loss's gradient in the sum of each site, and in each trained parameter."""
+    """Return the loss's gradient at the sum of each site, and at each trained parameter."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     streams = [site.total for site in sites if site.total.requires_grad]
     if not loss.requires_grad:
         return [None] * len(sites), {}
-    wanted = [*streams, *(p for _, p in named)]
-    found = torch.autograd.grad(loss, wanted, allow_unused=True)
-    of_streams = iter(found[: len(streams)])
+    every = torch.autograd.grad(loss, [*streams, *(p for _, p in named)], allow_unused=True)
+    of_streams = iter(every[: len(streams)])
     by_site = [next(of_streams) if site.total.requires_grad else None for site in sites]
-    weights = {
+    by_weight = {
         name: grad
-        for (name, _), grad in zip(named, found[len(streams) :], strict=True)
+        for (name, _), grad in zip(named, every[len(streams) :], strict=True)
         if grad is not None
     }
-    return by_site, weights
+    return by_site, by_weight
 
 
-def measure(
+def measure_sites(
     model: nn.Module, trace: Trace, loss: Tensor
-) -> tuple[list[Measured], dict[str, Tensor]]:
-    """Every site, and the gradient in every parameter."""
+) -> tuple[list[SiteMeasurement], dict[str, Tensor]]:
+    """Return the measurements of every site, and the gradient at every parameter."""
     streams, weights = gradients(model, loss, trace.sites)
-    shape = dict(model.named_parameters(remove_duplicate=False))
+    parameters = dict(model.named_parameters(remove_duplicate=False))
     norms = {name: float(grad.float().norm()) for name, grad in weights.items()}
-    found = []
+    measurements = []
     for site, stream in zip(trace.sites, streams, strict=True):
         squares = sum(norms.get(name, 0.0) ** 2 for name in site.weights)
-        used = [shape[name] for name in site.weights if name in shape]
+        used = [parameters[name] for name in site.weights if name in parameters]
         every = sum(p.numel() for p in used)
-        trained = sum(p.numel() for p in used if p.requires_grad)
-        found.append(
-            Measured(
+        trainable = sum(p.numel() for p in used if p.requires_grad)
+        measurements.append(
+            SiteMeasurement(
                 name=site.name,
                 path=site.path,
                 role=site.role,
-                shortcut=size(site.shortcut),
-                branch=size(site.branch),
-                total=size(site.total),
+                shortcut=root_mean_square(site.shortcut),
+                branch=root_mean_square(site.branch),
+                total=root_mean_square(site.total),
                 dependency=dependency(site),
                 stream_gradient=0.0 if stream is None else float(stream.float().norm()),
                 weight_gradient=squares**0.5,
                 outlier=outlier(site.total),
-                distinct=distinct(site.total),
-                trained=trained / every if every else 1.0,
+                position_variance=position_variance(site.total),
+                trainable=trainable / every if every else 1.0,
             )
         )
-    return found, weights
+    return measurements, weights
 
 
 @torch.no_grad()
 def dependency_map(trace: Trace) -> list[dict[str, float]]:
-    """For the sum of every site, by name of branch (or `input`): its share β²."""
+    """Return, for the sum of every site, the share β² of each branch (and of `input`) by name."""
     components: dict[int, dict[str, Tensor]] = {}
-    waiting = _children(trace.nodes)
+    children = _count_children(trace.nodes)
     rows: dict[int, dict[str, float]] = {}
     for number, node in enumerate(trace.nodes):
         own: dict[str, Tensor] = {}
         if node.start is not None:
             own["input"] = _plain(node.start)
-        for parent, carries in node.parents:
+        for parent, rescalings in node.parents:
             for name, component in components[parent].items():
-                for carry in carries:
-                    component = carry(component)
+                for rescaling in rescalings:
+                    component = rescaling(component)
                 own[name] = own[name] + component if name in own else component
-            waiting[parent] -= 1
-            if not waiting[parent]:
+            children[parent] -= 1
+            if not children[parent]:
                 del components[parent]
         if node.site is not None:
             site = trace.sites[node.site]
             sign = -1.0 if site.sign == "−" else 1.0
             own[site.name] = sign * _plain(site.branch)
             if site.node == number:
-                whole = float(_plain(site.total).var())
+                total = float(_plain(site.total).var())
                 rows[node.site] = {
-                    name: float(part.var()) / whole if whole > 0 else 0.0
+                    name: float(part.var()) / total if total > 0 else 0.0
                     for name, part in own.items()
                 }
         components[number] = own
     return [rows[i] for i in range(len(trace.sites))]
 
 
-def _children(nodes: Sequence[Node]) -> dict[int, int]:
+def _count_children(nodes: Sequence[StreamNode]) -> dict[int, int]:
     count = dict.fromkeys(range(len(nodes)), 0)
     for node in nodes:
         for parent, _ in node.parents:
@@ -166,3 +192,71 @@ def _children(nodes: Sequence[Node]) -> dict[int, int]:
 
 def _plain(tensor: Tensor) -> Tensor:
     return tensor.detach().float()
+
+
+# ── Norms and weights ─────────────────────────────────────────────────────────────────────────────
+
+
+def norm_placement(trace: Trace) -> NormPlacement:
+    """Return where the norms stand, from one forward pass."""
+    normed_nodes = {node for _, node in trace.normed}
+    from_norm = [site.shortcut_norm is not None for site in trace.sites[1:]]
+    if trace.sites and any(from_norm) and sum(from_norm) >= 0.9 * len(from_norm):
+        kind = "post"
+    elif any(from_norm):
+        kind = "mixed"
+    else:
+        kind = "pre" if normed_nodes & {site.node for site in trace.sites} else "none"
+    unnormed_end = None
+    if kind == "pre":
+        for last in _last_sites(trace):
+            if last.node not in normed_nodes and last.total.ndim == 3:
+                unnormed_end = last.name
+    return NormPlacement(kind, unnormed_end, _normed_shortcuts(trace))
+
+
+def _last_sites(trace: Trace) -> list[Site]:
+    """Return the last site of each stream: nothing is added to its sum."""
+    parents = {parent for node in trace.nodes for parent, _ in node.parents}
+    return [site for site in trace.sites if site.node not in parents]
+
+
+def _normed_shortcuts(trace: Trace) -> tuple[str, ...]:
+    names, blocks = [], set()
+    for site in trace.sites:
+        block = block_of(site.path)
+        inside = site.shortcut_norm is not None and block_of(site.shortcut_norm) == block
+        if block and block not in blocks and inside:
+            names.append(site.name)
+        blocks.add(block)
+    return tuple(names)
+
+
+def norm_gains(model: nn.Module) -> list[NormGain]:
+    """Return the gain of every norm: a module without submodules whose weight is a vector."""
+    gains = []
+    for name, module in model.named_modules():
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, Tensor) and weight.ndim == 1 and not list(module.children()):
+            w = weight.detach().float()
+            uniform = bool((w == w[0]).all())
+            gains.append(NormGain(name, root_mean_square(w), float(w.abs().max()), uniform))
+    return gains
+
+
+def weight_gains(model: nn.Module, sites: list[Site]) -> list[float]:
+    """Return √mean w² · √((in + out) / 2) of each branch matrix: 1 for Glorot, Bengio 2010."""
+    named = dict(model.named_parameters(remove_duplicate=False))
+    names = dict.fromkeys(name for site in sites for name in site.weights)
+    matrices = [named[name].detach().float() for name in names]
+    return [
+        root_mean_square(w) * (sum(w.shape) / 2) ** 0.5
+        for w in matrices
+        if w.ndim == 2 and min(w.shape) > 1
+    ]
+
+
+def is_untrained(model: nn.Module) -> bool:
+    """Return whether the gain of every norm is still uniform, as before any training."""
+    gains = norm_gains(model)
+    return bool(gains) and all(gain.uniform for gain in gains)

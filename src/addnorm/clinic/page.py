@@ -1,28 +1,44 @@
-"""An examination as a page: findings first, then the pictures behind them."""
+"""An examination as an HTML page, and as a fragment for notebooks."""
 
+from html import escape
 from typing import TYPE_CHECKING
 
-from addnorm.clinic.words import headline, schedule
-from addnorm.report import Page, heat_map, lines
+from addnorm.clinic.text import describe_schedule, headline
+from addnorm.report import Page, heat_map, line_chart
 
 if TYPE_CHECKING:
     from addnorm.clinic.evidence import Evidence
     from addnorm.clinic.examination import Examination
-    from addnorm.clinic.findings import Finding
 
-TONES = {"problem": "bad", "warning": "warning", "note": "note"}
+SEVERITY_TONES = {"problem": "bad", "warning": "warning", "note": "note"}
 
 
-def make_page(examination: "Examination") -> Page:
-    """Findings, figures, and a picture of every measurement."""
+def examination_fragment(examination: "Examination") -> str:
+    """Return the verdict and the findings as a small HTML fragment."""
+    items = "".join(
+        f"<li><b>{escape(f.severity)}: {escape(f.name)}</b> – {escape(f.evidence)}.<br>"
+        f"Try: {escape(f.remedy)}</li>"
+        for f in examination.findings
+    )
+    verdict = "healthy" if examination.healthy else "not healthy"
+    title = f"<p><b>{verdict}</b> – {escape(headline(examination))}</p>"
+    return f"<div>{title}{f'<ul>{items}</ul>' if items else ''}</div>"
+
+
+def examination_page(examination: "Examination") -> Page:
+    """Return a page with the findings, the figures, and a chart of every measurement."""
     e = examination.evidence
     page = Page("The clinic", headline(examination))
     _facts(page, e)
     page.section("Findings")
     if not examination.findings:
-        page.remark("Nothing was found.", "good")
+        page.remark("No findings.", "good")
     for finding in examination.findings:
-        page.remark(f"{finding.name}: {finding.evidence}.", TONES[finding.severity], _more(finding))
+        page.remark(
+            f"{finding.name}: {finding.evidence}.",
+            SEVERITY_TONES[finding.severity],
+            [f"Why: {finding.reason}", f"Try: {finding.remedy}"],
+        )
     for note in e.notes:
         page.text(note[0].upper() + note[1:] + ".")
     if e.rehearsals:
@@ -32,15 +48,11 @@ def make_page(examination: "Examination") -> Page:
         _gradients(page, e)
     if e.amplification:
         _amplification(page, e)
-    if e.heads:
-        _heads(page, e)
+    if e.attention:
+        _attention(page, e)
     if e.sites:
         _sites(page, e)
     return page
-
-
-def _more(finding: "Finding") -> list[str]:
-    return [f"Why: {finding.reason}", f"Try: {finding.remedy}"]
 
 
 def _facts(page: Page, e: "Evidence") -> None:
@@ -48,28 +60,28 @@ def _facts(page: Page, e: "Evidence") -> None:
         ("parameters", e.parameters),
         ("loss", e.loss),
     ]
-    if e.even_loss is not None:
-        facts.append(("loss of knowing nothing", e.even_loss))
+    if e.uniform_loss is not None:
+        facts.append(("loss of a uniform answer", e.uniform_loss))
     if e.sites:
         facts.append(("mean dependency", sum(s.dependency for s in e.sites) / len(e.sites)))
     if e.amplification:
-        facts.append(("moved by 1 % of weights", f"{e.amplification[-1] ** 0.5:.1%}"))
+        facts.append(("output change for 1 % of weights", f"{e.output_change:.1%}"))
     if e.sharpness is not None:
-        facts.append(("largest stable Adam rate", f"{e.sharpness.adam_rate:.2g}"))
+        facts.append(("largest stable rate of Adam", f"{e.sharpness.adam_rate:.2g}"))
     page.facts(facts)
 
 
 def _rehearsals(page: Page, e: "Evidence") -> None:
-    page.section("A rehearsal of the training")
+    page.section("Rehearsal of the training")
     series = {
         name: [(float(i + 1), loss) for i, loss in enumerate(rehearsal.losses)]
-        for name, rehearsal in e.tried().items()
+        for name, rehearsal in e.all_rehearsals().items()
     }
-    said = schedule(e)
+    schedule = describe_schedule(e)
     page.figure(
-        lines(series, title="Loss", x="step", y="loss of the step's batch"),
-        "A few steps of Adam, as planned and, where that fails, otherwise; all weights were put "
-        f"back. {said[0].upper() + said[1:]}.",
+        line_chart(series, title="Loss", x="step", y="loss of the step's batch"),
+        "A few steps of Adam, as planned and, if that fails, with other plans; all weights were "
+        f"restored. {schedule[0].upper() + schedule[1:]}.",
     )
 
 
@@ -77,7 +89,7 @@ def _stream(page: Page, e: "Evidence") -> None:
     page.section("The residual stream")
     at = range(1, len(e.sites) + 1)
     page.figure(
-        lines(
+        line_chart(
             {
                 "shortcut": [(float(i), s.shortcut) for i, s in zip(at, e.sites, strict=True)],
                 "branch": [(float(i), s.branch) for i, s in zip(at, e.sites, strict=True)],
@@ -87,28 +99,28 @@ def _stream(page: Page, e: "Evidence") -> None:
             x="branch",
             y="root mean square",
         ),
-        "What comes in, what each branch adds, and what goes on.",
+        "The shortcut, the branch that is added to it, and their sum.",
     )
     page.figure(
-        lines(
+        line_chart(
             {
                 "dependency": [(float(i), s.dependency) for i, s in zip(at, e.sites, strict=True)],
-                "positions differ": [
-                    (float(i), s.distinct) for i, s in zip(at, e.sites, strict=True)
+                "between positions": [
+                    (float(i), s.position_variance) for i, s in zip(at, e.sites, strict=True)
                 ],
             },
             title="Dependency on branches",
             x="branch",
             y="share of variance",
         ),
-        "Var[f] / Var[x + f] of each branch (Liu et al. 2020), and the share of the variance in "
-        "which the positions of a sequence still differ.",
+        "Var[f] / Var[x + f] of each branch (Liu et al. 2020), and the share of the stream's "
+        "variance that is between the positions of a sequence.",
     )
-    if e.map:
+    if e.dependency_map:
         names = ["input", *(site.name for site in e.sites)]
         page.figure(
             heat_map(
-                [[row.get(name, 0.0) for name in names] for row in e.map],
+                [[row.get(name, 0.0) for name in names] for row in e.dependency_map],
                 [site.name for site in e.sites],
                 names,
                 title="Dependency map",
@@ -116,8 +128,8 @@ def _stream(page: Page, e: "Evidence") -> None:
                 y="read after",
                 low=0.0,
             ),
-            "How much of the stream after each branch (rows) was written by each earlier one "
-            "(columns): β² of Liu et al. 2020. Post-norm is dark near the diagonal, pre-norm even.",
+            "Share of the stream after each branch (rows) that each earlier branch (columns) "
+            "wrote: β² of Liu et al. 2020. Post-norm is dark near the diagonal, pre-norm even.",
         )
 
 
@@ -125,7 +137,7 @@ def _gradients(page: Page, e: "Evidence") -> None:
     page.section("Gradients")
     at = [float(i) for i in range(1, len(e.sites) + 1)]
     page.figure(
-        lines(
+        line_chart(
             {
                 "weights of the branch": [
                     (i, s.weight_gradient) for i, s in zip(at, e.sites, strict=True)
@@ -137,51 +149,53 @@ def _gradients(page: Page, e: "Evidence") -> None:
             y="norm",
             log_y=True,
         ),
-        "In post-norm the last layers have the larger ones; in pre-norm they are about even and "
-        "fall with the depth of the whole stack (Xiong et al. 2020).",
+        "In post-norm the last layers have the larger gradients; in pre-norm all are about equal "
+        "and fall with the depth of the whole stack (Xiong et al. 2020).",
     )
 
 
 def _amplification(page: Page, e: "Evidence") -> None:
     page.section("Amplification")
-    law = "" if e.growth is None else f" Here: {e.growth.law}, power {e.growth.exponent:.2f}."
+    law = "" if e.growth is None else f" Here: {e.growth.law}, exponent {e.growth.exponent:.2f}."
     points = [(float(i + 1), value) for i, value in enumerate(e.amplification)]
     page.figure(
-        lines(
-            {"moved": points},
-            title="How far the stream moves",
+        line_chart(
+            {"change": points},
+            title="Change of the stream",
             x="branch",
             y="relative variance",
         ),
-        f"When every matrix changes by {e.share:.0%} of its size. Post-norm grows about linearly "
-        f"with depth, pre-norm and Admin like its logarithm (Liu et al. 2020).{law}",
+        f"When every matrix changes by {e.weight_change:.0%} of its size. In post-norm the change "
+        "grows about linearly with depth, in pre-norm and Admin like its logarithm (Liu et al. "
+        f"2020).{law}",
     )
 
 
-def _heads(page: Page, e: "Evidence") -> None:
+def _attention(page: Page, e: "Evidence") -> None:
     page.section("Attention")
-    most = max(len(heads.entropy) for heads in e.heads)
-    mixing = [site.name for site in e.sites if site.role != "ffn"]
-    names = mixing if len(mixing) == len(e.heads) else [_end(h.path) for h in e.heads]
-    table = [[*h.entropy, *[float("nan")] * (most - len(h.entropy))] for h in e.heads]
+    heads = max(len(a.entropy) for a in e.attention)
+    sites = [site.name for site in e.sites if site.role != "ffn"]
+    paths = [_shorten(a.path) for a in e.attention]
+    names = sites if len(sites) == len(paths) else paths
+    table = [[*a.entropy, *[float("nan")] * (heads - len(a.entropy))] for a in e.attention]
     page.figure(
         heat_map(
             table,
             names,
-            [str(i) for i in range(most)],
+            [str(i) for i in range(heads)],
             title="Entropy by head",
             x="head",
             low=0.0,
             high=1.0,
         ),
-        "1 is even attention, 0 a single position. Falling entropy goes before divergence (Zhai "
-        "et al. 2023).",
+        "1 is uniform attention, 0 a single position. Entropy falls before training diverges "
+        "(Zhai et al. 2023).",
     )
 
 
-def _end(path: str, most: int = 22) -> str:
-    """The end of a long path: that is where they differ."""
-    return path if len(path) <= most else "…" + path[1 - most :]
+def _shorten(path: str, length: int = 22) -> str:
+    """Return the end of a long path, where paths differ."""
+    return path if len(path) <= length else "…" + path[1 - length :]
 
 
 def _sites(page: Page, e: "Evidence") -> None:

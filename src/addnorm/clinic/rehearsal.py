@@ -1,12 +1,20 @@
-"""A few steps of the planned training, on weights that are put back: does it learn?
+"""A rehearsal: a few steps of the planned training, on weights that are restored. Does it learn?
 
     w ← Adam(w, g_s, lr · min(1, s / r)),  s = 1 … n;   r = n/2 if there is warm-up, else 1
 
-Too large a rate shows within a few steps at the peak: the loss rises, or it stays where it is while
-the positions of the stream become one and the same vector, from which nothing is learnt any more.
-Every step learns from another batch, and the loss is looked at on one that is not learnt from: a
-model that could only learn one batch by heart does not pass. Where there is one batch alone, its
-halves take turns. A long warm-up is shortened to r steps.
+A learning rate that is too high shows within a few steps at the peak: the loss rises, or it stays
+where it is while the token representations collapse to one vector, from which nothing is learnt.
+Each step uses another batch, and the loss is measured on a batch that no step uses: a model that
+could only memorise one batch does not pass. If there is only one batch, the steps alternate between
+its halves. A long warm-up is shortened to r steps.
+
+If the plan fails, others are rehearsed too: with warm-up, at lower rates, with other arrangements.
+The warm-up to recommend is
+
+    warm-up ≥ 2 / (1 − β₂) · max(1, lr / stable),   stable the largest rate the sharpness allows
+
+because Adam's estimate of the gradient's size settles in about 2 / (1 − β₂) steps (Ma, Yarats 2021,
+1910.04209, §5); the rate should stay below the stable one until then.
 """
 
 import math
@@ -16,33 +24,63 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from addnorm.clinic.call import Batch, Objective, run, tensors
-from addnorm.clinic.measure import distinct
-from addnorm.clinic.sharpness import split
-from addnorm.clinic.trace import watch
+from addnorm.clinic.call_model import ClinicBatch, Objective, call_model, step_operations
+from addnorm.clinic.measure import position_variance
+from addnorm.clinic.residual_trace import trace_stream
+from addnorm.clinic.weight_perturbation import amplification
+from addnorm.config import ModelConfig
+from addnorm.errors import ConfigError
+from addnorm.layers.init import measure_
+from addnorm.models.build import build
 
-STEPS, LOOK = 48, 8
-"""How many steps, and from one look at the stream to the next."""
-APART, COLLAPSED = 0.05, 0.01
-"""Share of the variance in which positions must differ in the end, and at every look.
+REHEARSAL_STEPS, MIN_REHEARSAL_STEPS = 48, 12
+"""Steps of a rehearsal, and those of one however large the model."""
+MEASURE_EVERY = 8
+"""Steps between two measurements of the stream."""
+MAX_REHEARSAL_OPERATIONS = 2e12
+"""Multiplications and additions that one rehearsal may take."""
+FINAL_VARIANCE, LOWEST_VARIANCE = 0.05, 0.01
+"""Share of the variance that must be between positions in the end, and at every measurement.
 
-Where they differ in less to begin with, it must not become less in the end, nor a tenth in between.
-A loss that was halved on text not learnt from makes up for what happened in between.
+If the share is smaller to begin with, it must not fall in the end, nor to a tenth in between.
+A held-out loss that was halved makes up for what happened in between.
 Chosen on bench/clinic_grid.py's first grid: of its runs that trained none came within 2.7 times.
 """
+TRIED_WARMUP = 1000
+"""Steps of warm-up to try if the plan has none."""
+TRIED_ARRANGEMENTS = ("admin", "pre")
+"""Arrangements to try in place of one that fails."""
+ADAM_BETA2 = 0.98
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingPlan:
+    """The part of the planned training that a rehearsal needs: Adam's learning rate and warm-up."""
+
+    lr: float
+    """Peak learning rate."""
+    warmup: int = 0
+    """Steps of linear warm-up."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lr < float("inf") or self.warmup < 0:
+            raise ConfigError(
+                "a training plan must have a positive learning rate and no negative warm-up: "
+                f"got lr={self.lr}, warmup={self.warmup}. Try lr=1e-3, warmup=1000."
+            )
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """How the loss went, and what became of the stream."""
+    """The losses of a rehearsal, and the variance between positions."""
 
     losses: tuple[float, ...]
     """Of each step's batch, before the step."""
     before: float
     after: float
-    """Of the batch that is looked at."""
-    distinct: tuple[float, ...]
-    """Share of the last site's variance in which positions differ: before, now and then, after."""
+    """Of the batch that no step uses."""
+    position_variance: tuple[float, ...]
+    """Share of the last site's variance between positions: before, every few steps, after."""
 
     @property
     def gain(self) -> float:
@@ -51,31 +89,50 @@ class Rehearsal:
 
     @property
     def learns(self) -> bool:
-        """Whether training will get anywhere: all finite, less than before, positions apart."""
+        """Whether all losses are finite, the held-out loss fell and positions did not collapse."""
         finite = all(math.isfinite(loss) for loss in (*self.losses, self.after))
-        first, *later = self.distinct
-        apart = later[-1] >= min(APART, first)
-        steady = min(later) >= min(COLLAPSED, first / 10) or self.after < self.before / 2
-        return finite and self.gain > 0 and apart and steady
+        first, *later = self.position_variance
+        differ = later[-1] >= min(FINAL_VARIANCE, first)
+        steady = min(later) >= min(LOWEST_VARIANCE, first / 10) or self.after < self.before / 2
+        return finite and self.gain > 0 and differ and steady
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """The same model with another arrangement, untrained, and its rehearsal."""
+
+    output_change: float
+    """How far the output moves when every matrix changes by 1 %, relative to its deviation."""
+    rehearsal: Rehearsal
 
 
 def rehearse(
     model: nn.Module,
-    batches: Sequence[Batch],
+    batches: Sequence[ClinicBatch],
     objective: Objective,
     *,
     lr: float,
     warmup: int,
-    steps: int = STEPS,
+    steps: int = REHEARSAL_STEPS,
 ) -> Rehearsal:
-    """Train for a few steps, look at the first batch, and put every weight back."""
+    """Train for a few steps, measure the loss on the first batch, and restore every weight.
+
+    Parameters
+    ----------
+    model : the model, in evaluation mode
+    batches : the batch that is measured, then those that are learnt from
+    objective : the loss
+    lr : peak learning rate of Adam
+    warmup : steps of the planned warm-up; any number above 0 warms up over half of the steps
+    steps : steps to train
+    """
     weights = [p for p in model.parameters() if p.requires_grad]
-    kept = [p.detach().clone() for p in weights]
-    lessons = lessons_of(model, batches, objective)
+    originals = [p.detach().clone() for p in weights]
+    lessons = training_batches(batches, objective)
     ramp = max(1, steps // 2) if warmup else 1
-    before, first = _look(model, batches[0], objective)
-    apart = [first]
-    optimizer = torch.optim.Adam(weights, lr=lr, betas=(0.9, 0.98), eps=1e-9)
+    before, first = _loss_and_variance(model, batches[0], objective)
+    variances = [first]
+    optimizer = torch.optim.Adam(weights, lr=lr, betas=(0.9, ADAM_BETA2), eps=1e-9)
     losses = []
     try:
         for step in range(1, steps + 1):
@@ -83,40 +140,131 @@ def rehearse(
             losses.append(float(loss.detach()))
             if not math.isfinite(losses[-1]):
                 break
-            found = torch.autograd.grad(loss, weights, allow_unused=True)
-            for weight, grad in zip(weights, found, strict=True):
+            grads = torch.autograd.grad(loss, weights, allow_unused=True)
+            for weight, grad in zip(weights, grads, strict=True):
                 weight.grad = grad
             optimizer.param_groups[0]["lr"] = lr * min(1.0, step / ramp)
             optimizer.step()
-            if step % LOOK == 0 and step < steps:
-                apart.append(_look(model, batches[0], objective)[1])
-        after, last = _look(model, batches[0], objective)
-        return Rehearsal(tuple(losses), before, after, (*apart, last))
+            if step % MEASURE_EVERY == 0 and step < steps:
+                variances.append(_loss_and_variance(model, batches[0], objective)[1])
+        after, last = _loss_and_variance(model, batches[0], objective)
+        return Rehearsal(tuple(losses), before, after, (*variances, last))
     finally:
         with torch.no_grad():
-            for weight, old in zip(weights, kept, strict=True):
-                weight.copy_(old)
+            for weight, original in zip(weights, originals, strict=True):
+                weight.copy_(original)
 
 
-def lessons_of(model: nn.Module, batches: Sequence[Batch], objective: Objective) -> list[Batch]:
-    """What is learnt from: all but the first, or the halves of the only one."""
-    if objective.made_up:
+def training_batches(batches: Sequence[ClinicBatch], objective: Objective) -> list[ClinicBatch]:
+    """Return what is learnt from: all but the first batch, or the halves of the only one."""
+    if objective.random_targets:
         return [batches[0]]
     if len(batches) > 1:
         return list(batches[1:])
-    halves = split(batches[0], 2)
-    try:
-        with torch.no_grad():
-            for half in halves:
-                objective(model, half)
-    except (RuntimeError, ValueError):  # a loss that knows its targets has no parts
-        return [batches[0]]
-    return halves
+    return objective.split(batches[0], 2)
 
 
 @torch.no_grad()
-def _look(model: nn.Module, batch: Batch, objective: Objective) -> tuple[float, float]:
-    """The loss of a batch, and how far its positions are apart."""
-    trace = watch(model, lambda: run(model, batch), tensors(batch))
-    apart = distinct(trace.sites[-1].total) if trace.sites else 1.0
-    return float(objective.of(trace.output, batch)), apart
+def _loss_and_variance(
+    model: nn.Module, batch: ClinicBatch, objective: Objective
+) -> tuple[float, float]:
+    """Return the loss of a batch, and the share of the last site's variance between positions."""
+    trace = trace_stream(model, batch)
+    variance = position_variance(trace.sites[-1].total) if trace.sites else 1.0
+    return float(objective.value(trace.output, batch)), variance
+
+
+# ── The plan, and alternatives to it ──────────────────────────────────────────────────────────────
+
+
+def rehearse_plan(
+    model: nn.Module, batches: Sequence[ClinicBatch], objective: Objective, plan: TrainingPlan
+) -> dict[str, Rehearsal]:
+    """Rehearse the plan, and if it fails others, with warm-up and at lower rates, until one learns.
+
+    Parameters
+    ----------
+    model, batches, objective : as for `rehearse`
+    plan : the planned training
+    """
+    plans = {"planned": plan}
+    if not plan.warmup:
+        plans["with warm-up"] = TrainingPlan(lr=plan.lr, warmup=TRIED_WARMUP)
+    for divisor in (10, 100):
+        lower = plan.lr / divisor
+        plans[f"at lr {lower:.2g}"] = TrainingPlan(lr=lower, warmup=plan.warmup)
+    rehearsals: dict[str, Rehearsal] = {}
+    for name, each in plans.items():
+        rehearsals[name] = rehearse_once(model, batches, objective, each)
+        if rehearsals[name].learns:
+            break
+    return rehearsals
+
+
+def rehearse_once(
+    model: nn.Module, batches: Sequence[ClinicBatch], objective: Objective, plan: TrainingPlan
+) -> Rehearsal:
+    """Rehearse one plan; if it fails with its warm-up shortened, with three times the steps.
+
+    Parameters
+    ----------
+    model, batches, objective : as for `rehearse`
+    plan : the planned training
+    """
+    steps = affordable_steps(model, batches[0])
+    once = rehearse(model, batches, objective, lr=plan.lr, warmup=plan.warmup, steps=steps)
+    if once.learns or steps < REHEARSAL_STEPS or plan.warmup <= steps // 2:
+        return once
+    return rehearse(model, batches, objective, lr=plan.lr, warmup=plan.warmup, steps=3 * steps)
+
+
+def affordable_steps(model: nn.Module, batch: ClinicBatch) -> int:
+    """Return the steps of a rehearsal: fewer for a large model."""
+    steps = int(MAX_REHEARSAL_OPERATIONS / max(step_operations(model, batch), 1.0))
+    return max(MIN_REHEARSAL_STEPS, min(REHEARSAL_STEPS, steps))
+
+
+def rehearse_alternatives(
+    model: nn.Module, batches: Sequence[ClinicBatch], objective: Objective, plan: TrainingPlan
+) -> dict[str, Alternative]:
+    """Build a model of addnorm anew with other arrangements, and rehearse the same plan.
+
+    Parameters
+    ----------
+    model, batches, objective : as for `rehearse`
+    plan : the planned training
+    """
+    config = getattr(model, "config", None)
+    alternatives: dict[str, Alternative] = {}
+    if not isinstance(config, ModelConfig):
+        return alternatives
+    batch = batches[0]
+    for kind in TRIED_ARRANGEMENTS:
+        if kind == config.addnorm:
+            continue
+        torch.manual_seed(0)
+        try:
+            other = build(config.replace(addnorm=kind)).eval()
+        except ConfigError:
+            continue  # this configuration does not allow the arrangement
+        if kind == "admin":
+            measure_(other, lambda other=other: call_model(other, batch))  # type: ignore[misc]
+        with torch.no_grad():
+            sites = trace_stream(other, batch).sites
+        change = amplification(other, batch, sites, draws=1)[-1] ** 0.5
+        rehearsal = rehearse_once(other, batches, objective, plan)
+        alternatives[f"addnorm={kind}"] = Alternative(change, rehearsal)
+    return alternatives
+
+
+def recommended_warmup(plan: TrainingPlan, stable: float | None) -> int:
+    """Return the steps of warm-up by the rule above, to two digits; `stable` may be unknown.
+
+    >>> recommended_warmup(TrainingPlan(lr=1e-3), 4e-5)
+    2500
+    >>> recommended_warmup(TrainingPlan(lr=1e-3), None)
+    100
+    """
+    settled = 2 / (1 - ADAM_BETA2)
+    ratio = 1.0 if stable is None or stable <= 0 else max(1.0, plan.lr / stable)
+    return int(float(f"{settled * ratio:.2g}"))

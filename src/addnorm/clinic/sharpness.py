@@ -1,11 +1,11 @@
-"""The sharpest direction of the loss, and the largest learning rate that it allows.
+"""The sharpness of the loss, and the largest learning rate that it allows.
 
     plain            λ = largest eigenvalue of H;              gradient descent is stable below 2/λ
     preconditioned   λ = largest eigenvalue of P⁻½ H P⁻½,  P = diag(√v + ε);
                      Adam is stable below (2 + 2β₁) / ((1 − β₁) λ), 38/λ at β₁ = 0.9
 
-Cohen et al. 2021 (2103.00065), §2; 2022 (2207.14484), §3. Found by the method of Lanczos
-on Hessian-vector products, which are exact where everything can be differentiated twice and else
+Cohen et al. 2021 (2103.00065), §2; 2022 (2207.14484), §3. Computed by the method of Lanczos on
+Hessian-vector products, which are exact if the loss can be differentiated twice, and otherwise
 central differences of the gradient. v is the mean square of the gradient over parts of the batch.
 """
 
@@ -17,39 +17,41 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from addnorm.clinic.amplify import moved
-from addnorm.clinic.call import Batch, Objective, parts, with_parts, work
+from addnorm.clinic.call_model import ClinicBatch, Objective, step_operations
+from addnorm.clinic.weight_perturbation import perturbed
 
 Vector = list[Tensor]
-WORK = 5e10
-"""Operations of a pass, beyond which only the first rows of a batch are taken."""
+MAX_OPERATIONS = 5e10
+"""Operations of a step beyond which only the first rows of a batch are used."""
 
 
 @dataclass(frozen=True)
 class Sharpness:
-    """Largest eigenvalues, and the rates they allow."""
+    """The largest eigenvalues, and the learning rates they allow."""
 
     plain: float
+    """Largest eigenvalue of the Hessian."""
     adam: float
+    """Largest eigenvalue of the Hessian preconditioned as Adam does."""
     iterations: int
     beta: float = 0.9
 
     @property
     def plain_rate(self) -> float:
-        """Largest stable rate of gradient descent."""
+        """Largest stable learning rate of gradient descent."""
         return 2 / self.plain if self.plain > 0 else math.inf
 
     @property
     def adam_rate(self) -> float:
-        """Largest stable rate of Adam."""
+        """Largest stable learning rate of Adam."""
         if self.adam <= 0:
             return math.inf
         return (2 + 2 * self.beta) / ((1 - self.beta) * self.adam)
 
 
-def sharpness(
+def measure_sharpness(
     model: nn.Module,
-    batch: Batch,
+    batch: ClinicBatch,
     objective: Objective,
     *,
     iterations: int = 6,
@@ -57,33 +59,50 @@ def sharpness(
     eps: float = 1e-8,
     beta: float = 0.9,
 ) -> Sharpness:
-    """Both largest eigenvalues at the present weights."""
+    """Return both largest eigenvalues at the present weights.
+
+    Parameters
+    ----------
+    model, batch, objective : the loss
+    iterations : steps of the method of Lanczos
+    chunks : parts of the batch over which the gradient's mean square is taken
+    eps, beta : ε and β₁ of Adam
+    """
     weights: Vector = [p for p in model.parameters() if p.requires_grad]
-    batch = _fewer_rows(model, batch, objective)
+    parts = math.ceil(step_operations(model, batch) / MAX_OPERATIONS)
+    batch = objective.split(batch, max(1, parts))[0]
     multiply = _products(model, batch, objective, weights)
-    plain = largest(multiply, weights, iterations)
-    square = _squares(model, batch, objective, weights, chunks)
+    plain = largest_eigenvalue(multiply, weights, iterations)
+    square = _squared_gradients(model, batch, objective, weights, chunks)
     scale = [(v.sqrt() + eps) ** -0.5 for v in square]
 
     def preconditioned(vector: Vector) -> Vector:
         inner = multiply([s * v for s, v in zip(scale, vector, strict=True)])
         return [s * v for s, v in zip(scale, inner, strict=True)]
 
-    # Directions along which no part of the batch has a gradient are not of this loss.
+    # Weights whose gradient is zero for every part of the batch are left out.
     start = [(v > 0).to(v) for v in square]
-    return Sharpness(plain, largest(preconditioned, weights, iterations, start), iterations, beta)
+    adam = largest_eigenvalue(preconditioned, weights, iterations, start)
+    return Sharpness(plain, adam, iterations, beta)
 
 
-def largest(
+def largest_eigenvalue(
     multiply: Callable[[Vector], Vector],
     like: Sequence[Tensor],
     iterations: int,
     mask: Vector | None = None,
 ) -> float:
-    """The largest eigenvalue of a symmetric matrix A, by the method of Lanczos 1950.
+    """Return the largest eigenvalue of a symmetric matrix A, by the method of Lanczos 1950.
 
-    β_i v_{i+1} = A v_i − α_i v_i − β_{i−1} v_{i−1},  α_i = v_iᵀ A v_i; then that of the matrix with
-    α on its diagonal and β beside it. Large negative eigenvalues do not stand in its way.
+    β_i v_{i+1} = A v_i − α_i v_i − β_{i−1} v_{i−1},  α_i = v_iᵀ A v_i; then that of the
+    tridiagonal matrix with diagonal α and off-diagonal β. Large negative eigenvalues do no harm.
+
+    Parameters
+    ----------
+    multiply : the product A v of a vector, as a list of tensors
+    like : tensors of the shapes of a vector
+    iterations : products to compute, at most
+    mask : 1 for the elements of the start vector that may differ from zero, 0 for the others
     """
     generator = torch.Generator().manual_seed(0)
     vector = [torch.randn(w.shape, generator=generator).to(w) for w in like]
@@ -106,58 +125,28 @@ def largest(
         norm = math.sqrt(_dot(rest, rest))
     if not all(map(math.isfinite, alphas)):
         return math.nan
-    beside = torch.diag(torch.tensor(betas[1:], dtype=torch.float64), 1)
-    whole = torch.diag(torch.tensor(alphas, dtype=torch.float64)) + beside + beside.T
-    return float(torch.linalg.eigvalsh(whole)[-1]) if alphas else 0.0
+    off_diagonal = torch.diag(torch.tensor(betas[1:], dtype=torch.float64), 1)
+    tridiagonal = (
+        torch.diag(torch.tensor(alphas, dtype=torch.float64)) + off_diagonal + off_diagonal.T
+    )
+    return float(torch.linalg.eigvalsh(tridiagonal)[-1]) if alphas else 0.0
 
 
-def split(batch: Batch, count: int) -> list[Batch]:
-    """A batch as several, by rows."""
-    rows = min((t.shape[0] for t in parts(batch).values() if isinstance(t, Tensor)), default=1)
-    size = max(1, rows // count)
-    return [
-        with_parts(
-            batch,
-            {
-                name: part[i : i + size]
-                for name, part in parts(batch).items()
-                if isinstance(part, Tensor) and part.ndim and part.shape[0] == rows
-            },
-        )
-        for i in range(0, size * min(count, rows), size)
-    ]
-
-
-def _fewer_rows(model: nn.Module, batch: Batch, objective: Objective) -> Batch:
-    """As many of the first rows as one product may take work for."""
-    fewer = split(batch, math.ceil(work(model, batch) / WORK))[0]
-    try:
-        with torch.no_grad():
-            objective(model, fewer)
-    except (RuntimeError, ValueError):  # a loss that knows its targets has no parts
-        return batch
-    return fewer
-
-
-def _squares(
-    model: nn.Module, batch: Batch, objective: Objective, weights: Vector, chunks: int
+def _squared_gradients(
+    model: nn.Module, batch: ClinicBatch, objective: Objective, weights: Vector, chunks: int
 ) -> Vector:
-    """Mean square of the gradient over parts of the batch, or of the whole if it has none."""
-    pieces = split(batch, chunks)
-    try:
-        found = [_gradient(model, piece, objective, weights) for piece in pieces]
-    except (RuntimeError, ValueError):  # a loss that knows its targets has no parts
-        found = [_gradient(model, batch, objective, weights)]
-    return [torch.stack([g**2 for g in parts]).mean(dim=0) for parts in zip(*found, strict=True)]
+    """Return the mean square of the gradient over parts of the batch."""
+    every = [_gradient(model, part, objective, weights) for part in objective.split(batch, chunks)]
+    return [torch.stack([g**2 for g in each]).mean(dim=0) for each in zip(*every, strict=True)]
 
 
 def _products(
-    model: nn.Module, batch: Batch, objective: Objective, weights: Vector
+    model: nn.Module, batch: ClinicBatch, objective: Objective, weights: Vector
 ) -> Callable[[Vector], Vector]:
-    """v to H v: by differentiating twice, or if that cannot be, by central differences.
+    """Return the function v ↦ H v, by differentiating twice or by central differences.
 
-    A function that can be differentiated once may pass for constant the second time and say
-    nothing, so one product is held against the difference before the exact way is trusted.
+    A function that can be differentiated only once may count as constant the second time without
+    an error, so one exact product is compared with the difference before it is trusted.
     """
 
     def differ(vector: Vector) -> Vector:
@@ -165,7 +154,7 @@ def _products(
 
     generator = torch.Generator().manual_seed(1)
     probe = [torch.randn(w.shape, generator=generator).to(w) for w in weights]
-    rough = differ(probe)  # before the graph is made: it moves the weights and puts them back
+    rough = differ(probe)  # before the graph is built: it changes and restores the weights
     try:
         with sdpa_kernel(SDPBackend.MATH):
             first = _grad(objective(model, batch), weights, create_graph=True)
@@ -175,37 +164,39 @@ def _products(
                 return _grad(_dot_tensor(first, vector), weights, retain_graph=True)
 
         exact = multiply(probe)
-    except RuntimeError:
+    except RuntimeError:  # torch says in no other way that there is no second derivative
         return differ
     gap = [a - b for a, b in zip(exact, rough, strict=True)]
     return multiply if _dot(gap, gap) <= 0.1 * _dot(exact, exact) else differ
 
 
 def _difference(
-    model: nn.Module, batch: Batch, objective: Objective, weights: Vector, vector: Vector
+    model: nn.Module, batch: ClinicBatch, objective: Objective, weights: Vector, vector: Vector
 ) -> Vector:
-    """(g(w + hv) − g(w − hv)) / 2h, hv a thousandth of w in size."""
+    """Return (g(w + hv) − g(w − hv)) / 2h, hv a thousandth of w in size."""
     h = 1e-3 * math.sqrt(_dot(weights, weights) / max(_dot(vector, vector), 1e-30))
     steps = {id(w): v for w, v in zip(weights, vector, strict=True)}
     named = {str(i): w for i, w in enumerate(weights)}
     sides = []
     for sign in (h, -h):
-        with moved(named, lambda w, sign=sign: sign * steps[id(w)]):  # type: ignore[misc]
+        with perturbed(named, lambda w, sign=sign: sign * steps[id(w)]):  # type: ignore[misc]
             sides.append(_gradient(model, batch, objective, weights))
     return [(a - b) / (2 * h) for a, b in zip(*sides, strict=True)]
 
 
-def _gradient(model: nn.Module, batch: Batch, objective: Objective, weights: Vector) -> Vector:
+def _gradient(
+    model: nn.Module, batch: ClinicBatch, objective: Objective, weights: Vector
+) -> Vector:
     return _grad(objective(model, batch), weights)
 
 
 def _grad(
     value: Tensor, weights: Vector, *, create_graph: bool = False, retain_graph: bool | None = None
 ) -> Vector:
-    found = torch.autograd.grad(
+    grads = torch.autograd.grad(
         value, weights, allow_unused=True, create_graph=create_graph, retain_graph=retain_graph
     )
-    return [torch.zeros_like(w) if g is None else g for g, w in zip(found, weights, strict=True)]
+    return [torch.zeros_like(w) if g is None else g for g, w in zip(grads, weights, strict=True)]
 
 
 def _dot_tensor(one: Vector, two: Vector) -> Tensor:

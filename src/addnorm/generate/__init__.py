@@ -1,15 +1,15 @@
-"""Decoding: translate, continue and score, with a cache; samplers, beam search, int8."""
+"""Decoding with a cache: translate, generate and score; models packed or in int8 for inference."""
 
-from addnorm.generate.decode import generate, translate
-from addnorm.generate.hypothesis import PENALTIES, Hypothesis
-from addnorm.generate.int8 import quantise
-from addnorm.generate.packed import pack
+from addnorm.generate.decode import generate, score, translate
+from addnorm.generate.frozen import pack, quantise
 from addnorm.generate.samplers import SAMPLERS
-from addnorm.generate.scoring import score
+from addnorm.generate.search import Hypothesis
+from addnorm.generate.settings import PENALTIES, Decoding
 
 __all__ = [
     "PENALTIES",
     "SAMPLERS",
+    "Decoding",
     "Hypothesis",
     "generate",
     "pack",

@@ -1,7 +1,7 @@
-"""A model one step further: from the newest token of each row to the logits of the next.
+"""One decoding step of a model with its cache: newest tokens in, logits of the next tokens out.
 
-What the two modes need besides the tokens (memory, cache, padding) is kept here, so that the token
-loop and beam search know neither. Rows come in groups: the beams of one sentence.
+Memory, cache and padding, which differ between translation and continuation, are handled here, so
+that the search does not depend on the kind of model. Rows come in groups: the beams of a sentence.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from addnorm.layers.context import Mask
+from addnorm.layers.masks import Mask
 from addnorm.layers.positions import Learned
 from addnorm.models.transformer import Decoder, EncoderDecoder, Side
 
@@ -18,17 +18,17 @@ Ids = Sequence[int]
 
 
 class Steps(Protocol):
-    """What the token loop and beam search ask of a model."""
+    """The interface of a model that the search uses."""
 
     def step(self, newest: Tensor) -> Tensor:
-        """Logits after the newest tokens, (rows, 1 or more) -> (rows, vocab)."""
+        """Return the logits after the newest tokens, (rows, 1 or more) -> (rows, vocab)."""
 
     def reorder(self, index: Tensor, groups: Tensor | None) -> None:
-        """Make row i a copy of row index[i]; if given, only these groups of rows are left."""
+        """Make row i a copy of row index[i]; drop all groups of rows but `groups`, unless None."""
 
 
 class TranslationSteps:
-    """An encoder-decoder: the sources are encoded once, and their beams share the memory."""
+    """Steps of an encoder-decoder: sources are encoded once, and beams share the memory."""
 
     def __init__(self, model: EncoderDecoder, sources: Sequence[Ids], longest: int) -> None:
         ids, real = pad_ids(sources, "right", model.embedding().device)
@@ -38,26 +38,27 @@ class TranslationSteps:
         self.cache = model.cache(len(sources), longest)
 
     def step(self, newest: Tensor) -> Tensor:
-        # A mask of its own, because the begin token of some models is also their padding.
+        # An explicit mask, because the begin token of some models is also their padding token.
         hidden = self.model.decode(
             newest, self.memory, mask=Mask(), memory_mask=self.mask, cache=self.cache
         )
-        return self.model.answer(hidden[:, -1:])[:, 0]
+        return self.model.apply_head(hidden[:, -1:])[:, 0]
 
     def reorder(self, index: Tensor, groups: Tensor | None) -> None:
         self.cache.reorder(index)
         if groups is not None:
-            self.cache.keep_memory_of(groups)
-            self.memory = self.memory[: len(groups)]  # its keys and values are in the cache by now
+            self.cache.select_memory(groups)
+            # Only the shape still matters: the keys and values of the memory are in the cache.
+            self.memory = self.memory[: len(groups)]
             if self.mask.real is not None:
                 self.mask = Mask.padding(self.mask.real.index_select(0, groups))
 
 
 class ContinuationSteps:
-    """A decoder that goes on from prompts, which are padded on the left.
+    """Steps of a decoder that continues prompts, which are padded on the left.
 
-    With a `context`, the model never sees more than so many tokens: once they are reached, the
-    older half is forgotten and the newer half is read again from position 0.
+    With a `context`, the model reads at most that many tokens: when they are reached, the older
+    half is dropped and the newer half is read again from position 0.
     """
 
     def __init__(
@@ -65,8 +66,7 @@ class ContinuationSteps:
     ) -> None:
         self.model, self.context = model, context
         self.ids, self.real = pad_ids(prompts, "left", model.embedding().device)
-        self.room = longest if context is None else context
-        self.cache = model.cache(len(prompts), self.room)
+        self.cache = model.cache(len(prompts), longest if context is None else context)
 
     def step(self, newest: Tensor) -> Tensor:
         mask = Mask()
@@ -75,10 +75,10 @@ class ContinuationSteps:
         elif self.cache.used and self.context is not None:
             newest = self.slide(newest, self.context)
         hidden = self.model.hidden(newest, mask=mask, cache=self.cache)
-        return self.model.answer(hidden[:, -1:])[:, 0]
+        return self.model.apply_head(hidden[:, -1:])[:, 0]
 
     def slide(self, newest: Tensor, context: int) -> Tensor:
-        """What to read: the newest token, or if the context is full, the newer half of all."""
+        """Return the tokens to read: the newest, or the newer half if the context is full."""
         self.ids = torch.cat((self.ids, newest), dim=1)
         if self.cache.used < context:
             return newest
@@ -93,7 +93,7 @@ class ContinuationSteps:
 
 
 def pad_ids(rows: Sequence[Ids], side: str, device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """Sequences as one batch, and which of it is real if they are not of one length.
+    """Return sequences as one batch, and which of its tokens are real (None if all are).
 
     >>> pad_ids([[5, 6], [7]], "left", torch.device("cpu"))[0].tolist()
     [[5, 6], [0, 7]]
@@ -109,6 +109,6 @@ def pad_ids(rows: Sequence[Ids], side: str, device: torch.device) -> tuple[Tenso
     return ids.to(device), real.to(device) if ragged else None
 
 
-def positions_of(side: Side) -> int | None:
-    """Positions that a side can take, or None if there is no limit."""
+def max_positions(side: Side) -> int | None:
+    """Return the number of learned positions of a side, or None if positions have no limit."""
     return side.positions.length if isinstance(side.positions, Learned) else None

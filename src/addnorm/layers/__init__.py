@@ -1,1 +1,1 @@
-"""Tensors in, tensors out: every layer of a Transformer, each beside its formula."""
+"""The layers of a Transformer, each with its formula: tensors in, tensors out."""

@@ -1,13 +1,13 @@
-"""Every arrangement of residual connection and norm, each beside its formula.
+"""Every arrangement of residual connection and norm, each with its formula.
 
 x is the stream, F the branch (a sublayer, then dropout), N the norm, L the blocks of the stack.
 An arrangement is two classes: the box that joins one branch to the stream (`AddNorm`), and what
 happens before the first block and after the last (`Ends`). It knows its `Place` and nothing else,
-and it alone sets what is special about the initial weights of its branches. A box sees the branch
-as a function and the norm as a factory, so every arrangement meets every norm in every mode.
+and it alone adjusts the initial weights of its branches. A box takes the branch as a function and
+the norm as a factory, so every arrangement works with every norm in every mode.
 
 To add one: a class with its formula and citation, a row in ADDNORMS, a row in the formula test.
-The file is long because reading arrangements side by side is its purpose.
+The file is long so that arrangements can be read side by side.
 """
 
 import math
@@ -24,10 +24,11 @@ from addnorm.layers.norms import Norm
 Stream = Any
 """What flows from box to box: a tensor, or a tuple that an arrangement's Ends opens and closes."""
 Branch = Callable[[Tensor], Tensor]
+"""A sublayer, then dropout."""
 
 
 class Sublayer(Protocol):
-    """What an arrangement may do to the initial weights of its branch."""
+    """The part of a sublayer that an arrangement may use to adjust its initial weights."""
 
     output: nn.Linear
 
@@ -37,51 +38,67 @@ class Sublayer(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """All that an arrangement may know of where it stands."""
+    """The place of a box in its stack: all that an arrangement may know about it.
+
+    Parameters
+    ----------
+    width
+        Width of the stream.
+    layer
+        Number of the block, from 0.
+    depth
+        Blocks in this stack.
+    role
+        attention, memory or ffn (in SAINT also row_attention and row_ffn).
+    step
+        Number of the box in the stack, from 0.
+    steps
+        Boxes in this stack: 2 per block, or 3 with encoder-decoder attention.
+    side
+        encoder or decoder.
+    peer_depth
+        Blocks in the other stack of an encoder-decoder; 0 if there is none.
+    """
 
     width: int
     layer: int
-    """The block's number, from 0."""
     depth: int
-    """Blocks in this stack."""
     role: str
-    """attention, memory or ffn."""
     step: int
-    """The box's number in the stack, from 0."""
     steps: int
-    """Boxes in this stack: 2 a block, or 3 with attention to a memory."""
     side: str
-    """encoder or decoder."""
     peer_depth: int = 0
-    """Blocks in the other stack of an encoder-decoder; 0 if there is none."""
 
     @property
     def first(self) -> bool:
-        """First box of its block."""
+        """Whether this is the first box of its block."""
         return self.step % (self.steps // self.depth) == 0
 
     @property
     def last(self) -> bool:
-        """Last box of its block."""
+        """Whether this is the last box of its block."""
         return (self.step + 1) % (self.steps // self.depth) == 0
 
 
 class Ends(nn.Module):
-    """Before the first block, and after the last: here nothing."""
+    """What happens before the first block and after the last; in this base class, nothing."""
 
     closes_with_norm = False
+    """Whether `close` applies a norm."""
 
     def __init__(self, width: int, depth: int, norm: Norm) -> None:
         super().__init__()
 
     def open(self, x: Tensor) -> Stream:
+        """Return the stream that enters the first block."""
         return x
 
     def close(self, stream: Stream) -> Tensor:
+        """Return the output, (batch, length, width)."""
         return stream
 
     def init_(self, embedding: Tensor) -> None:
-        """Called once on the embedding that feeds the stack, after the common initialisation."""
+        """Adjust the token embedding of the stack, after the common initialisation."""
 
 
 class FinalNorm(Ends):
@@ -102,7 +119,7 @@ class AddNorm(nn.Module):
 
     ends: type[Ends] = Ends
     inside: tuple[str, ...] = ()
-    """Parts asked of the sublayers: head-gain, attention-norm, ffn-norm."""
+    """Modules to add inside the sublayers: head-gain, attention-norm, ffn-norm."""
 
     def __init__(self, place: Place, norm: Norm) -> None:
         super().__init__()
@@ -110,28 +127,28 @@ class AddNorm(nn.Module):
         self.norm = norm(place.width)
 
     def init_(self, sublayer: Sublayer) -> None:
-        """Called once on the branch's sublayer, after the common initialisation."""
+        """Adjust the weights of the branch's sublayer, after the common initialisation."""
 
-    def operations(self) -> int:
-        """Operations a position of the box's own matrix products."""
+    def flops_per_position(self) -> int:
+        """Return the operations of the box's own matrix products for one position."""
         return 0
 
-    def kept(self) -> int:
-        """Numbers a position that the backward pass needs, beside what the norms keep."""
+    def saved_per_position(self) -> int:
+        """Return how many numbers are saved for backward for one position, without the norms'."""
         return 0
 
     def extra_repr(self) -> str:
         return f"{self.place.side} {self.place.layer} {self.place.role}"
 
 
-# ── One norm a box ────────────────────────────────────────────────────────────────────────────────
+# ── One norm per box ──────────────────────────────────────────────────────────────────────────────
 
 
 class Post(AddNorm):
     """x ← N(x + F(x))
 
-    Vaswani et al. 2017, §3.1: the original. `input_gain` multiplies what enters the first block by
-    a learned vector: it is there to hold what folding Admin leaves over.
+    Vaswani et al. 2017, §3.1: the original. `input_gain` multiplies the input of the first block by
+    a learned vector, which holds the first ω of a folded Admin model.
     """
 
     class ends(Ends):
@@ -150,8 +167,8 @@ class Pre(AddNorm):
     """x ← x + F(N(x));   out = N(x)
 
     Xiong et al. 2020 (2002.04745); Wang et al. 2019; Nguyen, Salazar 2019. `shrink` divides the
-    output projections by √steps at the start (GPT-2: Radford et al. 2019, §2.3); `bare_start`
-    leaves out the very first norm (FT-Transformer: Gorishniy et al. 2021, §3.3).
+    initial output projections by √steps (GPT-2: Radford et al. 2019, §2.3); `bare_start` omits the
+    very first norm (FT-Transformer: Gorishniy et al. 2021, §3.3).
     """
 
     ends = FinalNorm
@@ -176,8 +193,8 @@ class Pre(AddNorm):
 class ResPost(AddNorm):
     """x ← x + N(F(x));   out = N(x)
 
-    Swin v2: Liu et al. 2022 (2111.09883), §3.2, where the norm's gain starts at 0: `start`. OLMo 2
-    (2501.00656) starts it at 1.
+    Swin v2: Liu et al. 2022 (2111.09883), §3.2. `start` is the initial gain of the norm: 0 in Swin
+    v2, 1 in OLMo 2 (2501.00656).
     """
 
     ends = FinalNorm
@@ -202,7 +219,7 @@ class Mix(AddNorm):
 
     def __init__(self, place: Place, norm: Norm, *, share: float = 0.25) -> None:
         super().__init__(place, norm)
-        _need(0 <= share <= 1, "share", "from 0 to 1", share)
+        _require(0 <= share <= 1, "share", "from 0 to 1", share)
         self.is_post = place.layer < math.floor(share * place.depth + 1e-9)
 
     def forward(self, x: Tensor, f: Branch) -> Tensor:
@@ -210,7 +227,7 @@ class Mix(AddNorm):
 
 
 class NormScaling(AddNorm):
-    """x ← x + F(N(x) / √l), l the block's number from 1;   out = N(x)
+    """x ← x + F(N(x) / √l), l the number of the block from 1;   out = N(x)
 
     LayerNorm scaling: Sun et al. 2025 (2502.05795), eq. 5.
     """
@@ -221,7 +238,7 @@ class NormScaling(AddNorm):
         return x + f(self.norm(x) / math.sqrt(self.place.layer + 1))
 
 
-# ── Two norms a box ───────────────────────────────────────────────────────────────────────────────
+# ── Two norms per box ─────────────────────────────────────────────────────────────────────────────
 
 
 class Sandwich(AddNorm):
@@ -258,9 +275,9 @@ class Peri(Sandwich):
 class NormFormer(AddNorm):
     """attention: x ← x + N′(F(N(x)));   ffn: x ← x + F(N(x));   out = N(x)
 
-    and inside: a gain on each head, a norm after the feed-forward's activation. Shleifer et al.
-    2021 (2110.09456), eq. 2–6. `residual_gain` multiplies the feed-forward's shortcut by a learned
-    vector, which the authors use in small models.
+    and inside F a gain for each head and a norm after the activation of the feed-forward. Shleifer
+    et al. 2021 (2110.09456), eq. 2–6. `residual_gain` multiplies the shortcut of the feed-forward
+    by a learned vector, which the authors use in small models.
     """
 
     ends = FinalNorm
@@ -281,8 +298,8 @@ class SubLN(AddNorm):
     """x ← x + F(N(x));   out = N(x);   inside F a norm before each output projection
 
     and value, output and feed-forward weights times γ. Magneto: Wang et al. 2022 (2210.06423), fig.
-    2: γ = √log 2L alone; with N encoder and M decoder blocks √(⅓ log 3M log 2N) and √log 3M. As in
-    the authors' code, attention to the memory is not scaled.
+    2: γ = √log 2L for a single stack; with N encoder and M decoder blocks √(⅓ log 3M log 2N) and
+    √log 3M. As in the authors' code, encoder-decoder attention is not scaled.
     """
 
     ends = FinalNorm
@@ -308,9 +325,9 @@ class SubLN(AddNorm):
 class DeepNorm(AddNorm):
     """x ← N(αx + F(x)),   value, output and feed-forward weights times β
 
-    Wang et al. 2022 (2203.00555), fig. 2: α = (2L)^¼, β = (8L)^−¼ alone; with N encoder and M
-    decoder blocks α = 0.81 (N⁴M)^1/16, β = 0.87 (N⁴M)^−1/16 in the encoder, (3M)^¼, (12M)^−¼ in the
-    decoder.
+    Wang et al. 2022 (2203.00555), fig. 2: α = (2L)^¼, β = (8L)^−¼ for a single stack; with N
+    encoder and M decoder blocks α = 0.81 (N⁴M)^1/16, β = 0.87 (N⁴M)^−1/16 in the encoder, (3M)^¼,
+    (12M)^−¼ in the decoder.
     """
 
     def __init__(self, place: Place, norm: Norm) -> None:
@@ -333,15 +350,15 @@ class DeepNorm(AddNorm):
 class Admin(AddNorm):
     """x ← N(ω ⊙ x + F(x)),   ω²ᵢ = Var[ωᵢ₋₁ x] + Var[Fᵢ₋₁(x)], measured once; then ω is learned
 
-    Liu et al. 2020 (2004.08249), §4.2. ω starts at 1 until the measuring pass (`init.measure_`)
-    sets it. `growth = "log"` needs no pass: ω = √((n+1)/log(n+1) − 1) for all n boxes of the stack,
+    Liu et al. 2020 (2004.08249), §4.2. ω is 1 until the measuring pass (`init.measure_`) sets it.
+    `growth = "log"` needs no pass: ω = √((n+1)/log(n+1) − 1) for all n boxes of the stack,
     the authors' later constant (admin-torch).
     """
 
     def __init__(self, place: Place, norm: Norm, *, growth: str = "measured") -> None:
         super().__init__(place, norm)
         n = place.steps
-        _need(growth in ("measured", "log"), "growth", "measured or log", growth)
+        _require(growth in ("measured", "log"), "growth", "measured or log", growth)
         start = math.sqrt((n + 1) / math.log(n + 1) - 1) if growth == "log" else 1.0
         self.omega = nn.Parameter(torch.full((place.width,), start))
 
@@ -350,10 +367,10 @@ class Admin(AddNorm):
 
 
 class ReZero(AddNorm):
-    """x ← x + a F(x),   one a a block, which starts at 0;   no norm
+    """x ← x + a F(x),   one scalar a per block, initially 0;   no norm
 
-    Bachlechner et al. 2021 (2003.04887), eq. 9. The boxes of a block share their a: the first holds
-    it and hands it on with the stream.
+    Bachlechner et al. 2021 (2003.04887), eq. 9. The boxes of a block share a: the first box has the
+    parameter and passes it on with the stream.
     """
 
     class ends(Ends):
@@ -372,15 +389,15 @@ class ReZero(AddNorm):
         a = a if self.a is None else self.a
         return x + a * f(x), a
 
-    def kept(self) -> int:
+    def saved_per_position(self) -> int:
         return self.place.width
 
 
 class LayerScale(AddNorm):
-    """x ← x + s ⊙ F(N(x)),   s learned, starting small;   out = N(x)
+    """x ← x + s ⊙ F(N(x)),   s learned, initially small;   out = N(x)
 
-    CaiT: Touvron et al. 2021 (2103.17239), eq. 4, §2: `start` is 0.1 up to 18 blocks, 1e-5 up to
-    24, then 1e-6, unless given.
+    CaiT: Touvron et al. 2021 (2103.17239), eq. 4, §2. `start` is the initial s, by default 0.1 up
+    to 18 blocks, 1e-5 up to 24, then 1e-6.
     """
 
     ends = FinalNorm
@@ -394,7 +411,7 @@ class LayerScale(AddNorm):
     def forward(self, x: Tensor, f: Branch) -> Tensor:
         return x + self.scale * f(self.norm(x))
 
-    def kept(self) -> int:
+    def saved_per_position(self) -> int:
         return self.place.width
 
 
@@ -402,8 +419,8 @@ class TFixup(AddNorm):
     """x ← x + F(x),   no norm;   value, output and feed-forward weights and the embedding scaled
 
     Huang et al. 2020 (T-Fixup), §3.2: weights times 0.67 N^−¼ in an encoder of N blocks, (9M)^−¼ in
-    a decoder of M blocks with attention to a memory; embedding ~ N(0, 1/width) times (9L)^−¼. A
-    decoder alone has two branches a block, like the encoder, and is scaled like it.
+    a decoder of M blocks with encoder-decoder attention; embedding ~ N(0, 1/width) times (9L)^−¼. A
+    decoder-only stack has two branches per block, like an encoder, and is scaled like one.
     """
 
     class ends(Ends):
@@ -429,7 +446,7 @@ class TFixup(AddNorm):
 
 
 class B2T(AddNorm):
-    """x ← N(x + F(x));   in the last box of a block N(b + x + F(x)), b what entered the block
+    """x ← N(x + F(x));   in the last box of a block N(b + x + F(x)), b the block's input
 
     Bottom-to-top connection: Takase et al. 2022 (2206.00330), eq. 9–10. The stream is (x, b).
     """
@@ -469,11 +486,11 @@ class ResiDual(AddNorm):
 
 
 class DLCL(AddNorm):
-    """at a block's start x ← Σₖ Wₗₖ Nₖ(yₖ) over all yₖ so far, then x ← x + F(N(x));   out = N(x)
+    """at the start of a block x ← Σₖ Wₗₖ Nₖ(yₖ) over all yₖ so far; x ← x + F(N(x));   out = N(x)
 
     Dynamic linear combination of layers: Wang et al. 2019 (1906.01787), eq. 6–8, in the pre-norm
-    form. y₀ is the embedding (N₀ the identity), yₖ the output of block k; W starts as the mean. The
-    stream is (x, the Nₖ(yₖ) so far).
+    form. y₀ is the embedding (N₀ the identity), yₖ the output of block k; W is initially the mean.
+    The stream is (x, the Nₖ(yₖ) so far).
     """
 
     class ends(FinalNorm):
@@ -495,7 +512,7 @@ class DLCL(AddNorm):
         x, history = stream if self.mix is None else self.mix(*stream)
         return x + f(self.norm(x)), history
 
-    def kept(self) -> int:
+    def saved_per_position(self) -> int:
         return self.place.width if self.place.first else 0
 
 
@@ -518,16 +535,16 @@ class Combination(nn.Module):
 class HyperConnections(AddNorm):
     """H ← Aᵣᵀ H + b F(N(aᵀ H))ᵀ,   H the n streams;   out = N(sum of the streams)
 
-    Zhu et al. 2024 (2409.19606), eq. 2–4 and 10–13. a (n), Aᵣ (n, n) and b (n) each have a fixed
-    part, which starts as one stream, the identity and ones, and a part that depends on H,
-    s tanh(N(H) W), where W starts at 0 and s at 0.01. All streams start as copies of x, so at the
-    start this is pre-norm. The stream is (streams, batch, length, width).
+    Zhu et al. 2024 (2409.19606), eq. 2–4 and 10–13. a (n), Aᵣ (n, n) and b (n) each have a static
+    part, initially one stream, the identity and ones, and a dynamic part s tanh(N(H) W), initially
+    with W = 0 and s = 0.01. All streams begin as copies of x, so the initial model is pre-norm. The
+    stream is (streams, batch, length, width).
     """
 
     class ends(FinalNorm):
         def __init__(self, width: int, depth: int, norm: Norm, *, streams: int = 4) -> None:
             super().__init__(width, depth, norm)
-            _need(streams > 0, "streams", "1 or more", streams)
+            _require(streams > 0, "streams", "1 or more", streams)
             self.streams = streams
 
         def open(self, x: Tensor) -> Stream:
@@ -538,7 +555,7 @@ class HyperConnections(AddNorm):
 
     def __init__(self, place: Place, norm: Norm, *, streams: int = 4) -> None:
         super().__init__(place, norm)
-        _need(streams > 0, "streams", "1 or more", streams)
+        _require(streams > 0, "streams", "1 or more", streams)
         one = torch.zeros(streams, 1)
         one[place.step % streams] = 1
         # Columns: a, then Aᵣ, then b.
@@ -550,25 +567,25 @@ class HyperConnections(AddNorm):
 
     def forward(self, streams: Tensor, f: Branch) -> Tensor:
         n = streams.shape[0]
-        moved = torch.tanh(self.stream_norm(streams) @ self.moving)
+        dynamic = torch.tanh(self.stream_norm(streams) @ self.moving)
         strength = torch.cat((self.strength[:1].expand(n + 1), self.strength[1:]))
-        weights = self.fixed[:, None, None] + strength * moved  # (streams, batch, length, n + 2)
+        weights = self.fixed[:, None, None] + strength * dynamic  # (streams, batch, length, n + 2)
         a, across, b = torch.split(weights, [1, n, 1], dim=-1)
         branch = f(self.norm((a * streams).sum(dim=0)))
         mixed = torch.einsum("iblj,iblw->jblw", across, streams)
         return mixed + b * branch
 
-    def operations(self) -> int:
+    def flops_per_position(self) -> int:
         n = len(self.fixed)
         return 2 * n * self.place.width * (n + 2) + 2 * n * n * self.place.width
 
-    def kept(self) -> int:
+    def saved_per_position(self) -> int:
         return (2 * len(self.fixed) + 1) * self.place.width
 
 
-def _need(holds: bool, option: str, rule: str, given: object) -> None:
+def _require(holds: bool, option: str, rule: str, value: object) -> None:
     if not holds:
-        raise ConfigError(f"model.addnorm_options.{option} must be {rule}: got {given!r}.")
+        raise ConfigError(f"model.addnorm_options.{option} must be {rule}: got {value!r}.")
 
 
 ADDNORMS: dict[str, type[AddNorm]] = {

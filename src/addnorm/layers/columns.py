@@ -1,11 +1,10 @@
-"""The columns of a table as vectors: one token for each number and each category.
+"""Embeddings of the columns of a table: one token for each number and each category.
 
     numbers (batch, columns) float, NaN where missing   ─► embedding ─┐
                                                                       ├─► (batch, columns, width)
-    codes   (batch, columns) whole numbers from 0       ─► embedding ─┘
+    codes   (batch, columns) integers from 0            ─► embedding ─┘
 
-Gorishniy et al. 2021 (2106.11959), §3.3: the feature tokenizer. Numbers come before
-categories.
+The feature tokenizer of Gorishniy et al. 2021 (2106.11959), §3.3. Numbers come before categories.
 """
 
 import math
@@ -17,12 +16,12 @@ from torch import Tensor, nn
 
 from addnorm.errors import ConfigError, InputError
 
-UNCUT = 1e9
-"""What the first and last bin are cut to: nothing."""
+UNBOUNDED = 1e9
+"""Limit of the first bin below and the last bin above: in effect none."""
 
 
 def uniform(*shape: int, width: int) -> nn.Parameter:
-    """U(−1/√width, 1/√width), as the tokenizer starts."""
+    """Return a parameter drawn from U(−1/√width, 1/√width)."""
     return nn.Parameter(torch.empty(shape).uniform_(-(width**-0.5), width**-0.5))
 
 
@@ -39,7 +38,17 @@ class LinearNumbers(nn.Module):
 
 
 class PerColumn(nn.Module):
-    """T_j = V_j u_j + b_j for a vector u_j a column, each with its own matrix; ReLU if asked."""
+    """T_j = V_j u_j + b_j for the vector u_j of each column j, optionally with a ReLU.
+
+    Parameters
+    ----------
+    columns
+        Number of columns.
+    inner, width
+        Widths of u_j and of T_j.
+    relu
+        Apply a ReLU to the result.
+    """
 
     def __init__(self, columns: int, inner: int, width: int, *, relu: bool) -> None:
         super().__init__()
@@ -54,9 +63,18 @@ class PerColumn(nn.Module):
 
 
 class PeriodicNumbers(nn.Module):
-    """T_j = ReLU(V_j [cos 2πc_j x_j, sin 2πc_j x_j] + b_j), c learned, starting as N(0, sigma²)
+    """T_j = ReLU(V_j [cos 2πc_j x_j, sin 2πc_j x_j] + b_j), c learned, from N(0, sigma²)
 
     PLR: Gorishniy et al. 2022 (2203.05556), §3.3.
+
+    Parameters
+    ----------
+    columns, width
+        Number of columns, and width of a token.
+    frequencies
+        Number of c_j for each column.
+    sigma
+        Standard deviation of the initial c_j.
     """
 
     def __init__(
@@ -77,10 +95,10 @@ class PeriodicNumbers(nn.Module):
 
 
 class PiecewiseNumbers(nn.Module):
-    """T_j = ReLU(V_j e(x_j) + b_j),   e_t(x) = (x − a_t) / (a_t+1 − a_t), cut to 0 … 1
+    """T_j = ReLU(V_j e(x_j) + b_j),   e_t(x) = (x − a_t) / (a_t+1 − a_t), clipped to [0, 1]
 
-    The a_t are the edges of the column's bins; below the first and above the last bin e is not cut.
-    Gorishniy et al. 2022 (2203.05556), eq. 1. Columns may have different numbers of bins.
+    The a_t are the `edges` of the column's bins; e is not clipped below the first and above the
+    last bin. Gorishniy et al. 2022 (2203.05556), eq. 1. Columns may have different numbers of bins.
     """
 
     low: Tensor
@@ -94,11 +112,11 @@ class PiecewiseNumbers(nn.Module):
             len(row) < 2 or any(b <= a for a, b in pairwise(row)) for row in edges
         ):
             raise ConfigError(
-                "every column must have two edges of bins or more, each above the one before: "
+                "every column must have at least two bin edges, in increasing order: "
                 f"got {len(edges)} lists for {columns} columns. Leave out columns with one value."
             )
         bins = max((len(row) for row in edges), default=2) - 1
-        # Finite numbers all, so that averages of weights over time keep them as they are.
+        # All are finite, so that an average of weights over time leaves them unchanged.
         for name, value in (("low", 0.0), ("gap", 1.0), ("least", 0.0), ("most", 0.0)):
             self.register_buffer(name, torch.full((columns, bins), value))
         for j, row in enumerate(edges):
@@ -106,11 +124,11 @@ class PiecewiseNumbers(nn.Module):
             count = len(row) - 1
             self.low[j, :count], self.gap[j, :count] = a[:-1].float(), a.diff().float()
             self.most[j, : count - 1] = 1.0
-            self.least[j, 0], self.most[j, count - 1] = -UNCUT, UNCUT
+            self.least[j, 0], self.most[j, count - 1] = -UNBOUNDED, UNBOUNDED
         self.project = PerColumn(columns, bins, width, relu=True)
 
     def encode(self, x: Tensor) -> Tensor:
-        """e(x), (batch, columns, bins); bins that a column does not have are 0."""
+        """Return e(x), (batch, columns, bins); bins that a column does not have are 0."""
         share = (x[..., None] - self.low) / self.gap
         return share.clamp(self.least, self.most)
 
@@ -121,7 +139,7 @@ class PiecewiseNumbers(nn.Module):
 class HiddenNumbers(nn.Module):
     """T_j = V_j ReLU(u_j x_j + a_j) + b_j
 
-    Somepalli et al. 2021 (2106.01342), §4.1; the authors' code has 100 units.
+    Somepalli et al. 2021 (2106.01342), §4.1; the authors' code has 100 hidden units.
     """
 
     def __init__(self, columns: int, width: int, *, units: int = 100) -> None:
@@ -143,7 +161,10 @@ NUMBERS: dict[str, Callable[..., nn.Module]] = {
 
 
 class Categories(nn.Module):
-    """T_j = E_j[code] + b_j, all tables in one matrix. Gorishniy et al. 2021, §3.3."""
+    """T_j = E_j[code] + b_j, with all E_j in one matrix. Gorishniy et al. 2021, §3.3.
+
+    `sizes` are the numbers of codes of each column.
+    """
 
     offset: Tensor
 
@@ -158,12 +179,13 @@ class Categories(nn.Module):
         return self.look_up(codes) + self.bias
 
     def look_up(self, codes: Tensor) -> Tensor:
+        """Return E_j[code] of every column."""
         check_codes(codes, self.sizes)
         return nn.functional.embedding(codes + self.offset, self.weight)
 
 
 class NamedCategories(Categories):
-    """T_j = [c_j ; E_j[code]]: an eighth of the width says which column, the rest which value.
+    """T_j = [c_j ; E_j[code]]: an eighth of the width identifies the column, the rest the value.
 
     TabTransformer: Huang et al. 2020 (2012.06678), §2.
     """
@@ -179,10 +201,10 @@ class NamedCategories(Categories):
 
 
 class Columns(nn.Module):
-    """Numbers, then categories, as tokens (batch, columns, width).
+    """Numeric, then categorical columns as tokens, (batch, columns, width).
 
-    With `missing`, each number column has a learned vector that stands for a missing value (NaN);
-    without, every number must be there. Either module may be None if there are no such columns.
+    With `missing`, each numeric column has a learned vector for missing values (NaN); without it,
+    NaN is an error. `numbers` or `categories` is None if there are no such columns.
     """
 
     def __init__(
@@ -193,7 +215,7 @@ class Columns(nn.Module):
     ) -> None:
         super().__init__()
         if numbers is None and categories is None:
-            raise ConfigError("a table must have a column to learn from: got none.")
+            raise ConfigError("a table must have at least one feature column: got none.")
         self.numbers, self.categories, self.missing = numbers, categories, missing
 
     def forward(self, numbers: Tensor, codes: Tensor) -> Tensor:
@@ -205,19 +227,21 @@ class Columns(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def embed_numbers(self, embed: nn.Module, x: Tensor) -> Tensor:
-        gone = x.isnan()
-        if not torch.compiler.is_compiling() and not bool(gone.any()):
+        """Return the tokens of the numeric columns, with `missing` in place of NaN."""
+        is_missing = x.isnan()
+        if not torch.compiler.is_compiling() and not bool(is_missing.any()):
             return embed(x)
         if self.missing is None:
             raise InputError(
-                "these columns were built for numbers that are all there: got a NaN. "
-                "Build with missing=True, or fill them first."
+                "these columns were built without missing values: got a NaN. "
+                "Build with missing=True, or impute the values first."
             )
-        return torch.where(gone[..., None], self.missing, embed(x.masked_fill(gone, 0.0)))
+        filled = x.masked_fill(is_missing, 0.0)
+        return torch.where(is_missing[..., None], self.missing, embed(filled))
 
 
 def check_codes(codes: Tensor, sizes: Sequence[int]) -> None:
-    """Raise InputError where a code is not one of its column's."""
+    """Raise InputError if a code is not below the size of its column."""
     if torch.compiler.is_compiling() or codes.device.type != "cpu" or not len(codes):
         return
     low, high = codes.amin(dim=0).tolist(), codes.amax(dim=0).tolist()

@@ -1,4 +1,4 @@
-"""Dropout with a cheap mask: the same distribution as torch's, several times faster on a CPU."""
+"""Dropout with cheap random bits: torch's distribution, several times faster on a CPU."""
 
 from typing import Any
 
@@ -10,10 +10,10 @@ from torch.nn import functional as F
 class Dropout(nn.Module):
     """y = x ⊙ m / (1 − p), each m independently 0 with probability p, else 1.
 
-    Srivastava et al. 2014. On a CPU torch draws one float per element; here every four elements
-    share one 64-bit draw of the same generator, 16 bits each, so p is rounded to a multiple of
-    1/65536 and the kept values are divided by exactly the rounded 1 − p: the mean stays exact.
-    Elsewhere, and when compiled, torch's own dropout is used.
+    Srivastava et al. 2014. On a CPU torch draws one float per element; here four elements share one
+    64-bit draw from the same generator, 16 bits each. So p is rounded to a multiple of 1/65536, and
+    the remaining values are divided by exactly the rounded 1 − p, which keeps the mean exact. On
+    other devices and when compiled, torch's own dropout is used.
     """
 
     def __init__(self, p: float) -> None:
@@ -32,19 +32,19 @@ class Dropout(nn.Module):
 
 
 class _BitDropout(torch.autograd.Function):
-    """Draws 16 bits per element, keeps those at or above the threshold, and remembers which."""
+    """Draw 16 bits per element, keep elements at or above a threshold, save which for backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
         dropped = min(round(p * 65536), 65535)
         draws = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
         bits = draws.view(torch.int16)[: x.numel()].view(x.shape)
-        kept = torch.ge(bits, dropped - 32768, out=torch.empty(x.shape, dtype=x.dtype))
-        kept.mul_(65536 / (65536 - dropped))
-        ctx.save_for_backward(kept)
-        return x * kept
+        factor = torch.ge(bits, dropped - 32768, out=torch.empty(x.shape, dtype=x.dtype))
+        factor.mul_(65536 / (65536 - dropped))
+        ctx.save_for_backward(factor)
+        return x * factor
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        (kept,) = ctx.saved_tensors
-        return grads[0] * kept, None
+        (factor,) = ctx.saved_tensors
+        return grads[0] * factor, None

@@ -1,4 +1,4 @@
-"""Position-wise feed-forward: the same two or three matrices at every position.
+"""Position-wise feed-forward networks: the same two or three matrices at every position.
 
 Shapes: (batch, length, width) in and out, (batch, length, ffn_width) inside.
 """
@@ -21,10 +21,22 @@ gelu_tanh: Activation = partial(F.gelu, approximate="tanh")
 class FeedForward(nn.Module):
     """F(x) = U σ(V x + b) + c. Vaswani et al. 2017, eq. 2, with any σ.
 
-    `inner` stands between the activation and U (the norm of NormFormer and Sub-LN).
+    Parameters
+    ----------
+    width, ffn_width
+        Width of the stream, and of the hidden layer.
+    activation
+        σ.
+    bias
+        Whether both projections have biases.
+    dropout
+        Dropout after the activation.
+    inner
+        Module between the activation and U (the norm of NormFormer and Sub-LN).
     """
 
     parts = 1
+    """Matrices that read the stream."""
 
     def __init__(
         self,
@@ -38,30 +50,31 @@ class FeedForward(nn.Module):
     ) -> None:
         super().__init__()
         self.activation = activation
-        self.inward = nn.Linear(width, self.parts * ffn_width, bias=bias)
+        self.input = nn.Linear(width, self.parts * ffn_width, bias=bias)
         self.inner = inner or nn.Identity()
         self.dropout = Dropout(dropout)
         self.output = nn.Linear(ffn_width, width, bias=bias)
 
     def activate(self, x: Tensor) -> Tensor:
+        """Return the hidden layer, (batch, length, ffn_width)."""
         return self.activation(x)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        return self.output(self.dropout(self.inner(self.activate(self.inward(x)))))
+        return self.output(self.dropout(self.inner(self.activate(self.input(x)))))
 
     def matrices(self) -> dict[str, Tensor]:
-        """The weight of each projection by itself, as views."""
-        return {"inward": self.inward.weight, "output": self.output.weight}
+        """Return the weight of each projection as a view."""
+        return {"input": self.input.weight, "output": self.output.weight}
 
     def scale_(self, gain: float) -> None:
-        """Multiply both matrices (of a gated pair the ungated one): what arrangements scale."""
+        """Multiply U and V (not the gate G): the weights that arrangements scale."""
         with torch.no_grad():
-            for name in ("inward", "output"):
+            for name in ("input", "output"):
                 self.matrices()[name].mul_(gain)
 
 
 class GatedFeedForward(FeedForward):
-    """F(x) = U (σ(G x) ⊙ V x). Shazeer 2020 (2002.05202), eq. 5–6. Rows of `inward`: G, then V."""
+    """F(x) = U (σ(G x) ⊙ V x). Shazeer 2020 (2002.05202), eq. 5–6. Rows of `input`: G, then V."""
 
     parts = 2
 
@@ -70,8 +83,8 @@ class GatedFeedForward(FeedForward):
         return self.activation(gate) * value
 
     def matrices(self) -> dict[str, Tensor]:
-        gate, value = self.inward.weight.chunk(2)
-        return {"gate": gate, "inward": value, "output": self.output.weight}
+        gate, value = self.input.weight.chunk(2)
+        return {"gate": gate, "input": value, "output": self.output.weight}
 
 
 FEEDFORWARDS: dict[str, tuple[type[FeedForward], Activation]] = {

@@ -1,4 +1,4 @@
-"""What comes out of the last (batch, length, width): tokens, classes or numbers."""
+"""Output heads: from the last (batch, length, width) to tokens, classes or numbers."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,18 @@ from addnorm.layers.norms import Norm
 class TokenHead(nn.Module):
     """logits = W x (+ b), W the token embedding itself when tied.
 
-    Press, Wolf 2017 (1608.05859). `scaled` multiplies x by 1/√width first (T5 v1.0).
+    Press, Wolf 2017 (1608.05859).
+
+    Parameters
+    ----------
+    width, vocab
+        Sizes of W.
+    tied
+        Use the token embedding as W.
+    bias
+        Add b.
+    scaled
+        Multiply x by 1/√width first (T5 v1.0).
     """
 
     def __init__(self, width: int, vocab: int, *, tied: bool, bias: bool, scaled: bool) -> None:
@@ -22,11 +33,11 @@ class TokenHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(vocab)) if bias else None
 
     def prepare(self, x: Tensor) -> Tensor:
-        """What the output matrix is applied to."""
+        """Return what the output matrix is applied to."""
         return x if self.scale == 1.0 else x * self.scale
 
     def matrix(self, embedding: Tensor) -> Tensor:
-        """The output matrix, (vocab, width)."""
+        """Return the output matrix, (vocab, width)."""
         return embedding if self.weight is None else self.weight
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
@@ -34,9 +45,10 @@ class TokenHead(nn.Module):
 
 
 class MaskedHead(TokenHead):
-    """logits = W N(gelu(V x + c)) + b: what BERT has over its stack for masked tokens.
+    """logits = W N(gelu(V x + c)) + b: BERT's head for masked tokens.
 
-    Devlin et al. 2019 (1810.04805), §3.1, as in the authors' code.
+    Devlin et al. 2019 (1810.04805), §3.1, as in the authors' code. Parameters as for TokenHead, and
+    `norm`, which makes N.
     """
 
     def __init__(self, width: int, vocab: int, norm: Norm, *, tied: bool) -> None:
@@ -49,9 +61,18 @@ class MaskedHead(TokenHead):
 
 
 class PooledHead(nn.Module):
-    """y = W pool(x) + b: one vector a sequence, then classes or numbers.
+    """y = W pool(x) + b: one vector for each sequence, then classes or numbers.
 
-    `pooler` puts tanh(V · + c) between, as BERT does, or a ReLU, as FT-Transformer does.
+    Parameters
+    ----------
+    width, outputs
+        Sizes of W.
+    pool
+        How positions become one vector: first, mean or last.
+    pooler
+        What follows: none, tanh(V · + c) as in BERT, or relu as in FT-Transformer.
+    dropout
+        Module applied before W.
     """
 
     def __init__(
@@ -72,26 +93,26 @@ class PooledHead(nn.Module):
         return self.output(self.dropout(self.pooler(POOLS[self.pool](x, real))))
 
 
-def first(x: Tensor, real: Tensor | None) -> Tensor:
-    """The first real position."""
+def pool_first(x: Tensor, real: Tensor | None) -> Tensor:
+    """Return the first real position, (batch, width)."""
     if real is None:
         return x[:, 0]
     return x[torch.arange(len(x), device=x.device), real.int().argmax(dim=1)]
 
 
-def mean(x: Tensor, real: Tensor | None) -> Tensor:
-    """The mean of the real positions."""
+def pool_mean(x: Tensor, real: Tensor | None) -> Tensor:
+    """Return the mean of the real positions, (batch, width)."""
     if real is None:
         return x.mean(dim=1)
     return (x * real[..., None]).sum(dim=1) / real.sum(dim=1, keepdim=True).clamp(min=1)
 
 
-def last(x: Tensor, real: Tensor | None) -> Tensor:
-    """The last real position."""
+def pool_last(x: Tensor, real: Tensor | None) -> Tensor:
+    """Return the last real position, (batch, width)."""
     if real is None:
         return x[:, -1]
-    # The first of the greatest running counts is the last real position.
+    # The running count of real positions first reaches its maximum at the last real position.
     return x[torch.arange(len(x), device=x.device), real.cumsum(dim=1).argmax(dim=1)]
 
 
-POOLS = {"first": first, "mean": mean, "last": last}
+POOLS = {"first": pool_first, "mean": pool_mean, "last": pool_last}

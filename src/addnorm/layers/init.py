@@ -1,8 +1,8 @@
-"""Initial weights: one common rule for every matrix, then what the arrangement adds to it.
+"""Weight initialisation: one common rule for every matrix, then that of the arrangement.
 
-The order is fixed: the rule fills each matrix of each sublayer by itself (queries apart from keys,
-gates apart from values), then each Add & Norm box adjusts its own branch, then the ends adjust the
-embedding. Nothing is found by the name of a parameter.
+The order is fixed: the rule fills each matrix of each sublayer separately (queries and keys, gates
+and values are separate matrices), then each Add & Norm box adjusts its own branch, then the ends
+adjust the embedding. No parameter is selected by its name.
 """
 
 import math
@@ -20,7 +20,7 @@ Fill = Callable[[Tensor], object]
 
 
 def torch_linear_(weight: Tensor) -> Tensor:
-    """U(−1/√fan_in, 1/√fan_in), as nn.Linear has it."""
+    """Fill with U(−1/√fan_in, 1/√fan_in), as nn.Linear does."""
     return nn.init.kaiming_uniform_(weight, a=math.sqrt(5))
 
 
@@ -29,12 +29,12 @@ INITS: dict[str, Callable[[Tensor, float], object]] = {
     "normal": lambda weight, std: nn.init.normal_(weight, std=std),
     "torch": lambda weight, std: torch_linear_(weight),
 }
-"""Glorot, Bengio 2010; N(0, std²); torch's own."""
+"""Glorot, Bengio 2010; N(0, std²); that of nn.Linear."""
 
 
 @torch.no_grad()
 def init_stack_(stack: Stack, fill: Fill) -> None:
-    """Fill every sublayer of a stack, then let each Add & Norm box adjust its own."""
+    """Fill the weights of every sublayer of a stack, then let its Add & Norm box adjust them."""
     for sublayer, box in stack.steps():
         for weight in sublayer.matrices().values():
             fill(weight)
@@ -45,11 +45,11 @@ def init_stack_(stack: Stack, fill: Fill) -> None:
 
 
 def measure_(model: nn.Module, run: Callable[[], object]) -> dict[str, list[float]]:
-    """Admin's measuring pass: `run` the model once on real data, and set every ω from what it sees.
+    """Set every ω of an Admin model from one forward pass on real data; return the ω of each stack.
 
-    In each stack r starts at 1; each box in turn sets ω ← r, then r ← √(Var[ω ⊙ x] + Var[F(x)]),
-    the variances over all elements of the batch. Liu et al. 2020, §4.2, as the authors coded it: in
-    training mode. Returns the ω of each stack.
+    `run` calls the model once. In each stack r starts at 1; each box in turn sets ω ← r, then
+    r ← √(Var[ω ⊙ x] + Var[F(x)]), with variances over all elements of the batch. Liu et al. 2020,
+    §4.2, in training mode as in the authors' code.
     """
     stacks = {
         name: stack
@@ -58,43 +58,43 @@ def measure_(model: nn.Module, run: Callable[[], object]) -> dict[str, list[floa
     }
     if not stacks:
         raise ConfigError("only addnorm=admin has a measuring pass. Build with addnorm=admin.")
-    found: dict[str, list[float]] = {name: [] for name in stacks}
+    omegas: dict[str, list[float]] = {name: [] for name in stacks}
     modes = {module: module.training for module in model.modules()}
-    hooks = []
+    handles = []
     for name, stack in stacks.items():
-        hook = _measurer(found[name])
-        hooks += [box.register_forward_pre_hook(hook) for _, box in stack.steps()]
+        hook = _measuring_hook(omegas[name])
+        handles += [box.register_forward_pre_hook(hook) for _, box in stack.steps()]
     try:
         model.train()
         with torch.no_grad():
             run()
     finally:
-        for hook_handle in hooks:
-            hook_handle.remove()
+        for handle in handles:
+            handle.remove()
         for module, mode in modes.items():
             module.training = mode
-    return found
+    return omegas
 
 
-def _measurer(found: list[float]) -> Callable[[nn.Module, Any], Any]:
-    """A hook that sets the ω of the box about to run, and watches its branch for the next one."""
-    ratio, seen = 1.0, set()
+def _measuring_hook(omegas: list[float]) -> Callable[[nn.Module, Any], Any]:
+    """Return a hook that sets the ω of the next box and measures its branch for the one after."""
+    ratio, measured = 1.0, set()
 
-    def hook(box: nn.Module, given: Any) -> Any:
+    def hook(box: nn.Module, inputs: Any) -> Any:
         assert isinstance(box, Admin)
-        if box in seen:
-            raise ConfigError("the measuring pass runs the model once: it was run again.")
-        seen.add(box)
-        x, f = given
+        if box in measured:
+            raise ConfigError("the measuring pass must run the model once: it ran more than once.")
+        measured.add(box)
+        x, f = inputs
         box.omega.fill_(ratio)
-        found.append(ratio)
+        omegas.append(ratio)
 
-        def watched(inner: Tensor) -> Tensor:
+        def measured_branch(inner: Tensor) -> Tensor:
             nonlocal ratio
             branch: Tensor = f(inner)
             ratio = float((box.omega * x).var() + branch.var()) ** 0.5
             return branch
 
-        return x, watched
+        return x, measured_branch
 
     return hook

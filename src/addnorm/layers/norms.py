@@ -1,4 +1,4 @@
-"""The norms: each takes (..., width) and gives the same shape back."""
+"""The norms: each takes (..., width) and returns the same shape."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 Norm = Callable[[int], nn.Module]
-"""How a norm of some width is made: an entry of NORMS with its settings filled in."""
+"""Makes a norm of a width: an entry of NORMS with its settings bound."""
 
 
 class LayerNorm(nn.LayerNorm):
@@ -56,8 +56,8 @@ class ScaleNorm(nn.Module):
 class BatchNorm(nn.BatchNorm1d):
     """N(x) = γ ⊙ (x − μ) / √(σ² + ε) + β, μ and σ² of each channel over all positions of the batch.
 
-    Ioffe, Szegedy 2015 (1502.03167). Here for comparison: in training every position, padding too,
-    takes part in the statistics, so sequences of a batch are not independent of one another.
+    Ioffe, Szegedy 2015 (1502.03167). For comparison: in training, the statistics include every
+    position, also padding, so the sequences of a batch are not independent of one another.
     """
 
     def __init__(self, width: int, eps: float, bias: bool) -> None:
@@ -70,11 +70,12 @@ class BatchNorm(nn.BatchNorm1d):
 class InstanceNorm(nn.Module):
     """N(x) = γ ⊙ (x − μ) / √(σ² + ε) + β, μ and σ² of each channel over one sequence.
 
-    Ulyanov, Vedaldi, Lempitsky 2016 (1607.08022). Here for comparison: it looks along the sequence,
-    so it cannot stand in a causal stack, nor where there is padding.
+    Ulyanov, Vedaldi, Lempitsky 2016 (1607.08022). For comparison: it averages over the sequence, so
+    it works neither in a causal stack nor with padding.
     """
 
     along_sequence = True
+    """Whether the result at one position depends on other positions of the sequence."""
 
     def __init__(self, width: int, eps: float, bias: bool) -> None:
         super().__init__()

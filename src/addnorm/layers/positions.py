@@ -1,8 +1,8 @@
-"""Where a token stands: added to it, turned into it, or told to the attention scores.
+"""Position schemes: added to the embedding, a rotation of queries and keys, or a score bias.
 
-A scheme may act in three places, and leaves the others alone: on the embedding (`embed`), on
-queries and keys (`turn`), on the scores (`bias`). Positions on the embedding count real tokens
-only; the other two see differences of positions, to which padding on the left makes no difference.
+A scheme can act in three places: on the embedding (`embed`), on queries and keys (`rotate`) and on
+the scores (`bias`). Positions on the embedding count real tokens only; the other two depend on
+differences of positions, which padding on the left does not change.
 """
 
 import math
@@ -15,57 +15,70 @@ from addnorm.errors import ConfigError, InputError
 
 
 class Positions(nn.Module):
-    """No positions at all: an encoder without them is equivariant under permutation."""
+    """Base class of the position schemes; it changes nothing."""
 
-    turns = False
-    """Whether queries and keys are turned."""
-    biased = False
-    """Whether anything is added to the scores."""
-    per_layer = False
+    rotates = False
+    """Whether queries and keys are rotated."""
+    has_bias = False
+    """Whether something is added to the scores."""
+    bias_per_layer = False
     """Whether what is added differs from layer to layer."""
 
-    def embed(self, x: Tensor, places: Tensor) -> Tensor:
-        """The embedding (batch, length, width) with the positions `places` put in."""
+    def embed(self, x: Tensor, position_ids: Tensor) -> Tensor:
+        """Return the embedding, (batch, length, width), with the positions added."""
         return x
 
-    def turn(self, x: Tensor, slots: Tensor) -> Tensor:
-        """Queries or keys (batch, heads, length, head_width) turned by their positions."""
+    def rotate(self, x: Tensor, indices: Tensor) -> Tensor:
+        """Return queries or keys, (batch, heads, length, head_width), rotated by position."""
         return x
 
-    def shift(self, q: Tensor, local: nn.Module) -> Tensor:
-        """Queries moved by what a layer holds for itself."""
+    def shift_queries(self, q: Tensor, local: nn.Module) -> Tensor:
+        """Return queries after adding what the layer learned for all of them."""
         return q
 
     def bias(
         self, q: Tensor, queries: Tensor, keys: Tensor, local: nn.Module, scale: float
     ) -> Tensor | None:
-        """What is added to the scaled scores, (batch or 1, heads, query, key)."""
+        """Return what is added to the scaled scores, (batch or 1, heads, query, key)."""
         return None
 
     def local(self, width: int, heads: int, head_width: int) -> nn.Module:
-        """Parameters that each attention layer holds for itself."""
+        """Return the parameters of the scheme that belong to one attention layer."""
         return nn.Identity()
 
 
 class NoPositions(Positions):
+    """No positions: an encoder is then equivariant under permutation."""
+
     def __init__(self, width: int, heads: int, head_width: int, length: int, causal: bool) -> None:
         super().__init__()
 
 
-def sinusoids(places: Tensor, width: int, base: float, layout: str) -> Tensor:
-    """The table PE(p, 2i) = sin(p / base^(2i/width)), PE(p, 2i+1) = cos of the same.
+def sinusoids(indices: Tensor, width: int, base: float, layout: str) -> Tensor:
+    """Return the table PE(p, 2i) = sin(p / base^(2i/width)), PE(p, 2i+1) = cos of the same.
 
     Vaswani et al. 2017, §3.5. Three layouts are in use: `interleaved`, as the paper writes it;
     `halves`, all sines and then all cosines (Transformer-XL, Marian); and `tensor2tensor`, halves
     with the exponent i / (width/2 − 1), so that the last wavelength is exactly base · 2π (fairseq).
+
+    Parameters
+    ----------
+    indices
+        Positions p, of any shape.
+    width
+        Width of the table.
+    base
+        Ratio of the longest wavelength to the shortest.
+    layout
+        interleaved, halves or tensor2tensor.
 
     >>> sinusoids(torch.arange(2), 4, 1e4, "interleaved")[1].tolist()  # doctest: +ELLIPSIS
     [0.8414..., 0.5403..., 0.0099..., 0.9999...]
     """
     half = width // 2
     steps = max(half - 1, 1) if layout == "tensor2tensor" else half
-    exponents = torch.arange(half, dtype=torch.float64, device=places.device) / steps
-    angles = places.double()[..., None] * base**-exponents
+    exponents = torch.arange(half, dtype=torch.float64, device=indices.device) / steps
+    angles = indices.double()[..., None] * base**-exponents
     pair = (angles.sin(), angles.cos())
     return torch.stack(pair, -1).flatten(-2) if layout == "interleaved" else torch.cat(pair, -1)
 
@@ -88,16 +101,16 @@ class Sinusoidal(Positions):
         layout: str = "interleaved",
     ) -> None:
         super().__init__()
-        _one_of("layout", layout, ("interleaved", "halves", "tensor2tensor"))
+        _require_one_of("layout", layout, ("interleaved", "halves", "tensor2tensor"))
         if width % 2:
             raise ConfigError(
                 f"sinusoidal positions need an even width: width={width}. Try {width + 1}."
             )
-        _need(base > 0, "base", "above 0", base)
+        _require(base > 0, "base", "above 0", base)
         self.width, self.base, self.layout = width, base, layout
 
-    def embed(self, x: Tensor, places: Tensor) -> Tensor:
-        return x + sinusoids(places, self.width, self.base, self.layout).to(x.dtype)
+    def embed(self, x: Tensor, position_ids: Tensor) -> Tensor:
+        return x + sinusoids(position_ids, self.width, self.base, self.layout).to(x.dtype)
 
 
 class Learned(Positions):
@@ -117,29 +130,30 @@ class Learned(Positions):
         offset: int = 0,
     ) -> None:
         super().__init__()
-        _need(offset >= 0, "offset", "0 or more", offset)
+        _require(offset >= 0, "offset", "0 or more", offset)
         self.length, self.offset = length, offset
         self.weight = nn.Parameter(torch.empty(length + offset, width).normal_(std=0.02))
 
-    def embed(self, x: Tensor, places: Tensor) -> Tensor:
-        # When compiled, values cannot be looked at; then the padded length has to do.
-        given = places.shape[-1] if torch.compiler.is_compiling() else int(places.max()) + 1
-        if given > self.length:
+    def embed(self, x: Tensor, position_ids: Tensor) -> Tensor:
+        # Compiled code cannot read values, so there the padded length is checked instead.
+        compiling = torch.compiler.is_compiling()
+        length = position_ids.shape[-1] if compiling else int(position_ids.max()) + 1
+        if length > self.length:
             raise InputError(
-                f"learned positions hold {self.length} positions: got a sequence of {given}. "
-                f"Shorten it, or build with length={given}."
+                f"learned positions hold {self.length} positions: got a sequence of {length}. "
+                f"Shorten it, or build with length={length}."
             )
-        return x + nn.functional.embedding(places + self.offset, self.weight)
+        return x + nn.functional.embedding(position_ids + self.offset, self.weight)
 
 
 class Rotary(Positions):
-    """Turn the pair (x_2i, x_2i+1) of a query or key by the angle p · base^(−2i/head_width).
+    """Rotate the pair (x_2i, x_2i+1) of a query or key by the angle p · base^(−2i/head_width).
 
     Su et al. 2021 (2104.09864), eq. 15. Scores then depend on differences of positions only. Pairs
     are neighbours in `interleaved` (the paper, GPT-J) and i, i + head_width/2 in `halves` (Llama).
     """
 
-    turns = True
+    rotates = True
 
     def __init__(
         self,
@@ -153,17 +167,17 @@ class Rotary(Positions):
         layout: str = "halves",
     ) -> None:
         super().__init__()
-        _one_of("layout", layout, ("interleaved", "halves"))
+        _require_one_of("layout", layout, ("interleaved", "halves"))
         if head_width % 2:
             raise ConfigError(
-                f"rotary positions turn pairs, so head_width must be even: head_width={head_width}."
-                f" Try {head_width + 1}."
+                "rotary positions rotate pairs, so head_width must be even: "
+                f"head_width={head_width}. Try {head_width + 1}."
             )
-        _need(base > 0, "base", "above 0", base)
+        _require(base > 0, "base", "above 0", base)
         self.head_width, self.base, self.layout = head_width, base, layout
 
-    def turn(self, x: Tensor, slots: Tensor) -> Tensor:
-        table = sinusoids(slots, self.head_width, self.base, "halves").to(x.dtype)
+    def rotate(self, x: Tensor, indices: Tensor) -> Tensor:
+        table = sinusoids(indices, self.head_width, self.base, "halves").to(x.dtype)
         sin, cos = table.chunk(2, dim=-1)  # (length, head_width / 2) each
         if self.layout == "halves":
             a, b = x.chunk(2, dim=-1)
@@ -176,10 +190,10 @@ class LinearBias(Positions):
     """score ← score − m_h |i − j|, a fixed slope m_h = 2^(−8h/heads) for head h = 1, 2, ...
 
     ALiBi: Press, Smith, Lewis 2022 (2108.12409), §3. Where heads is not a power of two, the slopes
-    of the power below, then every other slope of the power above.
+    of the power below come first, then every other slope of the power above.
     """
 
-    biased = True
+    has_bias = True
 
     def __init__(self, width: int, heads: int, head_width: int, length: int, causal: bool) -> None:
         super().__init__()
@@ -200,10 +214,10 @@ class Buckets(Positions):
     """score ← score + B[bucket(j − i), head], B learned, one table for all layers of a stack.
 
     T5: Raffel et al. 2020, §2.1. Near offsets have a bucket each; farther ones share buckets that
-    widen logarithmically up to `furthest`. Without causality half the buckets are for the future.
+    widen logarithmically up to `furthest`. In an encoder, half of the buckets are for the future.
     """
 
-    biased = True
+    has_bias = True
 
     def __init__(
         self,
@@ -218,13 +232,13 @@ class Buckets(Positions):
     ) -> None:
         super().__init__()
         near = buckets // 2 if causal else buckets // 4
-        _need(near > 0, "buckets", "2 or more, or 4 without causality", buckets)
-        _need(furthest > near, "furthest", f"more than the {near} nearest", furthest)
+        _require(near > 0, "buckets", "at least 2, or 4 in an encoder", buckets)
+        _require(furthest > near, "furthest", f"more than the {near} nearest", furthest)
         self.buckets, self.furthest, self.causal = buckets, furthest, causal
         self.weight = nn.Parameter(torch.empty(buckets, heads).normal_(std=0.02))
 
     def bucket(self, offset: Tensor) -> Tensor:
-        """The bucket of each offset key − query."""
+        """Return the bucket of each offset key − query."""
         count = self.buckets if self.causal else self.buckets // 2
         distance = (-offset).clamp(min=0) if self.causal else offset.abs()
         start = 0 if self.causal else (offset > 0) * count
@@ -245,12 +259,12 @@ class Relative(Positions):
     """score(i, j) = (q_i + u)·k_j + (q_i + v)·W r_(i−j), r the sinusoid of the distance.
 
     Transformer-XL: Dai et al. 2019 (1901.02860), eq. after (5). W belongs to the layer; u and v,
-    too, here (the authors' `untie_r`). `shift` makes q + u for the kernel; `bias` is the second
-    term.
+    too, here (the authors' `untie_r`). `shift_queries` makes q + u for the kernel; `bias` is the
+    second term.
     """
 
-    biased = True
-    per_layer = True
+    has_bias = True
+    bias_per_layer = True
 
     def __init__(
         self,
@@ -267,13 +281,13 @@ class Relative(Positions):
             raise ConfigError(
                 f"relative positions need an even width: width={width}. Try {width + 1}."
             )
-        _need(base > 0, "base", "above 0", base)
+        _require(base > 0, "base", "above 0", base)
         self.width, self.base = width, base
 
     def local(self, width: int, heads: int, head_width: int) -> nn.Module:
         return RelativePart(width, heads, head_width)
 
-    def shift(self, q: Tensor, local: nn.Module) -> Tensor:
+    def shift_queries(self, q: Tensor, local: nn.Module) -> Tensor:
         assert isinstance(local, RelativePart)
         return q + local.u[:, None]
 
@@ -281,7 +295,7 @@ class Relative(Positions):
         self, q: Tensor, queries: Tensor, keys: Tensor, local: nn.Module, scale: float
     ) -> Tensor | None:
         assert isinstance(local, RelativePart)
-        q = (q - local.u[:, None] + local.v[:, None]) * scale  # undoes `shift`
+        q = (q - local.u[:, None] + local.v[:, None]) * scale  # undoes `shift_queries`
         distance = queries[:, None] - keys[None, :]  # (query, key)
         least = queries[0] - keys[-1]
         spread = torch.arange(queries.shape[0] + keys.shape[0] - 1, device=q.device)
@@ -293,7 +307,7 @@ class Relative(Positions):
 
 
 class RelativePart(nn.Module):
-    """What Transformer-XL's positions hold in each layer: W, u and v."""
+    """The parameters of Transformer-XL's positions in one layer: W, u and v."""
 
     def __init__(self, width: int, heads: int, head_width: int) -> None:
         super().__init__()
@@ -314,10 +328,10 @@ POSITIONS: dict[str, Callable[..., Positions]] = {
 }
 
 
-def _need(holds: bool, option: str, rule: str, given: object) -> None:
+def _require(holds: bool, option: str, rule: str, value: object) -> None:
     if not holds:
-        raise ConfigError(f"model.position_options.{option} must be {rule}: got {given!r}.")
+        raise ConfigError(f"model.position_options.{option} must be {rule}: got {value!r}.")
 
 
-def _one_of(name: str, given: str, known: tuple[str, ...]) -> None:
-    _need(given in known, name, f"one of {', '.join(known)}", given)
+def _require_one_of(option: str, value: str, choices: tuple[str, ...]) -> None:
+    _require(value in choices, option, f"one of {', '.join(choices)}", value)

@@ -1,7 +1,7 @@
-"""Block and Stack: the list of sublayers, joined by whatever Add & Norm was chosen.
+"""Block and Stack: the list of sublayers, joined by the chosen Add & Norm boxes.
 
 x ─ open ─┬─► [ addnorm(attention) ► addnorm(memory) ► addnorm(ffn) ] × depth ─► close ─► out
-          └── the stream: a tensor, or what the arrangement makes of it ──┘
+          └── the stream: a tensor, or a tuple that the arrangement defines ──┘
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ from addnorm.layers.feedforward import FeedForward
 class Block(nn.Module):
     """Sublayers in order, each joined to the stream by its own Add & Norm box.
 
-    The branch an Add & Norm box gets is the whole of it: the sublayer, then dropout.
+    The branch that a box receives is complete: the sublayer, then dropout.
     """
 
     def __init__(
@@ -32,36 +32,57 @@ class Block(nn.Module):
         self.addnorms = nn.ModuleDict(addnorms)
         self.dropout = dropout
 
-    def forward(self, stream: Stream, context: Context, asking: int | None = None) -> Stream:
+    def forward(self, stream: Stream, context: Context) -> Stream:
         for role, sublayer in self.sublayers.items():
-
-            def branch(x: Tensor, sublayer: nn.Module = sublayer) -> Tensor:
-                if asking is None or asking == x.shape[-2]:
-                    return self.dropout(sublayer(x, context))
-                assert isinstance(sublayer, SelfAttention)
-                asked = self.dropout(sublayer.ask(x, context, asking))
-                # What the other positions would have got is cut off below.
-                return F.pad(asked, (0, 0, 0, x.shape[-2] - asking))
-
-            stream = self.addnorms[role](stream, branch)
-            stream = stream if asking is None else cut(stream, asking)
+            stream = self.step(stream, context, sublayer, self.addnorms[role])
         return stream
 
+    def step(self, stream: Stream, context: Context, sublayer: nn.Module, box: nn.Module) -> Stream:
+        """Return the stream after one sublayer and its Add & Norm box."""
 
-def cut(stream: Stream, count: int) -> Stream:
-    """The first so many positions of a stream, whatever an arrangement made of it."""
+        def branch(x: Tensor) -> Tensor:
+            return self.dropout(sublayer(x, context))
+
+        return box(stream, branch)
+
+
+class LastBlock(Block):
+    """The last block of a stack, which computes only the positions that the stack returns.
+
+    With `context.output_length`, only that many leading positions are queries of self-attention,
+    and only they go through the sublayers after it (Gorishniy et al. 2021, §3.3).
+    """
+
+    def step(self, stream: Stream, context: Context, sublayer: nn.Module, box: nn.Module) -> Stream:
+        count = context.output_length
+        if count is None:
+            return super().step(stream, context, sublayer, box)
+
+        def branch(x: Tensor) -> Tensor:
+            rest = x.shape[-2] - count
+            if rest == 0:
+                return self.dropout(sublayer(x, context))
+            assert isinstance(sublayer, SelfAttention)
+            y = self.dropout(sublayer.attend_from_first(x, context, count))
+            return F.pad(y, (0, 0, 0, rest))  # the padding is removed again after the box
+
+        return first_positions(box(stream, branch), count)
+
+
+def first_positions(stream: Stream, count: int) -> Stream:
+    """Return the first `count` positions of a stream, in every tensor of it that has positions."""
     if isinstance(stream, tuple):
-        return tuple(cut(part, count) for part in stream)
+        return tuple(first_positions(part, count) for part in stream)
     if isinstance(stream, Tensor) and stream.ndim > 1:
         return stream[..., :count, :]
     return stream
 
 
 class Stack(nn.Module):
-    """Blocks between the two ends of an arrangement, and one more norm where that is wanted.
+    """Blocks between the two ends of an arrangement, then an optional final norm.
 
-    Takes and gives (batch, length, width), or with `asking` the first so many positions alone: then
-    in the last block no other asks, and none goes on to its feed-forward (Gorishniy et al. 2021).
+    Takes and returns (batch, length, width); with `context.output_length`, returns the first
+    positions only.
     """
 
     def __init__(self, blocks: Sequence[Block], ends: Ends, norm: nn.Module) -> None:
@@ -71,7 +92,7 @@ class Stack(nn.Module):
         self.norm = norm
 
     def steps(self) -> Iterator[tuple[Attention | FeedForward, AddNorm]]:
-        """Each sublayer with its Add & Norm box, in the order in which the stream meets them."""
+        """Yield each sublayer with its Add & Norm box, in the order of the forward pass."""
         for block in self.blocks:
             assert isinstance(block, Block)
             for role, sublayer in block.sublayers.items():
@@ -79,9 +100,10 @@ class Stack(nn.Module):
                 assert isinstance(sublayer, Attention | FeedForward) and isinstance(box, AddNorm)
                 yield sublayer, box
 
-    def forward(self, x: Tensor, context: Context, asking: int | None = None) -> Tensor:
+    def forward(self, x: Tensor, context: Context) -> Tensor:
         stream = self.ends.open(x)
-        for number, block in enumerate(self.blocks, start=1):
-            stream = block(stream, context, asking if number == len(self.blocks) else None)
-        closed = self.ends.close(stream if asking is None else cut(stream, asking))
-        return self.norm(closed)
+        for block in self.blocks:
+            stream = block(stream, context)
+        if context.output_length is not None:
+            stream = first_positions(stream, context.output_length)
+        return self.norm(self.ends.close(stream))

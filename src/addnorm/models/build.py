@@ -1,4 +1,4 @@
-"""A Config becomes modules: the only place that reads one and makes the other."""
+"""Build a network from a configuration: the only place where a Config becomes modules."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -18,42 +18,42 @@ from addnorm.layers.attention import (
     MemoryAttention,
     SelfAttention,
 )
+from addnorm.layers.attention_kernels import AdditiveScore, DotScore, Score
 from addnorm.layers.dropout import Dropout
+from addnorm.layers.embeddings import Patches, Summary, Tokens, Vectors
 from addnorm.layers.feedforward import FEEDFORWARDS, FeedForward
 from addnorm.layers.heads import MaskedHead, PooledHead, TokenHead
 from addnorm.layers.init import INITS, init_stack_
 from addnorm.layers.norms import NORMS, Norm
 from addnorm.layers.positions import POSITIONS, Positions
-from addnorm.layers.scores import AdditiveScore, DotScore, Score
-from addnorm.layers.stack import Block, Stack
-from addnorm.layers.tokens import Patches, Summary, Tokens, Vectors
+from addnorm.layers.stack import Block, LastBlock, Stack
 from addnorm.models.transformer import Decoder, Encoder, EncoderDecoder, Side
 from addnorm.section import Options, fits, say_type
 
 Model = Encoder | Decoder | EncoderDecoder
-Make = Callable[[ModelConfig, Place, tuple[str, ...], Positions], Attention | FeedForward]
-"""How the sublayer of a place is made, with the parts that the arrangement asks for inside it."""
+MakeSublayer = Callable[[ModelConfig, Place, tuple[str, ...], Positions], Attention | FeedForward]
+"""Makes the sublayer at a place, with the modules that the arrangement adds inside it."""
 
 
 def build(config: Config | ModelConfig) -> Model:
-    """The network that a configuration describes, with fresh weights.
+    """Return the network that a configuration describes, with newly initialised weights.
 
     >>> from addnorm import presets
     >>> build(presets.base(vocab=100, width=32, depth=1, heads=4)).count()
     32512
     """
     config = config.model if isinstance(config, Config) else config
-    makers: dict[str, Callable[[ModelConfig], Model]] = {
-        "encoder": _encoder,
-        "decoder": _decoder,
-        "encoder-decoder": _encoder_decoder,
+    builders: dict[str, Callable[[ModelConfig], Model]] = {
+        "encoder": _build_encoder,
+        "decoder": _build_decoder,
+        "encoder-decoder": _build_encoder_decoder,
     }
-    model = makers[config.mode](config)
+    model = builders[config.mode](config)
     init_(model, config)
     return model
 
 
-def _encoder(c: ModelConfig) -> Encoder:
+def _build_encoder(c: ModelConfig) -> Encoder:
     return Encoder(
         config=c,
         tokens=make_input(c),
@@ -64,17 +64,16 @@ def _encoder(c: ModelConfig) -> Encoder:
     )
 
 
-def _decoder(c: ModelConfig) -> Decoder:
+def _build_decoder(c: ModelConfig) -> Decoder:
     tokens = Tokens(c.vocab, c.width, c.scale_embedding)
     return Decoder(config=c, tokens=tokens, decoder=make_side(c, "decoder"), head=make_head(c))
 
 
-def _encoder_decoder(c: ModelConfig) -> EncoderDecoder:
-    shared = c.tie in ("all", "source") and c.input == "tokens"
+def _build_encoder_decoder(c: ModelConfig) -> EncoderDecoder:
     return EncoderDecoder(
         config=c,
-        source_tokens=None if shared else make_input(c),
-        tokens=Tokens(c.target_vocab or c.vocab, c.width, c.scale_embedding),
+        source_tokens=None if c.ties_source else make_input(c),
+        tokens=Tokens(c.output_vocab, c.width, c.scale_embedding),
         encoder=make_side(c, "encoder"),
         decoder=make_side(c, "decoder"),
         head=make_head(c),
@@ -82,17 +81,18 @@ def _encoder_decoder(c: ModelConfig) -> EncoderDecoder:
 
 
 def make_norm(c: ModelConfig) -> Norm:
-    """A factory for the configured norm."""
+    """Return a factory of the configured norm."""
     kind = choose("model.norm", c.norm, NORMS)
     if getattr(kind, "along_sequence", False) and c.mode != "encoder":
         raise ConfigError(
-            f"model.norm={c.norm} looks along the sequence, so a decoder would see the future: "
+            f"model.norm={c.norm} averages over the sequence, so a decoder would see the future: "
             f"mode={c.mode}. Try norm=layer."
         )
     return partial(kind, eps=c.norm_eps, bias=c.norm_bias)
 
 
 def make_input(c: ModelConfig) -> Tokens | Patches | Vectors:
+    """Return the embedding of the (source) input."""
     if c.input == "patches":
         return Patches(c.image, c.patch, c.channels, c.width)
     if c.input == "vectors":
@@ -101,12 +101,13 @@ def make_input(c: ModelConfig) -> Tokens | Patches | Vectors:
 
 
 def make_head(c: ModelConfig) -> TokenHead | PooledHead | None:
-    vocab = c.target_vocab or c.vocab
+    """Return the output head; None for head=none."""
+    vocab = c.output_vocab
     if c.head == "token":
         bias, scaled = c.unembed_bias, c.scale_output
-        return TokenHead(c.width, vocab, tied=is_tied(c), bias=bias, scaled=scaled)
+        return TokenHead(c.width, vocab, tied=c.ties_output, bias=bias, scaled=scaled)
     if c.head == "masked":
-        return MaskedHead(c.width, vocab, make_norm(c), tied=is_tied(c))
+        return MaskedHead(c.width, vocab, make_norm(c), tied=c.ties_output)
     if c.head in ("class", "number"):
         drop = Dropout(c.dropout)
         return PooledHead(c.width, c.outputs, pool=c.pool, pooler=c.pooler, dropout=drop)
@@ -114,7 +115,7 @@ def make_head(c: ModelConfig) -> TokenHead | PooledHead | None:
 
 
 def make_side(c: ModelConfig, side: str) -> Side:
-    """One stack with its positions: the encoder's or the decoder's."""
+    """Return the encoder or the decoder: a stack with its positions."""
     positions = make_positions(c, side)
     return Side(
         positions=positions,
@@ -125,10 +126,11 @@ def make_side(c: ModelConfig, side: str) -> Side:
 
 
 def make_positions(c: ModelConfig, side: str) -> Positions:
+    """Return the position scheme of one side."""
     kind = choose("model.positions", c.positions, POSITIONS)
     options = pick_options("model.position_options", c.position_options, [kind])[0]
-    length = length_of(c) if side == "encoder" else c.length
-    sizes = (c.width, c.heads, head_width_of(c), length, side == "decoder")
+    length = c.input_length if side == "encoder" else c.length
+    sizes = (c.width, c.heads, c.effective_head_width, length, side == "decoder")
     return kind(*sizes, **options)
 
 
@@ -137,22 +139,33 @@ def make_stack(
     side: str,
     positions: Positions,
     roles: Sequence[str] | None = None,
-    make: Make | None = None,
+    make: MakeSublayer | None = None,
 ) -> Stack:
-    """The blocks of one side, between the ends of the arrangement.
+    """Return the blocks of one side, between the ends of the arrangement.
 
-    `roles` and `make` are for blocks with other sublayers than the usual ones (SAINT's).
+    Parameters
+    ----------
+    c
+        The configuration.
+    side
+        encoder or decoder.
+    positions
+        The position scheme of this side.
+    roles, make
+        Roles of the sublayers of a block, and what makes them, where they are not the usual ones
+        (SAINT).
     """
     kind = choose("model.addnorm", c.addnorm, ADDNORMS)
     ends_kind: type[Ends] = kind.ends
     name = "model.addnorm_options"
     box_options, ends_options = pick_options(name, c.addnorm_options, [kind, ends_kind])
     norm = make_norm(c)
+    make_box = partial(kind, norm=norm, **box_options)
     blocks = [
-        make_block(c, places, partial(kind, norm=norm, **box_options), kind.inside, positions, make)
+        make_block(c, places, make_box, kind.inside, positions, make or make_sublayer)
         for places in places_of(c, side, roles)
     ]
-    ends = ends_kind(c.width, depth_of(c, side), norm, **ends_options)
+    ends = ends_kind(c.width, c.depths[side], norm, **ends_options)
     if c.final_norm and ends.closes_with_norm:
         raise ConfigError(
             f"model.final_norm adds a norm where the arrangement has none, but addnorm={c.addnorm} "
@@ -162,11 +175,11 @@ def make_stack(
 
 
 def places_of(c: ModelConfig, side: str, roles: Sequence[str] | None = None) -> list[list[Place]]:
-    """Where each Add & Norm box of one side stands, block by block."""
+    """Return the places of the Add & Norm boxes of one side, one list for each block."""
     has_memory = side == "decoder" and c.mode == "encoder-decoder"
     roles = roles or (("attention", "memory", "ffn") if has_memory else ("attention", "ffn"))
-    depth = depth_of(c, side)
-    other = depth_of(c, "encoder" if side == "decoder" else "decoder")
+    depth = c.depths[side]
+    other = c.depths["encoder" if side == "decoder" else "decoder"]
     return [
         [
             Place(
@@ -188,15 +201,30 @@ def places_of(c: ModelConfig, side: str, roles: Sequence[str] | None = None) -> 
 def make_block(
     c: ModelConfig,
     places: Sequence[Place],
-    box: Callable[[Place], AddNorm],
+    make_box: Callable[[Place], AddNorm],
     inside: tuple[str, ...],
     positions: Positions,
-    make: Make | None = None,
+    make: MakeSublayer,
 ) -> Block:
-    make = make or make_sublayer
-    return Block(
+    """Return one block.
+
+    Parameters
+    ----------
+    c
+        The configuration.
+    places
+        The places of its Add & Norm boxes.
+    make_box, make
+        Make the box, and the sublayer, of a place.
+    inside
+        Modules that the arrangement adds inside the sublayers.
+    positions
+        The position scheme of this side.
+    """
+    kind = LastBlock if places[-1].layer + 1 == places[-1].depth else Block
+    return kind(
         {place.role: make(c, place, inside, positions) for place in places},
-        {place.role: box(place) for place in places},
+        {place.role: make_box(place) for place in places},
         Dropout(c.dropout),
     )
 
@@ -204,10 +232,10 @@ def make_block(
 def make_sublayer(
     c: ModelConfig, place: Place, inside: tuple[str, ...], positions: Positions
 ) -> Attention | FeedForward:
-    """The sublayer of one place, with the parts that the arrangement asks for inside it."""
+    """Return the sublayer at one place, with the modules `inside` that the arrangement adds."""
     if place.role == "ffn":
         return make_ffn(c, inside)
-    width, heads, norm = head_width_of(c), c.heads, make_norm(c)
+    width, heads, norm = c.effective_head_width, c.heads, make_norm(c)
     inner: nn.Module | None = None
     if "head-gain" in inside:
         inner = HeadGain(heads)
@@ -217,38 +245,39 @@ def make_sublayer(
     return (SelfAttention if is_self else MemoryAttention)(
         c.width,
         heads,
-        c.kv_heads or heads,
+        c.effective_kv_heads,
         width,
         place.layer,
         bias=c.attention_bias,
         dropout=c.attention_dropout,
         score=make_score(c),
         query_norm=make_qk_norm(c, heads),
-        key_norm=make_qk_norm(c, c.kv_heads or heads),
+        key_norm=make_qk_norm(c, c.effective_kv_heads),
         inner=inner,
         local=positions.local(c.width, heads, width) if is_self else None,
     )
 
 
 def make_ffn(c: ModelConfig, inside: tuple[str, ...]) -> FeedForward:
+    """Return a feed-forward network, with a norm inside if the arrangement has one."""
     kind, activation = choose("model.ffn", c.ffn, FEEDFORWARDS)
-    width = ffn_width_of(c)
+    width = c.effective_ffn_width
     inner = make_norm(c)(width) if "ffn-norm" in inside else None
     return kind(c.width, width, activation, bias=c.ffn_bias, dropout=c.ffn_dropout, inner=inner)
 
 
 def make_score(c: ModelConfig) -> Score:
-    width = head_width_of(c)
-    scale = width**-0.5 if c.attention_scale is None else c.attention_scale
+    """Return the score of a query and a key."""
     scores: dict[str, Callable[[], Score]] = {
-        "dot": lambda: DotScore(scale, c.attention_cap),
-        "additive": lambda: AdditiveScore(c.heads, width),
+        "dot": lambda: DotScore(c.effective_attention_scale, c.attention_cap),
+        "additive": lambda: AdditiveScore(c.heads, c.effective_head_width),
     }
     return choose("model.attention", c.attention, scores)()
 
 
 def make_qk_norm(c: ModelConfig, heads: int) -> nn.Module | None:
-    norm, width = make_norm(c), head_width_of(c)
+    """Return the norm of queries, or of keys, with this many heads; None for qk_norm=none."""
+    norm, width = make_norm(c), c.effective_head_width
     kinds: dict[str, Callable[[], nn.Module | None]] = {
         "none": lambda: None,
         "head": lambda: norm(width),
@@ -257,32 +286,9 @@ def make_qk_norm(c: ModelConfig, heads: int) -> nn.Module | None:
     return kinds[c.qk_norm]()
 
 
-def is_tied(c: ModelConfig) -> bool:
-    """Whether the output matrix is the token embedding."""
-    return c.tie in ("all", "output")
-
-
-def depth_of(c: ModelConfig, side: str) -> int:
-    return c.depth if side == "encoder" or c.decoder_depth is None else c.decoder_depth
-
-
-def head_width_of(c: ModelConfig) -> int:
-    return c.head_width or c.width // c.heads
-
-
-def ffn_width_of(c: ModelConfig) -> int:
-    return c.ffn_width or 4 * c.width
-
-
-def length_of(c: ModelConfig) -> int:
-    """Positions that the input can have: those of the patches, or `length`; and the summary."""
-    body = (c.image // c.patch) ** 2 if c.input == "patches" else c.length
-    return body + int(c.summary)
-
-
 @torch.no_grad()
 def init_(model: Model, c: ModelConfig) -> None:
-    """Fresh weights by the configured rule, then by the arrangement. See layers/init.py."""
+    """Initialise the weights by the configured rule, then by the arrangement: layers/init.py."""
     rule = INITS[c.init]
 
     def fill(weight: Tensor) -> object:
@@ -306,22 +312,25 @@ def init_(model: Model, c: ModelConfig) -> None:
 
 
 def pick_options(
-    name: str, options: Options, takers: Sequence[Callable[..., Any]]
+    name: str, options: Options, functions: Sequence[Callable[..., Any]]
 ) -> list[dict[str, Any]]:
-    """Each taker's share of a table of options; one that nobody takes is an error."""
-    known = [
+    """Return the options that each function accepts as keywords; raise if none accepts one.
+
+    `name` is the field of the configuration that holds the options.
+    """
+    accepted = [
         {
             parameter.name: parameter.annotation
-            for parameter in inspect.signature(taker).parameters.values()
+            for parameter in inspect.signature(function).parameters.values()
             if parameter.kind is inspect.Parameter.KEYWORD_ONLY
         }
-        for taker in takers
+        for function in functions
     ]
-    hints = {option: hint for table in known for option, hint in table.items()}
+    hints = {option: hint for table in accepted for option, hint in table.items()}
     for option, value in options.items():
         if option not in hints:
-            advice = nearest(option, hints) if hints else "It takes none."
+            advice = nearest(option, hints) if hints else "It has no options."
             raise ConfigError(f"{name} has no {option!r}. {advice}")
         if not fits(value, hints[option]):
             raise ConfigError(f"{name}.{option} must be {say_type(hints[option])}: got {value!r}.")
-    return [{key: options[key] for key in options if key in table} for table in known]
+    return [{key: options[key] for key in options if key in table} for table in accepted]

@@ -1,13 +1,14 @@
 """A model directory: `model.safetensors` and `config.toml`, written whole and read strictly.
 
-The weights file is complete by itself: its header holds the configuration, the format version and a
-digest of every tensor. `config.toml` is the same configuration for people to read; if the two ever
-differ, loading says so. Nothing that is read is ever executed.
+The weights file is complete by itself: its metadata hold one document (files.py) with the
+configuration and a digest of document and tensors. `config.toml` is the same configuration for
+people to read; loading requires that the two agree. Nothing that is read is executed.
 """
 
-import hashlib
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -15,116 +16,141 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from addnorm.config import Config, ModelConfig
-from addnorm.disk import read_text, whole, write_whole
 from addnorm.errors import AddnormError, SavedError
+from addnorm.files import (
+    METADATA_KEY,
+    TEXT_MODEL,
+    dump_document,
+    make_directory,
+    parse_document,
+    read_text,
+    require_regular,
+    whole,
+    write_whole,
+)
 from addnorm.models.build import Model, build
 
-FORMAT = "1"
 WEIGHTS, CONFIG = "model.safetensors", "config.toml"
 
 
 def save(
     model: nn.Module, directory: str | Path, state: Mapping[str, Tensor] | None = None
 ) -> None:
-    """Write a model's weights and configuration; what was there stays until the new is whole.
+    """Write a model's weights and configuration; each file is replaced only by a whole new one.
 
-    `state` stands for the model's own weights, where these are held in parts by several workers.
+    `state` replaces the model's own state dict where several processes hold shards of the weights.
     """
     config = getattr(model, "config", None)
     if not isinstance(config, ModelConfig):
         raise SavedError(f"only a model made by addnorm.build can be saved: got {type(model)}.")
     directory = Path(directory)
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SavedError(f"{str(directory)!r} cannot be made: {error.strerror}.") from None
+    make_directory(directory)
     text = Config(model=config).dump()
-    write_tensors(directory / WEIGHTS, state or model.state_dict(), {"config": text})
+    write_tensors(directory / WEIGHTS, state or model.state_dict(), *TEXT_MODEL, {"config": text})
     write_whole(directory / CONFIG, text.encode())
 
 
 def load(directory: str | Path, device: str | torch.device = "cpu") -> Model:
-    """The model that `save` wrote, in evaluation mode.
+    """Return the model that `save` wrote, in evaluation mode.
 
     >>> load("nothing")
     Traceback (most recent call last):
     addnorm.errors.SavedError: there is no file 'nothing/model.safetensors'. Check the path.
     """
     directory = Path(directory)
-    tensors, facts = read_tensors(directory / WEIGHTS)
-    text = facts.get("config")
-    if text is None:
-        raise SavedError(f"{str(directory / WEIGHTS)!r} holds no configuration: not a saved model.")
-    beside = directory / CONFIG
-    if beside.exists() and read_text(beside) != text:
+    tensors, content = read_tensors(directory / WEIGHTS, *TEXT_MODEL)
+    text, readable = content.get("config"), directory / CONFIG
+    if not isinstance(text, str):
+        raise SavedError(f"{str(directory / WEIGHTS)!r} has no configuration. Use a backup.")
+    if readable.exists() and read_text(readable) != text:
         raise SavedError(
-            f"{str(beside)!r} is not the configuration the weights were saved with (edited, or a "
-            "save was cut short). Delete it to use the one inside the weights."
+            f"{str(readable)!r} differs from the configuration inside {WEIGHTS} (it was edited, or "
+            "a save was interrupted). Delete it to use the one inside."
         )
     try:
         with torch.device("meta"):
-            model = build(Config.parse(text, source=str(beside)))
+            model = build(Config.parse(text, source=str(readable)))
     except AddnormError as error:
         raise SavedError(f"{str(directory)!r} cannot be built: {error}") from None
-    _need_same(model, tensors, directory)
+    require_matching_tensors(model, tensors, directory, any_float=True)
     model.load_state_dict(tensors, assign=True)
     return model.to(device).eval()
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> None:
-    """A safetensors file with a digest of its contents, written whole."""
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], kind: str, version: int, content: Mapping[str, Any]
+) -> None:
+    """Write a safetensors file with a document as its metadata, whole or not at all.
+
+    Equal tensors and equal content give equal bytes.
+
+    Parameters
+    ----------
+    path : the file to write
+    tensors : by name; on any device
+    kind, version : a FileFormat; `read_tensors` requires the same
+    content : plain values; NaN and infinities are refused
+    """
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    header = {"format": "addnorm", "version": FORMAT, **facts, "digest": digest(plain)}
     try:
+        text = dump_document(kind, version, content, _bytes_of(plain))
         with whole(path) as temporary:
-            save_file(plain, temporary, metadata=header)
-    except SafetensorError as error:  # which a full disk is, too
+            save_file(plain, temporary, metadata={METADATA_KEY: text})
+    except (SafetensorError, ValueError) as error:  # a full disk is a SafetensorError, too
         raise SavedError(f"{str(path)!r} cannot be written: {error}.") from None
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and facts of a file that `write_tensors` wrote, checked against its digest."""
-    if not path.is_file():
-        raise SavedError(f"there is no file {str(path)!r}. Check the path.")
+def read_tensors(path: Path, kind: str, version: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return tensors and content of a file that `write_tensors` wrote, unless it was changed."""
+    require_regular(path)
     try:
         with safe_open(path, framework="pt") as file:
-            facts = dict(file.metadata() or {})
+            metadata = dict(file.metadata() or {})
             names: list[str] = list(file.keys())
             tensors = {name: file.get_tensor(name) for name in names}
     except (SafetensorError, OSError, ValueError) as error:
-        raise SavedError(f"{str(path)!r} is damaged or no safetensors file: {error}.") from None
-    if facts.get("format") != "addnorm":
+        raise SavedError(f"{str(path)!r} is damaged or not a safetensors file: {error}.") from None
+    if "version" not in metadata and METADATA_KEY not in metadata:
         raise SavedError(
-            f"{str(path)!r} was not written by addnorm. Weights of other libraries need an import."
+            f"{str(path)!r} was not written by addnorm. Import weights of other libraries."
         )
-    if facts.get("version") != FORMAT:
-        raise SavedError(
-            f"{str(path)!r} has format version {facts.get('version')}; this addnorm reads "
-            f"{FORMAT}. Update addnorm to open it."
-        )
-    if facts.get("digest") != digest(tensors):
-        raise SavedError(f"{str(path)!r} is not what was saved: its digest differs. Use a backup.")
-    return tensors, facts
+    text = metadata.get(METADATA_KEY, json.dumps(metadata))  # which is what format 1 had
+    return tensors, parse_document(text, path, kind, version, _bytes_of(tensors))
 
 
-def digest(tensors: Mapping[str, Tensor]) -> str:
-    """A SHA-256 over names, types, shapes and bytes, in order of name."""
-    total = hashlib.sha256()
+def require_matching_tensors(
+    model: nn.Module, tensors: Mapping[str, Tensor], path: Path, *, any_float: bool
+) -> None:
+    """Raise SavedError where names, shapes or dtypes differ from those of the model.
+
+    The model may be on the `meta` device, so that a wrong size is found before it is allocated.
+
+    Parameters
+    ----------
+    model : built from the configuration that was saved with the tensors
+    tensors : by name
+    path : where they were read from, for the message
+    any_float : whether floating-point tensors may have another precision than the model's
+    """
+
+    def describe(tensor: Tensor) -> str:
+        is_any = any_float and tensor.is_floating_point()
+        dtype = "float" if is_any else str(tensor.dtype).removeprefix("torch.")
+        return f"{dtype} {tuple(tensor.shape)}"
+
+    expected = {name: describe(tensor) for name, tensor in model.state_dict().items()}
+    actual = {name: describe(tensor) for name, tensor in tensors.items()}
+    for name in sorted(expected | actual):
+        if expected.get(name) != actual.get(name):
+            raise SavedError(
+                f"{str(path)!r} does not match its own configuration: {name} must be "
+                f"{expected.get(name, 'absent')}: got {actual.get(name, 'nothing')}."
+            )
+
+
+def _bytes_of(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+    """Yield name, dtype, shape and bytes of each tensor, in order of name."""
     for name in sorted(tensors):
         tensor = tensors[name]
-        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        total.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
-    return total.hexdigest()
-
-
-def _need_same(model: nn.Module, tensors: Mapping[str, Tensor], directory: Path) -> None:
-    """Raise where the names or shapes of the weights are not those of the model."""
-    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    given = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    wrong = sorted(name for name in wanted | given if wanted.get(name) != given.get(name))
-    if wrong:
-        name = wrong[0]
-        raise SavedError(
-            f"{str(directory)!r} does not fit its own configuration: {name} should be "
-            f"{wanted.get(name, 'absent')} and is {given.get(name, 'absent')}."
-        )
+        yield json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode()
+        yield tensor.contiguous().view(-1).view(torch.uint8).numpy().data

@@ -1,20 +1,21 @@
-"""What a model costs, by formula: parameters, operations, memory for training, cache for decoding.
+"""The cost of a model by formula: parameters, operations, training memory, decoding cache.
 
-With b sequences of n positions, width d, inner width f, and h heads of w numbers (a = h w):
+With b sequences of n positions, width d, inner width f, and h heads of width w (a = h w):
 
     projections of attention   2 b n d (2a + 2 kv w)   operations: O(n d²)
-    scores and mixing          4 b n m a               operations: O(n² d), m the keys
+    scores and mixed values    4 b n m a               operations: O(n² d), m the keys
     feed-forward               4 b n d f               operations (6 b n d f if gated): O(n d²)
     output over a vocabulary   2 b n d V               operations
 
-Operations are those of matrix products, a multiplication and an addition counting 2, as torch
-counts them: causal attention counts whole. The backward pass does twice the forward's. Activations
-are what training keeps for the backward pass with the fused kernel and the chunked loss, in bytes
-of float32.
+Operations are those of matrix products; a multiplication and an addition count as 2, as in torch,
+and hidden pairs of causal attention count as well. The backward pass has twice the operations of
+the forward pass. Activations are what training saves for the backward pass with the fused kernel
+and the chunked loss, in bytes of float32.
 """
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from html import escape
 from typing import Any
 
 import torch
@@ -23,15 +24,10 @@ from torch import nn
 from addnorm.config import Config, ModelConfig
 from addnorm.errors import InputError, choose
 from addnorm.layers.addnorm import ADDNORMS
+from addnorm.layers.attention_kernels import CHUNK_QUERIES, MAX_TABLE_ENTRIES
 from addnorm.layers.feedforward import FEEDFORWARDS
 from addnorm.layers.positions import Positions
-from addnorm.layers.scores import LARGE, PIECE
 from addnorm.models.build import (
-    depth_of,
-    ffn_width_of,
-    head_width_of,
-    is_tied,
-    length_of,
     make_norm,
     make_positions,
     make_sublayer,
@@ -44,63 +40,170 @@ FLOAT = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
-    """The cost of one kind of layer, all blocks of a side together."""
+class LayerCost:
+    """The cost of one kind of layer, in all blocks of a side together.
+
+    Parameters
+    ----------
+    name
+        Such as `encoder ffn`.
+    parameters
+        Number of parameters.
+    forward
+        Operations of the forward pass.
+    activations
+        Bytes saved for the backward pass.
+    cache
+        Bytes of keys and values stored while decoding.
+    """
 
     name: str
     parameters: int = 0
     forward: int = 0
-    """Operations of the forward pass."""
     activations: int = 0
-    """Bytes kept for the backward pass."""
     cache: int = 0
-    """Bytes of keys and values kept while decoding."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Cost:
-    """The cost of a model for a batch of sequences of a length (source and target alike)."""
+    """The cost of a model for a batch of sequences; printed, it is a table.
+
+    Parameters
+    ----------
+    batch, length
+        Number of sequences, and of positions in each (source and target alike).
+    parts
+        The cost of each kind of layer.
+    attention_overtakes_at
+        Length from which scores and mixed values cost more than all the rest; None if they never
+        do.
+    """
 
     batch: int
     length: int
-    parts: tuple[Part, ...]
-    overtakes: int | None
-    """Length at which scores and mixing cost more than all the rest; None if they never do."""
+    parts: tuple[LayerCost, ...]
+    attention_overtakes_at: int | None
 
     @property
     def parameters(self) -> int:
+        """Number of parameters."""
         return sum(part.parameters for part in self.parts)
 
     @property
     def forward(self) -> int:
+        """Operations of the forward pass."""
         return sum(part.forward for part in self.parts)
 
     @property
     def backward(self) -> int:
+        """Operations of the backward pass."""
         return 2 * self.forward
 
     @property
     def activations(self) -> int:
+        """Bytes saved for the backward pass."""
         return sum(part.activations for part in self.parts)
 
     @property
     def cache(self) -> int:
+        """Bytes of keys and values stored while decoding."""
         return sum(part.cache for part in self.parts)
 
-    def table(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
         totals = ("parameters", "forward", "backward", "activations", "cache")
         return {
             "batch": self.batch,
             "length": self.length,
             **{name: getattr(self, name) for name in totals},
-            "attention_overtakes_at": self.overtakes,
+            "attention_overtakes_at": self.attention_overtakes_at,
             "parts": [asdict(part) for part in self.parts],
         }
 
+    def __repr__(self) -> str:
+        return f"Cost of {self}"
+
+    def __str__(self) -> str:
+        title, notes = self._notes()
+        lines = [_TEXT_ROW.format(*row) for row in self._rows()]
+        rule = "─" * len(lines[-1])
+        return "\n".join([title, "", *lines[:-1], rule, lines[-1], "", *notes])
+
+    def _repr_html_(self) -> str:
+        """Return the table as HTML, for notebooks."""
+        title, notes = self._notes()
+        header, *rows = self._rows()
+        head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+        )
+        return (
+            f"<div><div>Cost of {escape(title)}</div>"
+            f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+            f"<div>{'<br>'.join(escape(note) for note in notes)}</div></div>"
+        )
+
+    def _notes(self) -> tuple[str, list[str]]:
+        """Return the line above the table and the lines below it."""
+        step = _with_prefix(self.forward + self.backward, "FLOP")
+        length = self.attention_overtakes_at
+        overtakes = "attention scores never cost more than the rest: the window bounds them"
+        if length is not None:
+            overtakes = f"attention scores cost more than all the rest from length {length:,}"
+        title = f"{self.batch} × {self.length} positions, float32"
+        return title, [f"forward and backward: {step} per step", overtakes]
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        """Return the cells of the header, of each part that costs something, and of the total."""
+        total = LayerCost(
+            name="total",
+            parameters=self.parameters,
+            forward=self.forward,
+            activations=self.activations,
+            cache=self.cache,
+        )
+        parts = [p for p in self.parts if p.parameters or p.forward or p.activations or p.cache]
+        header = ("", "parameters", "", "forward", "", "activations", "cache")
+        cells = [
+            (
+                part.name,
+                f"{part.parameters:,}",
+                _percent(part.parameters, self.parameters),
+                _with_prefix(part.forward, "FLOP"),
+                _percent(part.forward, self.forward),
+                _in_bytes(part.activations),
+                _in_bytes(part.cache),
+            )
+            for part in [*parts, total]
+        ]
+        return [header, *cells]
+
+
+_TEXT_ROW = "{:<20}{:>14}{:>7}{:>12}{:>7}{:>16}{:>10}"
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{part / whole:.0%}" if whole and part else ""
+
+
+def _with_prefix(number: float, unit: str) -> str:
+    for prefix in ("", "k", "M", "G", "T", "P"):
+        if number < 1000:
+            return f"{number:.3g} {prefix}{unit}" if number else ""
+        number /= 1000
+    return f"{number:.3g} E{unit}"
+
+
+def _in_bytes(number: float) -> str:
+    for prefix in ("", "Ki", "Mi", "Gi", "Ti"):
+        if number < 1024:
+            return f"{number:.3g} {prefix}B" if number else ""
+        number /= 1024
+    return f"{number:.3g} PiB"
+
 
 def cost(config: Config | ModelConfig, length: int | None = None, batch: int = 1) -> Cost:
-    """What a model costs; the length is the configured one unless given.
+    """Return the cost of a model; the length is the configured one by default.
 
     >>> from addnorm import presets
     >>> cost(presets.gpt2()).parameters
@@ -111,12 +214,12 @@ def cost(config: Config | ModelConfig, length: int | None = None, batch: int = 1
         raise InputError(
             f"length and batch must be positive: got {length} and {batch}. Try 128, 1."
         )
-    n = length_of(c) if length is None or c.input == "patches" else length + int(c.summary)
+    n = c.input_length if length is None or c.input == "patches" else length + int(c.summary)
     parts = tuple(_parts(c, n, batch))
-    return Cost(batch=batch, length=n, parts=parts, overtakes=_overtakes(c))
+    return Cost(batch=batch, length=n, parts=parts, attention_overtakes_at=_crossover(c))
 
 
-def _parts(c: ModelConfig, n: int, batch: int) -> Iterator[Part]:
+def _parts(c: ModelConfig, n: int, batch: int) -> Iterator[LayerCost]:
     yield _embedding(c, n, batch)
     for side in ("encoder", "decoder"):
         if side in c.mode.split("-"):
@@ -124,11 +227,11 @@ def _parts(c: ModelConfig, n: int, batch: int) -> Iterator[Part]:
     yield _head(c, n, batch)
 
 
-def _side(c: ModelConfig, side: str, n: int, batch: int) -> Iterator[Part]:
-    depth = depth_of(c, side)
+def _side(c: ModelConfig, side: str, n: int, batch: int) -> Iterator[LayerCost]:
+    depth = c.depths[side]
     with torch.device("meta"):
         positions = make_positions(c, side)
-    yield Part(
+    yield LayerCost(
         name=f"{side} positions",
         parameters=_count(positions),
         activations=batch * n * c.width * (FLOAT if c.dropout else 0),
@@ -142,9 +245,8 @@ def _side(c: ModelConfig, side: str, n: int, batch: int) -> Iterator[Part]:
     yield _addnorm(c, side, n, batch, positions)
 
 
-def _embedding(c: ModelConfig, n: int, batch: int) -> Part:
-    shared = c.mode == "encoder-decoder" and c.input == "tokens" and c.tie in ("all", "source")
-    target = (c.target_vocab or c.vocab) * c.width if c.mode == "encoder-decoder" else 0
+def _embedding(c: ModelConfig, n: int, batch: int) -> LayerCost:
+    target = c.output_vocab * c.width if c.mode == "encoder-decoder" else 0
     patch = c.channels * c.patch**2
     source = {
         "tokens": c.vocab * c.width,
@@ -152,81 +254,78 @@ def _embedding(c: ModelConfig, n: int, batch: int) -> Part:
         "vectors": 0,
     }[c.input]
     extra = (c.segments + int(c.summary)) * c.width
-    patches = (c.image // c.patch) ** 2
-    return Part(
+    return LayerCost(
         name="embedding",
-        parameters=(0 if shared else source) + target + extra,
-        forward=2 * batch * patches * patch * c.width if c.input == "patches" else 0,
+        parameters=(0 if c.ties_source else source) + target + extra,
+        forward=2 * batch * c.patches * patch * c.width if c.input == "patches" else 0,
     )
 
 
-def _sizes(c: ModelConfig) -> tuple[int, int]:
-    """Width of all heads together, and of all key/value heads."""
-    return c.heads * head_width_of(c), (c.kv_heads or c.heads) * head_width_of(c)
-
-
-def _attention(c: ModelConfig, name: str, depth: int, n: int, batch: int, cached: bool) -> Part:
-    """The projections to queries, keys and values, and back."""
-    q, kv = _sizes(c)
+def _attention(
+    c: ModelConfig, name: str, depth: int, n: int, batch: int, cached: bool
+) -> LayerCost:
+    """Return the cost of the projections to queries, keys and values, and of the output."""
+    q, kv = c.query_width, c.kv_width
     weights = c.width * (q + 2 * kv) + q * c.width
     biases = (q + 2 * kv if c.attention_bias != "none" else 0) + (
         c.width if c.attention_bias == "all" else 0
     )
-    norm = {"none": 0, "head": 2 * head_width_of(c), "width": q + kv}[c.qk_norm]
+    norm = {"none": 0, "head": 2 * c.effective_head_width, "width": q + kv}[c.qk_norm]
     norms = norm * _norm_parameters_per_channel(c) if c.norm != "scale" else 2 * (norm > 0)
-    kept = (c.width + q + 2 * kv) * FLOAT + (c.width * FLOAT if c.dropout else 0)
-    return Part(
+    saved = (c.width + q + 2 * kv) * FLOAT + (c.width * FLOAT if c.dropout else 0)
+    return LayerCost(
         name=name,
         parameters=depth * (weights + biases + norms),
         forward=depth * 2 * batch * n * weights,
-        activations=depth * batch * n * kept,
+        activations=depth * batch * n * saved,
         cache=depth * batch * n * 2 * kv * FLOAT if cached else 0,
     )
 
 
 def _scores(
     c: ModelConfig, name: str, depth: int, n: int, batch: int, positions: Positions | None
-) -> Part:
-    """Queries against keys, and values mixed: the part that grows with the square of the length."""
-    q, _ = _sizes(c)
+) -> LayerCost:
+    """Return the cost of scores and mixed values, which grows with the square of the length."""
+    q = c.query_width
     keys = n
-    if positions is not None and c.window is not None and n * n > LARGE:
-        keys = min(n, PIECE + 2 * c.window)
-    relative = positions is not None and positions.per_layer
+    if positions is not None and c.window is not None and n * n > MAX_TABLE_ENTRIES:
+        keys = min(n, CHUNK_QUERIES + 2 * c.window)
+    relative = positions is not None and positions.bias_per_layer
     forward = 4 * batch * n * keys * q
     parameters = q if c.attention == "additive" else 0
     if relative:
-        spread = 2 * n - 1
-        forward += 2 * batch * n * spread * q + 2 * spread * c.width * q
+        distances = 2 * n - 1
+        forward += 2 * batch * n * distances * q + 2 * distances * c.width * q
         parameters += c.width * q + 2 * q
     plain = c.attention != "dot" or c.attention_cap is not None or c.attention_dropout > 0
-    learned = positions is not None and positions.biased and _count(positions) + int(relative) > 0
-    kept = batch * n * (q + c.heads)
-    if positions is not None and positions.turns:
-        kept += batch * n * sum(_sizes(c))
-    if (plain or learned) and n * n <= LARGE:
-        # The weights alone, or also the scores and what made them.
+    learned = positions is not None and positions.has_bias and _count(positions) + int(relative) > 0
+    saved = batch * n * (q + c.heads)
+    if positions is not None and positions.rotates:
+        saved += batch * n * (c.query_width + c.kv_width)
+    if (plain or learned) and n * n <= MAX_TABLE_ENTRIES:
+        # The weights, and for some scores also their intermediate results.
         tables = 4 * c.heads if relative else 3 * c.heads if plain else c.heads
-        kept += batch * n * n * (2 * q if c.attention == "additive" else tables)
+        saved += batch * n * n * (2 * q if c.attention == "additive" else tables)
     if c.qk_norm != "none":
-        kept += batch * n * sum(_sizes(c))
-    return Part(
+        saved += batch * n * (c.query_width + c.kv_width)
+    return LayerCost(
         name=name,
         parameters=depth * parameters,
         forward=depth * forward,
-        activations=depth * kept * FLOAT,
+        activations=depth * saved * FLOAT,
     )
 
 
-def _ffn(c: ModelConfig, name: str, depth: int, n: int, batch: int) -> Part:
+def _ffn(c: ModelConfig, name: str, depth: int, n: int, batch: int) -> LayerCost:
     kind, _ = choose("model.ffn", c.ffn, FEEDFORWARDS)
-    f, parts = ffn_width_of(c), kind.parts
+    f, parts = c.effective_ffn_width, kind.parts
     biases = parts * f + c.width if c.ffn_bias else 0
     weights = c.width * f * (parts + 1)
-    once = c.ffn == "relu" and not c.ffn_dropout  # relu keeps its result, which the output reads
+    # relu saves its result, which is also the input of the output projection.
+    once = c.ffn == "relu" and not c.ffn_dropout
     inner = f * (1 if once else 2 * parts) * FLOAT
     dropouts = (c.width if c.dropout else 0) + (f if c.ffn_dropout else 0)
-    return Part(
+    return LayerCost(
         name=name,
         parameters=depth * (weights + biases),
         forward=depth * 2 * batch * n * weights,
@@ -234,70 +333,71 @@ def _ffn(c: ModelConfig, name: str, depth: int, n: int, batch: int) -> Part:
     )
 
 
-def _addnorm(c: ModelConfig, side: str, n: int, batch: int, positions: Positions) -> Part:
-    """The Add & Norm boxes, what they put inside the branches, and both ends of the stack.
+def _addnorm(c: ModelConfig, side: str, n: int, batch: int, positions: Positions) -> LayerCost:
+    """Return the cost of the Add & Norm boxes, of what they add to branches, and of the ends.
 
-    An arrangement may hold anything, so the boxes themselves are asked, on no device.
+    Each arrangement has its own parameters, so the boxes are built, on the meta device.
     """
     kind = choose("model.addnorm", c.addnorm, ADDNORMS)
     box_options, ends_options = pick_options(
         "model.addnorm_options", c.addnorm_options, [kind, kind.ends]
     )
     places = [place for row in places_of(c, side) for place in row]
-    made: list[int] = []
+    norm_widths: list[int] = []
 
     def norm(width: int) -> nn.Module:
-        made.append(width)
+        norm_widths.append(width)
         return make_norm(c)(width)
 
     with torch.device("meta"):
-        modules: list[nn.Module] = [kind.ends(c.width, depth_of(c, side), norm, **ends_options)]
-        modules += [norm(c.width) for wanted in (c.embed_norm, c.final_norm) if wanted]
+        modules: list[nn.Module] = [kind.ends(c.width, c.depths[side], norm, **ends_options)]
+        modules += [norm(c.width) for has_norm in (c.embed_norm, c.final_norm) if has_norm]
         boxes = [kind(place, norm, **box_options) for place in places]
         if kind.inside:
             modules += [make_sublayer(c, p, kind.inside, positions).inner for p in places]
-    kept = sum(_norm_keeps(c, width) for width in made) + sum(box.kept() for box in boxes)
+    saved = sum(_saved_by_norm(c, width) for width in norm_widths)
+    saved += sum(box.saved_per_position() for box in boxes)
     for place in places if kind.inside else []:
-        # A part inside a branch keeps what it is given, beside what it gives.
-        width = ffn_width_of(c) if place.role == "ffn" else _sizes(c)[0]
+        # A module inside a branch saves its input, besides its output.
+        width = c.effective_ffn_width if place.role == "ffn" else c.query_width
         inner = "ffn-norm" if place.role == "ffn" else "attention-norm"
-        kept += width + (2 if inner in kind.inside else 0)
-    return Part(
+        saved += width + (2 if inner in kind.inside else 0)
+    return LayerCost(
         name=f"{side} add & norm",
         parameters=sum(_count(module) for module in [*modules, *boxes]),
-        forward=sum(box.operations() for box in boxes) * batch * n,
-        activations=batch * n * kept * FLOAT,
+        forward=sum(box.flops_per_position() for box in boxes) * batch * n,
+        activations=batch * n * saved * FLOAT,
     )
 
 
-def _head(c: ModelConfig, n: int, batch: int) -> Part:
-    d, vocab = c.width, c.target_vocab or c.vocab
+def _head(c: ModelConfig, n: int, batch: int) -> LayerCost:
+    d, vocab = c.width, c.output_vocab
     if c.head in ("token", "masked"):
-        matrix = 0 if is_tied(c) else vocab * d
+        matrix = 0 if c.ties_output else vocab * d
         bias = vocab if c.unembed_bias or c.head == "masked" else 0
         with torch.device("meta"):
             transform = d * d + d + _count(make_norm(c)(d)) if c.head == "masked" else 0
-        between = 2 * batch * n * d * d if c.head == "masked" else 0
-        return Part(
+        hidden = 2 * batch * n * d * d if c.head == "masked" else 0
+        return LayerCost(
             name="head",
             parameters=matrix + bias + transform,
-            forward=2 * batch * n * d * vocab + between,
+            forward=2 * batch * n * d * vocab + hidden,
             activations=(batch * n * d * (4 if transform else 1) + vocab * d) * FLOAT,
         )
     if c.head in ("class", "number"):
         pooler = d * d + d if c.pooler == "tanh" else 0
         weights = d * c.outputs + (d * d if c.pooler == "tanh" else 0)
-        return Part(
+        return LayerCost(
             name="head",
             parameters=pooler + d * c.outputs + c.outputs,
             forward=2 * batch * weights,
             activations=batch * d * FLOAT,
         )
-    return Part(name="head")
+    return LayerCost(name="head")
 
 
-def _overtakes(c: ModelConfig) -> int | None:
-    """rest(n) = r n and scores(n) = s n² cross at n = r / s."""
+def _crossover(c: ModelConfig) -> int | None:
+    """Return where rest(n) = r n and scores(n) = s n² cross: n = r / s."""
     if c.window is not None:
         return None
     unit = [part for part in _parts(c, 1, 1) if part.name != "embedding"]
@@ -310,8 +410,8 @@ def _count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def _norm_keeps(c: ModelConfig, width: int) -> int:
-    """Numbers a position that a norm keeps: its input and statistics, and for some its result."""
+def _saved_by_norm(c: ModelConfig, width: int) -> int:
+    """Return how many numbers a norm saves per position: input, statistics, for some the result."""
     return {"layer": width + 2, "batch": width, "none": 0}.get(c.norm, 2 * width + 1)
 
 

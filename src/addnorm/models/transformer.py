@@ -2,11 +2,11 @@
 
           ids ─► tokens ─► positions, norm, dropout ─► stack ─► head
     encoder          fully visible                              masked token, class, number
-    decoder          causal, may use a cache                    next token
+    decoder          causal, can use a cache                    next token
     encoder-decoder  source ─► encoder ─► memory ─► decoder of the target, shifted right ─► next
     token
 
-Calling a model gives the head's answer; `hidden` gives what the head is given.
+Calling a model returns the output of its head; `hidden` returns the input of its head.
 """
 
 from dataclasses import replace
@@ -17,14 +17,16 @@ import torch
 from torch import Tensor, nn
 
 from addnorm.config import ModelConfig
+from addnorm.cpu import warn_if_slow
 from addnorm.errors import ConfigError, InputError
 from addnorm.layers.attention import Attention
-from addnorm.layers.context import Cache, Context, Mask
+from addnorm.layers.cache import Cache
+from addnorm.layers.context import Context
+from addnorm.layers.embeddings import Patches, Summary, Tokens, Vectors
 from addnorm.layers.heads import PooledHead, TokenHead
+from addnorm.layers.masks import Mask
 from addnorm.layers.positions import Positions
 from addnorm.layers.stack import Stack
-from addnorm.layers.tokens import Patches, Summary, Tokens, Vectors
-from addnorm.machine import warn_if_slow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,9 +36,16 @@ Maps = dict[str, Tensor]
 
 
 class Side(nn.Module):
-    """Embedding sum and stack of one side: x ← dropout(N(x + positions)), then the blocks.
+    """The encoder or the decoder: x ← dropout(N(x + positions)), then the stack.
 
-    With `asking`, only the first so many positions are answered; see Stack.
+    Parameters
+    ----------
+    positions
+        The position scheme.
+    norm, dropout
+        Modules applied to the embedding after positions are added.
+    stack
+        The blocks.
     """
 
     def __init__(
@@ -45,23 +54,23 @@ class Side(nn.Module):
         super().__init__()
         self.positions, self.norm, self.dropout, self.stack = positions, norm, dropout, stack
 
-    def forward(self, x: Tensor, context: Context, asking: int | None = None) -> Tensor:
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        """Return (batch, length, width), or only `context.output_length` leading positions."""
         context = replace(context, positions=self.positions, tables={})
         if not torch.compiler.is_compiling():
-            _warn_of_half_precision(x)
+            _warn_if_half_precision_is_slow(x)
         batch, length, offset = x.shape[0], x.shape[1], context.offset
         mask = context.mask or Mask()
         mask.check(batch, length, offset + length)
-        places = mask.places(batch, length, offset, x.device)
-        x = self.positions.embed(x, places)
-        x = self.stack(self.dropout(self.norm(x)), context, asking)
+        x = self.positions.embed(x, mask.position_ids(length, offset, x.device))
+        x = self.stack(self.dropout(self.norm(x)), context)
         if context.cache is not None:
             context.cache.advance(x.shape[1])
         return x
 
 
 class Base(nn.Module):
-    """What the three modes share."""
+    """Base class of the three modes."""
 
     config: ModelConfig
     tokens: nn.Module
@@ -72,7 +81,7 @@ class Base(nn.Module):
         self.config = config
 
     def count(self) -> int:
-        """Number of parameters, shared ones once."""
+        """Return the number of parameters; shared ones count once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def save(self, directory: str | Path) -> None:
@@ -82,26 +91,26 @@ class Base(nn.Module):
         save(self, directory)
 
     def sides(self) -> "Iterator[tuple[Side, nn.Module]]":
-        """Each side with the embedding that feeds it; one that both sides share counts once."""
-        raise ConfigError("this is only what the modes share: build an encoder or a decoder.")
+        """Yield each side with its token embedding; an embedding that both sides share once."""
+        raise ConfigError("this is the base class of the modes: build an encoder or a decoder.")
 
-    def padding(self, ids: Tensor, mask: Mask | None, real: bool = True) -> Mask:
-        """The mask given, or the padding that the ids show, with the configured window."""
+    def input_mask(self, ids: Tensor, mask: Mask | None) -> Mask:
+        """Return `mask`, by default that of the padding in `ids`, with the configured window."""
         if mask is None:
             mask = Mask()
             if self.config.pad is not None and not ids.is_floating_point():
-                kept = ids != self.config.pad
-                if torch.compiler.is_compiling() or not bool(kept.all()):
-                    mask = Mask.padding(kept)
+                real = ids != self.config.pad
+                if torch.compiler.is_compiling() or not bool(real.all()):
+                    mask = Mask.padding(real)
         if self.config.norm == "instance" and mask.real is not None:
             raise InputError(
-                "norm=instance averages along the sequence and cannot leave padding out. "
+                "norm=instance averages over the sequence and cannot ignore padding. "
                 "Pass sequences of one length, or build with norm=layer."
             )
         return mask if self.config.window is None else mask & Mask.window(self.config.window)
 
-    def answer(self, x: Tensor, mask: Mask | None = None) -> Tensor:
-        """The head's answer to the hidden (batch, length, width)."""
+    def apply_head(self, x: Tensor, mask: Mask | None = None) -> Tensor:
+        """Return the output of the head for `hidden`, (batch, length, width)."""
         if self.head is None:
             return x
         if isinstance(self.head, TokenHead):
@@ -109,21 +118,25 @@ class Base(nn.Module):
         return self.head(x, None if mask is None else mask.real)
 
     def embedding(self) -> Tensor:
-        """The token embedding of what comes out, (vocab, width)."""
+        """Return the embedding of the predicted tokens, (vocab, width)."""
         assert isinstance(self.tokens, Tokens)
         return self.tokens.weight
 
-    def name_maps(self, found: dict[nn.Module, Tensor] | None, maps: Maps | None) -> None:
-        """Fill `maps` with the weights that the attentions left, under the name of their place."""
-        if found and maps is not None:
-            for name, module in self.named_modules():
-                if isinstance(module, Attention) and module in found:
-                    side, _, _, layer, _, role = name.split(".")
-                    maps[f"{side}.{layer}.{role}"] = found[module]
-
 
 class Encoder(Base):
-    """Fully visible: every position sees every real one. BERT, ViT, tables."""
+    """Every position sees every other that is not padding. BERT, ViT.
+
+    Parameters
+    ----------
+    config
+        The configuration it was built from.
+    tokens, segments, summary
+        Embeddings of the input, of segments, and of the summary token.
+    encoder
+        The stack with its positions.
+    head
+        From the stack's output to the model's; None returns the stack's.
+    """
 
     def __init__(
         self,
@@ -144,23 +157,23 @@ class Encoder(Base):
     def _run(
         self, inputs: Tensor, mask: Mask | None, segments: Tensor | None, maps: Maps | None
     ) -> tuple[Tensor, Mask]:
-        mask = self.padding(inputs, mask)
+        mask = self.input_mask(inputs, mask)
         if isinstance(self.tokens, Vectors) and mask.real is not None:
-            # Whatever padding holds, even NaN: 0 times it must be 0.
+            # Padding may hold anything, even NaN, which would survive a weight of 0.
             mask.check(inputs.shape[0], inputs.shape[1], inputs.shape[1])
             inputs = inputs.masked_fill(~mask.real[..., None], 0.0)
         x = self.tokens(inputs)
         if self.segments is not None:
-            given = inputs.new_zeros(inputs.shape) if segments is None else segments
-            x = x + self.segments(given)
+            segments = inputs.new_zeros(inputs.shape) if segments is None else segments
+            x = x + self.segments(segments)
         elif segments is not None:
             raise InputError("this model has no segments. Build it with segments=2.")
         if self.summary is not None:
             x = self.summary(x)
-            mask = mask.after_summary()
+            mask = mask.with_summary()
         context = Context(mask=mask, maps=None if maps is None else {})
         hidden = self.encoder(x, context)
-        self.name_maps(context.maps, maps)
+        name_maps(self, context, maps)
         return hidden, mask
 
     def hidden(
@@ -171,7 +184,7 @@ class Encoder(Base):
         segments: Tensor | None = None,
         maps: Maps | None = None,
     ) -> Tensor:
-        """The stack's output, (batch, length, width)."""
+        """Return the output of the stack, (batch, length, width)."""
         return self._run(inputs, mask, segments, maps)[0]
 
     def forward(
@@ -182,13 +195,25 @@ class Encoder(Base):
         segments: Tensor | None = None,
         maps: Maps | None = None,
     ) -> Tensor:
-        """Logits (batch, length, vocab), or (batch, outputs) of a pooled head, or the stream."""
+        """Return logits (batch, length, vocab), (batch, outputs) of a pooled head, or `hidden`."""
         hidden, mask = self._run(inputs, mask, segments, maps)
-        return self.answer(hidden, mask)
+        return self.apply_head(hidden, mask)
 
 
 class Decoder(Base):
-    """Causal: every position sees itself and what came before. GPT."""
+    """Every position sees itself and earlier ones. GPT.
+
+    Parameters
+    ----------
+    config
+        The configuration it was built from.
+    tokens
+        Embedding of the input.
+    decoder
+        The stack with its positions.
+    head
+        From the stack's output to the model's; None returns the stack's.
+    """
 
     def __init__(
         self,
@@ -204,16 +229,16 @@ class Decoder(Base):
         yield self.decoder, self.tokens
 
     def cache(self, batch: int, length: int | None = None) -> Cache:
-        """An empty cache for decoding a batch up to a length."""
+        """Return an empty cache for decoding a batch up to a length."""
         return make_cache(self, batch, length)
 
     def _run(
         self, tokens: Tensor, mask: Mask | None, cache: Cache | None, maps: Maps | None
     ) -> tuple[Tensor, Mask]:
-        mask = causal(self.padding(tokens, mask), tokens, cache)
+        mask = make_causal(self.input_mask(tokens, mask), tokens, cache)
         context = Context(mask=mask, cache=cache, maps=None if maps is None else {})
         hidden = self.decoder(self.tokens(tokens), context)
-        self.name_maps(context.maps, maps)
+        name_maps(self, context, maps)
         return hidden, mask
 
     def hidden(
@@ -224,7 +249,7 @@ class Decoder(Base):
         cache: Cache | None = None,
         maps: Maps | None = None,
     ) -> Tensor:
-        """The stack's output, (batch, length, width)."""
+        """Return the output of the stack, (batch, length, width)."""
         return self._run(tokens, mask, cache, maps)[0]
 
     def forward(
@@ -235,16 +260,30 @@ class Decoder(Base):
         cache: Cache | None = None,
         maps: Maps | None = None,
     ) -> Tensor:
-        """Logits of the next token at every position, (batch, length, vocab).
+        """Return logits of the next token at every position, (batch, length, vocab).
 
-        With a cache, `tokens` are only the new ones, and a padding mask speaks of those alone.
+        With a cache, `tokens` are only the new ones, and a padding mask covers only these.
         """
         hidden, mask = self._run(tokens, mask, cache, maps)
-        return self.answer(hidden, mask)
+        return self.apply_head(hidden, mask)
 
 
 class EncoderDecoder(Base):
-    """The decoder reads the encoder's output. Vaswani et al. 2017, T5, BART, Marian."""
+    """The decoder attends to the encoder's output. Vaswani et al. 2017, T5, BART, Marian.
+
+    Parameters
+    ----------
+    config
+        The configuration it was built from.
+    source_tokens
+        Embedding of the source; None if it is that of the target.
+    tokens
+        Embedding of the target.
+    encoder, decoder
+        The two stacks with their positions.
+    head
+        From the decoder's output to the model's; None returns the decoder's.
+    """
 
     def __init__(
         self,
@@ -265,16 +304,16 @@ class EncoderDecoder(Base):
             yield self.decoder, self.tokens
 
     def cache(self, batch: int, length: int | None = None) -> Cache:
-        """An empty cache for decoding a batch of targets up to a length."""
+        """Return an empty cache for decoding a batch of targets up to a length."""
         return make_cache(self, batch, length)
 
     def encode(
         self, source: Tensor, *, mask: Mask | None = None, maps: Maps | None = None
     ) -> Tensor:
-        """The memory, (batch, source, width)."""
-        context = Context(mask=self.padding(source, mask), maps=None if maps is None else {})
+        """Return the memory, (batch, source, width)."""
+        context = Context(mask=self.input_mask(source, mask), maps=None if maps is None else {})
         memory = self.encoder((self.source_tokens or self.tokens)(source), context)
-        self.name_maps(context.maps, maps)
+        name_maps(self, context, maps)
         return memory
 
     def decode(
@@ -287,9 +326,9 @@ class EncoderDecoder(Base):
         cache: Cache | None = None,
         maps: Maps | None = None,
     ) -> Tensor:
-        """The decoder's output, (batch, target, width), given a memory.
+        """Return the output of the decoder, (batch, target, width).
 
-        The memory may have one row for several of the target (the beams of one sentence).
+        One row of the memory may serve several rows of the target (the beams of one sentence).
         """
         if target.shape[0] % memory.shape[0]:
             raise InputError(
@@ -297,14 +336,14 @@ class EncoderDecoder(Base):
                 f"{memory.shape[0]} rows of memory, {target.shape[0]} targets."
             )
         context = Context(
-            mask=causal(self.padding(target, mask), target, cache),
+            mask=make_causal(self.input_mask(target, mask), target, cache),
             memory=memory,
             memory_mask=memory_mask,
             cache=cache,
             maps=None if maps is None else {},
         )
         hidden = self.decoder(self.tokens(target), context)
-        self.name_maps(context.maps, maps)
+        name_maps(self, context, maps)
         return hidden
 
     def hidden(
@@ -316,11 +355,11 @@ class EncoderDecoder(Base):
         target_mask: Mask | None = None,
         maps: Maps | None = None,
     ) -> Tensor:
-        """The decoder's output, (batch, target, width)."""
-        source_mask = self.padding(source, source_mask)
+        """Return the output of the decoder, (batch, target, width)."""
+        source_mask = self.input_mask(source, source_mask)
         memory = self.encode(source, mask=source_mask, maps=maps)
-        seen = _seen_memory(source_mask, target_mask)
-        return self.decode(target, memory, mask=target_mask, memory_mask=seen, maps=maps)
+        memory_mask = _memory_mask(source_mask, target_mask)
+        return self.decode(target, memory, mask=target_mask, memory_mask=memory_mask, maps=maps)
 
     def forward(
         self,
@@ -331,17 +370,17 @@ class EncoderDecoder(Base):
         target_mask: Mask | None = None,
         maps: Maps | None = None,
     ) -> Tensor:
-        """Logits of the next token at every position of the target, (batch, target, vocab).
+        """Return logits of the next token at every target position, (batch, target, vocab).
 
-        `target` is what the decoder is given: the wanted tokens shifted right (`shift_right`).
+        `target` is the input of the decoder: the tokens to predict, shifted right (`shift_right`).
         """
         masks = {"source_mask": source_mask, "target_mask": target_mask}
         hidden = self.hidden(source, target, maps=maps, **masks)
-        return self.answer(hidden, self.padding(target, target_mask))
+        return self.apply_head(hidden, self.input_mask(target, target_mask))
 
 
-def _warn_of_half_precision(x: Tensor) -> None:
-    """Say so once where autocast, or the weights' own type, would make this CPU crawl."""
+def _warn_if_half_precision_is_slow(x: Tensor) -> None:
+    """Warn once if autocast or the dtype of the weights is slow on this CPU."""
     device, dtype = x.device.type, x.dtype
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
@@ -349,34 +388,49 @@ def _warn_of_half_precision(x: Tensor) -> None:
         warn_if_slow(device, str(dtype).removeprefix("torch."))
 
 
-def _seen_memory(source: Mask, target: Mask | None) -> Mask:
-    """What of the memory each target position may see: what is real, and of its own group."""
-    seen = Mask() if source.real is None else Mask.padding(source.real)
-    of_target = None if target is None else target.groups
-    if source.groups is None and of_target is None:
-        return seen
-    if source.groups is None or of_target is None:
+def name_maps(model: nn.Module, context: Context, maps: Maps | None) -> None:
+    """Copy the attention weights of the context to `maps`, named by place: `encoder.2.attention`.
+
+    A model with one unnamed side (a table's) has names such as `2.attention`.
+    """
+    if maps is None or context.maps is None:
+        return
+    for name, module in model.named_modules():
+        if isinstance(module, Attention) and module in context.maps:
+            side, _, _, layer, _, role = name.split(".")
+            place = f"{layer}.{role}"
+            maps[place if side == "side" else f"{side}.{place}"] = context.maps[module]
+
+
+def _memory_mask(source: Mask, target: Mask | None) -> Mask:
+    """Return which of the memory each target position sees: real positions of its own group."""
+    mask = Mask() if source.real is None else Mask.padding(source.real)
+    target_groups = None if target is None else target.groups
+    if source.groups is None and target_groups is None:
+        return mask
+    if source.groups is None or target_groups is None:
         raise InputError("packed rows need groups on both sides: pass Mask.grouped for each.")
-    return seen & Mask.grouped(of_target[0], source.groups[0])
+    return mask & Mask.grouped(target_groups[0], source.groups[0])
 
 
-def causal(mask: Mask, tokens: Tensor, cache: Cache | None) -> Mask:
-    """The mask made causal, if it is not, and joined to the padding that a cache remembers."""
+def make_causal(mask: Mask, tokens: Tensor, cache: Cache | None) -> Mask:
+    """Return the mask with causality, and with the padding that is in the cache."""
     if not mask.hides_future:
         mask = mask & Mask.causal()
     if cache is not None:
-        mask = replace(mask, real=cache.remember(mask.real, tokens.shape[0], tokens.shape[1]))
+        mask = replace(mask, real=cache.extend_padding(mask.real, tokens.shape[0], tokens.shape[1]))
     return mask
 
 
 def make_cache(model: Decoder | EncoderDecoder, batch: int, length: int | None) -> Cache:
+    """Return an empty cache that fits the decoder of a model."""
     c = model.config
     return Cache(
         depth=len(model.decoder.stack.blocks),
         batch=batch,
-        heads=c.kv_heads or c.heads,
+        heads=c.effective_kv_heads,
         length=c.length if length is None else length,
-        head_width=c.head_width or c.width // c.heads,
+        head_width=c.effective_head_width,
         dtype=model.tokens.weight.dtype,  # type: ignore[arg-type]
         device=model.tokens.weight.device,  # type: ignore[arg-type]
     )

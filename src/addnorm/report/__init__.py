@@ -1,22 +1,22 @@
-"""Pages a person wants to look at: one HTML file that needs nothing else, and its pictures."""
+"""Reports: self-contained HTML pages, SVG charts, and plots for a terminal."""
 
-from addnorm.report.curves import Mark, lines, reliability, scatter
-from addnorm.report.maps import attention, heat_map
+from addnorm.report.bars import bar_chart, interval_chart
+from addnorm.report.maps import attention_map, heat_map
 from addnorm.report.page import Page, write_picture
-from addnorm.report.rows import bars, intervals
 from addnorm.report.terminal import plot_text, sparkline
+from addnorm.report.xy_charts import Mark, line_chart, reliability_chart, scatter_chart
 
 __all__ = [
     "Mark",
     "Page",
-    "attention",
-    "bars",
+    "attention_map",
+    "bar_chart",
     "heat_map",
-    "intervals",
-    "lines",
+    "interval_chart",
+    "line_chart",
     "plot_text",
-    "reliability",
-    "scatter",
+    "reliability_chart",
+    "scatter_chart",
     "sparkline",
     "write_picture",
 ]

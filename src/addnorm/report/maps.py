@@ -1,29 +1,28 @@
-"""Tables of numbers as shades: dependency maps, gradient profiles, who attends to whom."""
+"""Heat maps: dependency maps, gradient profiles, attention weights."""
 
 import math
 from collections.abc import Sequence
 from itertools import groupby
 
 from addnorm.errors import InputError
-from addnorm.report.axes import say
-from addnorm.report.svg import WIDTH, Picture, Svg, nothing, number, shorten, text_width
+from addnorm.report.axes import format_number
+from addnorm.report.svg import WIDTH, Picture, Svg, empty_picture, pixels, shorten, text_width
 
 Matrix = Sequence[Sequence[float]]
-MOST = 80
-"""Cells along a side; larger tables are shown as means of blocks."""
-TIPS = 400
-"""So many cells have a tip each; the cells of larger maps are drawn together, by shade."""
-SHADES = 24
-NAMES = 130
-"""The widest names of rows and columns."""
-VALUES = 144
-"""So many cells may have their value written into them."""
-LEAST, LARGEST = 5.0, 44.0
-"""The side of a cell."""
-TALL, TALLEST = 34.0, 560.0
-"""The height of a row, and of all rows where they can be so low."""
-SIZE = 11
-"""Of the names."""
+MAX_CELLS_PER_SIDE = 80
+"""Larger tables are shown as means of blocks."""
+MAX_CELL_TIPS = 400
+"""Maps with more cells have no tips; their cells are drawn together, by shade."""
+SHADE_COUNT = 24
+NAME_WIDTH = 130
+"""Longer names of rows and columns are shortened."""
+MAX_WRITTEN_VALUES = 144
+"""Maps with more cells do not show the values in them."""
+MIN_CELL_SIZE, MAX_CELL_SIZE = 5.0, 44.0
+"""Of a cell's side, in pixels."""
+MAX_CELL_HEIGHT, MAX_MAP_HEIGHT = 34.0, 560.0
+"""Of a row, and of the whole map if its rows can be that low."""
+FONT_SIZE = 11
 
 
 def heat_map(
@@ -37,39 +36,48 @@ def heat_map(
     low: float | None = None,
     high: float | None = None,
 ) -> Svg:
-    """A shade for each number: pale is `low`, strong is `high`, in two colours around zero.
+    """Return a picture with one shaded cell for each number; negative ones have another colour.
 
-    What is not a number has no shade but a cross. Values are written in where they have room.
+    Cells that are not finite have a stroke instead of a shade. Values are shown if they fit.
+
+    Parameters
+    ----------
+    matrix : numbers, (rows, columns)
+    rows, columns : their names
+    title : title of the picture
+    x, y : labels of the columns and rows
+    low, high : values of the palest and strongest shade; by default from 0 to the largest
 
     >>> heat_map([[0.1, 0.9]], ["first"], ["a", "b"], title="Weights")[:4]
     '<svg'
     """
     cells = [[float(value) for value in row] for row in matrix]
-    _check(cells, rows, columns)
+    _check_names(cells, rows, columns)
     if not cells or not cells[0]:
-        return nothing(title)
-    down, along = (math.ceil(len(names) / MOST) for names in (rows, columns))
+        return empty_picture(title)
+    down, along = (math.ceil(len(names) / MAX_CELLS_PER_SIDE) for names in (rows, columns))
     if down > 1 or along > 1:
-        cells, rows, columns = _blocks(cells, down, along), rows[::down], columns[::along]
+        cells, rows, columns = _block_means(cells, down, along), rows[::down], columns[::along]
     finite = [value for row in cells for value in row if math.isfinite(value)]
     bottom = min([*finite, 0.0]) if low is None else low
     top = max(finite, default=1.0) if high is None else high
     strongest = max(abs(bottom), abs(top)) if bottom < 0 else top
     shade = _Shade(bottom if bottom > 0 else 0.0, strongest or 1.0)
-    told = f"Each cell is the mean of {down} × {along}. " if down * along > 1 else ""
-    told += f"{len(rows)} rows and {len(columns)} columns, from {say(bottom)} to {say(top)}."
-    return _draw(cells, list(rows), list(columns), shade, title, told, x, y, bottom < 0)
+    about = f"Each cell is the mean of {down} × {along}. " if down * along > 1 else ""
+    span = f"from {format_number(bottom)} to {format_number(top)}"
+    about += f"{len(rows)} rows and {len(columns)} columns, {span}."
+    return _draw_map(cells, list(rows), list(columns), shade, title, about, x, y, bottom < 0)
 
 
-def attention(
+def attention_map(
     weights: Matrix, source: Sequence[str], target: Sequence[str], *, title: str = "Attention"
 ) -> Svg:
-    """Where each target token (a row) looks among the source tokens (columns)."""
+    """Return a heat map of attention weights: target tokens are rows, source tokens columns."""
     return heat_map(weights, target, source, title=title, x="source", y="target", low=0.0)
 
 
 class _Shade:
-    """From a value to how strongly its cell is coloured, 0 to 1."""
+    """Maps a value to the opacity of its cell, 0 to 1."""
 
     def __init__(self, low: float, high: float) -> None:
         self.low, self.high = low, high
@@ -80,55 +88,57 @@ class _Shade:
         return max(0.0, min(1.0, (abs(value) - self.low) / (self.high - self.low)))
 
 
-def _draw(
+def _draw_map(
     cells: list[list[float]],
     rows: list[str],
     columns: list[str],
     shade: _Shade,
     title: str,
-    told: str,
+    about: str,
     x: str,
     y: str,
     signed: bool,
 ) -> Svg:
-    left = min(NAMES, max(text_width(name, SIZE) for name in rows)) + 12 + (16 if y else 0)
-    longest = min(NAMES, max(text_width(name, SIZE) for name in columns))
-    size = min(LARGEST, max(LEAST, (WIDTH - left - 60) / len(columns)))
-    writes = _writes(cells, size)
+    left = (
+        min(NAME_WIDTH, max(text_width(name, FONT_SIZE) for name in rows)) + 12 + (16 if y else 0)
+    )
+    longest = min(NAME_WIDTH, max(text_width(name, FONT_SIZE) for name in columns))
+    size = min(MAX_CELL_SIZE, max(MIN_CELL_SIZE, (WIDTH - left - 60) / len(columns)))
+    writes = _values_fit(cells, size)
     level = longest + 4 <= size
-    names_height = SIZE + 8.0 if level else longest * 0.78 + 14
+    names_height = FONT_SIZE + 8.0 if level else longest * 0.78 + 14
     top = names_height + (18 if x else 0)
     lean = 0 if level else longest * 0.64
     width = max(left + size * len(columns) + max(lean, 14), left + 200)
-    tall = min(size, TALL, max(LEAST, TALLEST / len(rows)))
+    tall = min(size, MAX_CELL_HEIGHT, max(MIN_CELL_SIZE, MAX_MAP_HEIGHT / len(rows)))
     height = top + tall * len(rows) + 44
-    picture = Picture(width, height, title, told)
+    picture = Picture(width, height, title, about)
     if x:
         picture.text(left + size * len(columns) / 2, 12, x, "label", "middle")
     if y:
         picture.text(11, top + tall * len(rows) / 2, y, "label", "middle", -90)
-    for index, name in list(enumerate(columns))[:: _skip(size)]:
-        middle, short = left + size * (index + 0.5), shorten(name, NAMES, SIZE)
+    for index, name in list(enumerate(columns))[:: _name_interval(size)]:
+        middle, short = left + size * (index + 0.5), shorten(name, NAME_WIDTH, FONT_SIZE)
         tip = name if short != name else ""
         if level:
             picture.text(middle, top - 7, short, "tick ink", "middle", tip=tip)
         else:
             picture.text(middle + 3, top - 6, short, "tick ink", turn=-50, tip=tip)
-    for index, name in list(enumerate(rows))[:: _skip(tall)]:
-        short = shorten(name, NAMES, SIZE)
+    for index, name in list(enumerate(rows))[:: _name_interval(tall)]:
+        short = shorten(name, NAME_WIDTH, FONT_SIZE)
         tip = name if short != name else ""
         at = top + tall * (index + 0.5) + 4
         picture.text(left - 7, at, short, "tick ink", "end", tip=tip)
-    if len(rows) * len(columns) <= TIPS:
-        _cells(picture, cells, rows, columns, shade, (left, top, size, tall), writes)
+    if len(rows) * len(columns) <= MAX_CELL_TIPS:
+        _draw_cells(picture, cells, rows, columns, shade, (left, top, size, tall), writes)
     else:
-        _sheets(picture, cells, shade, (left, top, size, tall))
+        _draw_shades(picture, cells, shade, (left, top, size, tall))
     picture.rect(left, top, size * len(columns), tall * len(rows), "frame")
-    _scale(picture, left, height - 26, shade, signed)
+    _draw_scale(picture, left, height - 26, shade, signed)
     return picture.close()
 
 
-def _cells(
+def _draw_cells(
     picture: Picture,
     cells: list[list[float]],
     rows: list[str],
@@ -137,13 +147,14 @@ def _cells(
     place: tuple[float, float, float, float],
     writes: bool,
 ) -> None:
-    """Every cell on its own, with a tip, and its value if there is room."""
+    """Draw every cell by itself, with a tip, and with its value if values fit."""
     left, top, size, tall = place
     for r, (row, name) in enumerate(zip(cells, rows, strict=True)):
         for c, (value, column) in enumerate(zip(row, columns, strict=True)):
-            x, y, tip = left + size * c, top + tall * r, f"{name} · {column}: {say(value)}"
+            x, y = left + size * c, top + tall * r
+            tip = f"{name} · {column}: {format_number(value)}"
             if not math.isfinite(value):
-                steps = f"M{number(x)} {number(y)}l{number(size)} {number(tall)}"
+                steps = f"M{pixels(x)} {pixels(y)}l{pixels(size)} {pixels(tall)}"
                 picture.rect(x, y, size, tall, "missing", tip)
                 picture.path(steps, "leader")
                 continue
@@ -151,71 +162,71 @@ def _cells(
             picture.rect(x, y, size, tall, "minus" if value < 0 else "plus", tip, strength)
             if writes:
                 kind = "cell strong" if strength > 0.55 else "cell"
-                words = _short(value)
+                words = _cell_text(value)
                 picture.text(x + size / 2, y + tall / 2 + 3.5, words, kind, "middle")
 
 
-def _sheets(
+def _draw_shades(
     picture: Picture,
     cells: list[list[float]],
     shade: _Shade,
     place: tuple[float, float, float, float],
 ) -> None:
-    """All cells of one shade as one path: a large map in a few kilobytes."""
+    """Draw all cells of one shade as one path, so that a large map has few kilobytes."""
     left, top, size, tall = place
     sheets: dict[tuple[str, int], list[str]] = {}
     for r, row in enumerate(cells):
-        looks = []
+        styles = []
         for value in row:
             known = math.isfinite(value)
-            strength = round(SHADES * shade(value)) if known else SHADES
-            looks.append(("missing" if not known else "minus" if value < 0 else "plus", strength))
+            strength = round(SHADE_COUNT * shade(value)) if known else SHADE_COUNT
+            styles.append(("missing" if not known else "minus" if value < 0 else "plus", strength))
         c = 0
-        for look, alike in groupby(looks):
-            count = len(list(alike))
-            sheets.setdefault(look, []).append(f"M{c} {r}h{count}")
+        for style, cells_alike in groupby(styles):
+            count = len(list(cells_alike))
+            sheets.setdefault(style, []).append(f"M{c} {r}h{count}")
             c += count
-    spot = f"translate({number(left)} {number(top + tall / 2)}) scale({size:.3f} {tall:.3f})"
-    picture.parts.append(f'<g transform="{spot}" shape-rendering="crispEdges">')
+    transform = f"translate({pixels(left)} {pixels(top + tall / 2)}) scale({size:.3f} {tall:.3f})"
+    picture.parts.append(f'<g transform="{transform}" shape-rendering="crispEdges">')
     for (kind, strength), steps in sorted(sheets.items()):
         if strength:
-            picture.path("".join(steps), f"sheet {kind}", opacity=strength / SHADES)
+            picture.path("".join(steps), f"sheet {kind}", opacity=strength / SHADE_COUNT)
     picture.parts.append("</g>")
 
 
-def _scale(picture: Picture, x: float, y: float, shade: _Shade, signed: bool) -> None:
-    """Which shade is which number."""
+def _draw_scale(picture: Picture, x: float, y: float, shade: _Shade, signed: bool) -> None:
+    """Draw the colour scale."""
     steps = 16
     low = -shade.high if signed else shade.low
-    words = say(low)
+    words = format_number(low)
     picture.text(x, y + 14, words, "tick")
-    x += text_width(words, SIZE) + 7
+    x += text_width(words, FONT_SIZE) + 7
     for step in range(steps):
         value = low + (shade.high - low) * (step + 0.5) / steps
         kind = "minus" if value < 0 else "plus"
         picture.rect(x + 6 * step, y + 4, 6, 11, kind, opacity=shade(value))
-    picture.text(x + 6 * steps + 7, y + 14, say(shade.high), "tick")
+    picture.text(x + 6 * steps + 7, y + 14, format_number(shade.high), "tick")
 
 
-def _skip(side: float) -> int:
-    """How many cells share a name so that names do not touch: 1, 2, 5, 10 or 20."""
-    return next(n for n in (1, 2, 5, 10, 20) if n * side > SIZE)
+def _name_interval(side: float) -> int:
+    """Return every how many cells a name is shown, so that names do not overlap."""
+    return next(n for n in (1, 2, 5, 10, 20) if n * side > FONT_SIZE)
 
 
-def _writes(cells: list[list[float]], size: float) -> bool:
+def _values_fit(cells: list[list[float]], size: float) -> bool:
     count = len(cells) * len(cells[0])
-    longest = max(text_width(_short(value), 10) for row in cells for value in row)
-    return count <= VALUES and longest + 4 <= size
+    longest = max(text_width(_cell_text(value), 10) for row in cells for value in row)
+    return count <= MAX_WRITTEN_VALUES and longest + 4 <= size
 
 
-def _short(value: float) -> str:
-    """A value as a cell has room for: two digits, no zero before the point."""
-    text = say(value, 2)
+def _cell_text(value: float) -> str:
+    """Return a value as short text: two digits, no zero before the decimal point."""
+    text = format_number(value, 2)
     return text.replace("0.", ".", 1) if text.startswith(("0.", "−0.")) else text
 
 
-def _blocks(cells: list[list[float]], down: int, along: int) -> list[list[float]]:
-    """Means over blocks of cells; numbers that are not finite are passed over if others are."""
+def _block_means(cells: list[list[float]], down: int, along: int) -> list[list[float]]:
+    """Return the means of the finite numbers in each block of cells."""
     result = []
     for r in range(0, len(cells), down):
         row = []
@@ -227,11 +238,11 @@ def _blocks(cells: list[list[float]], down: int, along: int) -> list[list[float]
     return result
 
 
-def _check(cells: list[list[float]], rows: Sequence[str], columns: Sequence[str]) -> None:
+def _check_names(cells: list[list[float]], rows: Sequence[str], columns: Sequence[str]) -> None:
     lengths = {len(row) for row in cells}
     if len(cells) != len(rows) or lengths - {len(columns)}:
         shape = f"{len(cells)} × {'/'.join(map(str, sorted(lengths))) or 0}"
         raise InputError(
-            f"a heat map must have a name for each row and column: the table is {shape}, "
+            f"a heat map needs one name for each row and column: the table is {shape}, "
             f"the names are {len(rows)} × {len(columns)}. Try the names in the order of the table."
         )

@@ -1,26 +1,27 @@
-"""One HTML file that needs nothing else: no network, fonts or scripts; light, dark, paper."""
+"""Self-contained HTML pages: no network, fonts or scripts; light, dark and print styles."""
 
+import html
 import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from addnorm.disk import write_whole
 from addnorm.errors import InputError, nearest
-from addnorm.report.axes import say
-from addnorm.report.style import ALONE, STYLE
+from addnorm.files import write_whole
+from addnorm.report.axes import format_number
+from addnorm.report.style import PICTURE_STYLE, STYLE
 from addnorm.report.svg import Svg, escape
 
 Cell = str | int | float | None
-TONES = {"note": "Note", "good": "Good", "warning": "Warning", "bad": "Problem"}
-"""The tone of a remark, and the word that says it without colour."""
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-"""What a browser may do for a page: show it, and fetch or run nothing."""
+REMARK_TONES = {"note": "Note", "good": "Good", "warning": "Warning", "bad": "Problem"}
+"""Tones of a remark, and the word that is shown with each, besides its colour."""
+CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+"""Content Security Policy: a browser fetches and runs nothing."""
 
 
 class Page:
-    """A page in the making: parts are added in order, then it is written.
+    """An HTML page: parts are added in order, then it is written to a file.
 
-    All text is escaped; the only markup it takes is a picture made by this package.
+    All text is escaped; the only markup accepted is a picture made by this package.
 
     >>> page = Page("Training", "6 + 6 blocks, post-norm")
     >>> page.section("Loss")
@@ -35,31 +36,39 @@ class Page:
         self._parts: list[str] = []
 
     def section(self, title: str) -> None:
-        """A heading; with three or more, the page has a list of them at its top."""
+        """Add a heading; a page with three or more has a table of contents."""
         self._sections.append(title)
         self._parts.append(f'<h2 id="s{len(self._sections)}">{escape(title)}</h2>')
 
     def text(self, text: str) -> None:
-        """Paragraphs, parted by empty lines."""
+        """Add paragraphs, which empty lines separate."""
         for paragraph in text.split("\n\n"):
             if paragraph.strip():
                 self._parts.append(f'<p dir="auto">{escape(" ".join(paragraph.split()))}</p>')
 
     def remark(self, text: str, tone: str = "note", more: Sequence[str] = ()) -> None:
-        """A finding that stands out: one sentence, and if need be lines of evidence and advice."""
-        if tone not in TONES:
-            known = ", ".join(TONES)
-            hint = nearest(tone, TONES)
+        """Add a highlighted sentence, and optionally a list of evidence and advice.
+
+        Parameters
+        ----------
+        text : the sentence
+        tone : note, good, warning or bad
+        more : lines of the list
+        """
+        if tone not in REMARK_TONES:
+            known = ", ".join(REMARK_TONES)
+            hint = nearest(tone, REMARK_TONES)
             raise InputError(f"a remark's tone must be one of {known}: got {tone!r}. {hint}")
         rest = "".join(f"<li>{escape(line)}</li>" for line in more)
+        word = REMARK_TONES[tone]
         self._parts.append(
-            f'<aside class="remark {tone}"><p><strong>{TONES[tone]}</strong> {escape(text)}</p>'
+            f'<aside class="remark {tone}"><p><strong>{word}</strong> {escape(text)}</p>'
             + (f"<ul>{rest}</ul>" if rest else "")
             + "</aside>"
         )
 
     def facts(self, facts: Sequence[tuple[str, Cell]]) -> None:
-        """A few figures, large, each with its name."""
+        """Add a few values in large type, each with its name."""
         each = "".join(
             f"<div><dt>{escape(name)}</dt><dd>{_cell(value)}</dd></div>" for name, value in facts
         )
@@ -68,15 +77,17 @@ class Page:
     def table(
         self, header: Sequence[str], rows: Sequence[Sequence[Cell]], caption: str = ""
     ) -> None:
-        """A table; columns of numbers are set to the right, None is a dash."""
+        """Add a table; numeric columns are aligned to the right, None is shown as a dash."""
         for row in rows:
             if len(row) != len(header):
                 raise InputError(
-                    f"a row must have a cell for each column: {len(header)} columns, "
+                    f"a row needs one cell for each column: {len(header)} columns, "
                     f"{len(row)} cells in {list(row)!r}. Try None for an empty cell."
                 )
         kinds = [
-            ' class="number"' if rows and all(_is_number(row[n]) for row in rows) else ' dir="auto"'
+            ' class="number"'
+            if rows and all(_is_numeric(row[n]) for row in rows)
+            else ' dir="auto"'
             for n in range(len(header))
         ]
         tops = "".join(
@@ -98,21 +109,21 @@ class Page:
         )
 
     def figure(self, picture: Svg, caption: str = "") -> None:
-        """A picture over the width of the page."""
-        self._parts.append(_figure(picture, caption))
+        """Add a picture over the width of the page."""
+        self._parts.append(_figure_html(picture, caption))
 
     def gallery(self, pictures: Sequence[tuple[Svg, str]]) -> None:
-        """Several small pictures with captions, as many in a row as there is room for."""
-        each = "".join(_figure(picture, caption) for picture, caption in pictures)
+        """Add several small pictures with captions, as many in a row as fit."""
+        each = "".join(_figure_html(picture, caption) for picture, caption in pictures)
         self._parts.append(f'<div class="gallery">{each}</div>')
 
     def code(self, text: str) -> None:
-        """Commands or output, as they are."""
-        kept = "\n".join(escape(line) for line in text.expandtabs(4).splitlines())
-        self._parts.append(f"<pre><code>{kept}</code></pre>")
+        """Add commands or output in a monospaced font."""
+        escaped = "\n".join(escape(line) for line in text.expandtabs(4).splitlines())
+        self._parts.append(f"<pre><code>{escaped}</code></pre>")
 
     def html(self) -> str:
-        """The whole page."""
+        """Return the whole page."""
         links = "".join(
             f'<li><a href="#s{number}">{escape(title)}</a></li>'
             for number, title in enumerate(self._sections, 1)
@@ -124,7 +135,7 @@ class Page:
         parts = "\n".join(self._parts)
         return (
             '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-            f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">\n'
+            f'<meta http-equiv="Content-Security-Policy" content="{escape(CONTENT_POLICY)}">\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
             '<meta name="color-scheme" content="light dark">\n'
             f"<title>{escape(self.title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
@@ -132,17 +143,22 @@ class Page:
             "</main>\n</body>\n</html>\n"
         )
 
+    def _repr_html_(self) -> str:
+        """Return the page in a frame of its own, as a notebook shows it."""
+        style = "width:100%;height:40rem;border:0"
+        return f'<iframe srcdoc="{html.escape(self.html())}" style="{style}"></iframe>'
+
     def write(self, path: str | Path) -> Path:
-        """Write the page as one file, which appears whole or not at all."""
+        """Write the page to a file, whole or not at all; return its path."""
         write_whole(Path(path), self.html().encode())
         return Path(path)
 
 
 def write_picture(picture: Svg, path: str | Path) -> Path:
-    """Write a picture as an SVG file of its own, light and dark as a page is."""
+    """Write a picture to an SVG file with light and dark styles; return its path."""
     _check_picture(picture)
     start, title = picture.split("<title>", 1)
-    markup = f"{start}<style>{ALONE}</style><title>{title}"
+    markup = f"{start}<style>{PICTURE_STYLE}</style><title>{title}"
     write_whole(Path(path), f"{markup}\n".encode())
     return Path(path)
 
@@ -151,22 +167,22 @@ def _check_picture(picture: Svg) -> None:
     if not isinstance(picture, Svg):
         raise InputError(
             "a figure must be a picture made by addnorm.report: "
-            f"got {type(picture).__name__}. Try lines(...)."
+            f"got {type(picture).__name__}. Try line_chart(...)."
         )
 
 
-def _figure(picture: Svg, caption: str) -> str:
+def _figure_html(picture: Svg, caption: str) -> str:
     _check_picture(picture)
     below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
     return f'<figure><div class="wide">{picture}</div>{below}</figure>'
 
 
-def _is_number(cell: Cell) -> bool:
+def _is_numeric(cell: Cell) -> bool:
     return cell is None or (isinstance(cell, int | float) and not isinstance(cell, bool))
 
 
 def _cell(cell: Cell) -> str:
-    """A cell as text: 12 345 with thin spaces, floats in four digits, yes and no."""
+    """Return a cell as text: 12 345 with thin spaces, floats with four digits, yes and no."""
     if cell is None:
         return "–"
     if isinstance(cell, bool):
@@ -175,5 +191,5 @@ def _cell(cell: Cell) -> str:
         return f"{cell:,}".replace(",", "\u202f").replace("-", "−")
     if isinstance(cell, float):
         whole = math.isfinite(cell) and 1e4 <= abs(cell) < 1e9
-        return _cell(round(cell)) if whole else say(cell, 4)
+        return _cell(round(cell)) if whole else format_number(cell, 4)
     return escape(cell)

@@ -1,20 +1,20 @@
-"""How a page looks: on a screen by day and by night, on a phone, on paper.
+"""Style sheets of pages and pictures: light, dark, narrow screens, print.
 
-The six colours of series keep apart for people who do not see red and green alike (after Okabe and
-Ito 2008), and each has enough contrast with the ground to be a colour of text.
+The six series colours are distinguishable with colour-blindness (after Okabe and Ito 2008), and
+each has enough contrast with the background to be a text colour.
 """
 
-LIGHT = """
+LIGHT_COLOURS = """
 --ground:#fdfdfc;--raised:#f4f4f1;--ink:#1d1f21;--soft:#5d6267;--line:#deded9;--faint:#ebebe6;
 --c0:#0067a8;--c1:#c04a12;--c2:#007a5a;--c3:#a3407c;--c4:#7d6200;--c5:#5b6472;
 --plus:#004f86;--minus:#b5480f;--over:#ffffff;--good:#007a5a;--warning:#8a5a00;--bad:#b3261e;
 """
-DARK = """
+DARK_COLOURS = """
 --ground:#15171a;--raised:#1f2226;--ink:#e8e9ea;--soft:#a2a8af;--line:#383c42;--faint:#282b30;
 --c0:#62b5f2;--c1:#f2935c;--c2:#3cc79c;--c3:#e597c8;--c4:#dfbb4a;--c5:#a9b2bf;
 --plus:#7cc4fa;--minus:#f7a06c;--over:#0d1014;--good:#3cc79c;--warning:#e9b44c;--bad:#ff8a80;
 """
-LAYOUT = """
+PAGE_LAYOUT = """
 *{box-sizing:border-box}
 html{-webkit-text-size-adjust:100%;text-size-adjust:100%}
 body{margin:0;background:var(--ground);color:var(--ink)}
@@ -105,16 +105,16 @@ SERIES = "".join(
 )
 FONT = 'system-ui,-apple-system,"Segoe UI",Roboto,"Noto Sans","Helvetica Neue",sans-serif'
 THEMES = (
-    f":root{{color-scheme:light dark;{LIGHT}}}"
-    f"@media screen and (prefers-color-scheme:dark){{:root{{{DARK}}}}}"
+    f":root{{color-scheme:light dark;{LIGHT_COLOURS}}}"
+    f"@media screen and (prefers-color-scheme:dark){{:root{{{DARK_COLOURS}}}}}"
 )
 STYLE = (
-    f"{THEMES}body{{font:16px/1.6 {FONT}}}{LAYOUT}{PICTURES}{SERIES}"
+    f"{THEMES}body{{font:16px/1.6 {FONT}}}{PAGE_LAYOUT}{PICTURES}{SERIES}"
     f"@media (max-width:34rem){{{PHONE}}}"
     f"@media print{{:root{{color-scheme:light}}{PAPER}}}"
 ).replace("\n", "")
-"""All of it, as a page carries it."""
-ALONE = (f"{THEMES}:root{{background:var(--ground);font-family:{FONT}}}{PICTURES}{SERIES}").replace(
-    "\n", ""
-)
-"""What a picture needs in a file of its own."""
+"""The style sheet of a page."""
+PICTURE_STYLE = (
+    f"{THEMES}:root{{background:var(--ground);font-family:{FONT}}}{PICTURES}{SERIES}"
+).replace("\n", "")
+"""The style sheet of a picture in its own file."""

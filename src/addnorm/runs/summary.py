@@ -1,52 +1,55 @@
 """How a run went: figures for programs, a page with the loss curve for people."""
 
-import json
 from typing import Any
 
-from addnorm.disk import write_whole
-from addnorm.report import Page, lines
+from addnorm.files import to_json, write_whole
+from addnorm.report import Page, line_chart
 from addnorm.report.svg import Svg
-from addnorm.runs.directory import Run
-from addnorm.runs.progress import say_figures, say_time
-from addnorm.train.loop import Progress
+from addnorm.runs.loggers import say_figures, say_time
+from addnorm.runs.run import SUMMARY, Run
+from addnorm.tasks.base import Say, Task
+from addnorm.training.loop import TrainingState
 
 
-def sum_up(run: Run, progress: Progress, parameters: int) -> dict[str, Any]:
-    """Write summary.json and summary.html; returns the figures."""
+def write_summary(
+    run: Run, task: Task, progress: TrainingState, parameters: int, say: Say
+) -> dict[str, Any]:
+    """Write summary.json and summary.html; return the figures."""
     best = next((row for row in progress.history if row["step"] == progress.best_step), {})
     figures = {
-        "task": run.facts.task,
+        "task": run.task,
         "finished": progress.finished,
         "steps": progress.step,
         "epochs": progress.epoch,
         "tokens": progress.tokens,
-        "seconds": round(progress.seconds + progress.evaluating, 1),
+        "seconds": round(progress.total_seconds, 1),
         "parameters": parameters,
-        "metric": run.config.train.metric,
+        "metric": task.metric,
         "best_step": progress.best_step,
         "best": {name: value for name, value in best.items() if name != "step"},
+        **task.finish(run.path, progress, say),
     }
-    text = json.dumps(figures, indent=1, ensure_ascii=False)
-    write_whole(run.path / "summary.json", text.encode() + b"\n")
-    make_page(run, figures).write(run.path / "summary.html")
+    write_whole(run.path / SUMMARY, to_json(figures).encode() + b"\n")
+    make_page(run, task, figures).write(run.path / "summary.html")
     return figures
 
 
-def make_page(run: Run, figures: dict[str, Any]) -> Page:
-    """The page of a run: its figures, its loss curve, its data, its configuration."""
-    page = Page(f"Run {run.path.name}", f"{run.facts.task}, {figures['parameters']:,} parameters")
+def make_page(run: Run, task: Task, figures: dict[str, Any]) -> Page:
+    """Return the page of a run: its figures, its loss curve, its data, its configuration."""
+    page = Page(f"Run {run.path.name}", f"{run.task}, {figures['parameters']:,} parameters")
     page.section("Result")
     rows = [
         ("best on held-out data", say_figures(figures["best"]) or "no evaluation yet"),
         ("at step", f"{figures['best_step']:,} of {figures['steps']:,}"),
         ("time", say_time(figures["seconds"])),
-        ("tokens learnt from", f"{figures['tokens']:,}"),
+        (f"{task.unit} learnt from", f"{figures['tokens']:,}"),
     ]
     page.facts(rows)
     page.section("Loss")
     page.figure(loss_curve(run), "Loss of training batches, and of held-out data.")
+    task.add_to_page(page, figures)
     page.section("Data")
-    for note in run.facts.notes:
+    for note in run.record.notes:
         page.text(note)
     page.section("Configuration")
     page.code(run.config.dump())
@@ -54,15 +57,15 @@ def make_page(run: Run, figures: dict[str, Any]) -> Page:
 
 
 def loss_curve(run: Run) -> Svg:
-    """Training and held-out loss against the step."""
-    found = run.metrics()
+    """Return a chart of training and held-out loss against the step."""
+    history = run.history
     series = {
-        "training": [(row["step"], row["loss"]) for row in found if _is_number(row.get("loss"))],
+        "training": [(row["step"], row["loss"]) for row in history if _is_number(row.get("loss"))],
         "held out": [
-            (row["step"], row["valid_loss"]) for row in found if _is_number(row.get("valid_loss"))
+            (row["step"], row["valid_loss"]) for row in history if _is_number(row.get("valid_loss"))
         ],
     }
-    return lines(series, title="Loss", x="step", y="loss", log_y=True)
+    return line_chart(series, title="Loss", x="step", y="loss", log_y=True)
 
 
 def _is_number(value: Any) -> bool:

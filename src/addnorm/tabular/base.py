@@ -20,14 +20,15 @@ from sklearn.utils.validation import (  # type: ignore[import-untyped]
 )
 from torch import Tensor
 
-from addnorm.data.frame import Array, Frame
-from addnorm.data.guess import infer
-from addnorm.data.prepare import Encoded, Recipe, fit_recipe
-from addnorm.data.schema import Column, Schema
+from addnorm.config import ModelConfig
+from addnorm.data.table.encode import EncodedTable, TableEncoder, fit_encoder
+from addnorm.data.table.frame import Array, Frame
+from addnorm.data.table.infer import infer
+from addnorm.data.table.schema import Column, Schema
 from addnorm.errors import ConfigError, InputError
 from addnorm.models.tabular import TabularModel, build_tabular
 from addnorm.tabular.choices import choose_network, choose_plan, need_ranges
-from addnorm.tabular.fitting import Rows, answer, train
+from addnorm.tabular.fitting import Fitted, Rows, SplitRows, answer, train
 from addnorm.tabular.holdout import hold_out, say_groups
 from addnorm.tabular.inputs import (
     as_frame,
@@ -48,7 +49,7 @@ PREDICT_BATCH = 1024
 class Pretrained:
     """What pre-training left: how rows are read, and the body that reads them."""
 
-    recipe: Recipe
+    encoder: TableEncoder
     body: TabularModel
     history: list[dict[str, float]]
 
@@ -217,19 +218,12 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         groups: Any,
     ) -> Self:
         began = time.perf_counter()
-        need_ranges(self)
-        frame = self._frame(X, fitting=True)
-        rows = len(frame)
-        if rows < 2:
-            raise InputError(f"there must be two rows or more to learn from: got {rows} sample.")
-        if len(target) != rows:
-            raise InputError(f"X and y must have as many rows: got {rows} and {len(target)}.")
-        weight = np.ones(rows)
+        frame = self.check_rows(X, target)
+        weight = np.ones(len(frame))
         if sample_weight is not None:
             weight = _check_sample_weight(sample_weight, target, dtype=np.float64)
             if not (weight >= 0).all():
                 raise InputError(f"sample_weight must be 0 or more: got {weight.min():g}.")
-        self.seed_ = seed_of(self.random_state)
         before = torch.get_rng_state()
         try:
             torch.manual_seed(self.seed_)
@@ -238,6 +232,23 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             torch.set_rng_state(before)
         self.report_["seconds"] = time.perf_counter() - began
         return self
+
+    def check_rows(self, X: Any, target: Array) -> Frame:
+        """Return X as a frame to learn from; raise where parameters, X and target cannot be."""
+        need_ranges(self)
+        frame = self._frame(X, fitting=True)
+        if len(frame) < 2:
+            raise InputError(
+                f"there must be two rows or more to learn from: got {len(frame)} sample."
+            )
+        if len(target) != len(frame):
+            raise InputError(f"X and y must have as many rows: got {len(frame)} and {len(target)}.")
+        self.seed_ = seed_of(self.random_state)
+        return frame
+
+    @abstractmethod
+    def learn_target(self, y: Any) -> tuple[Array, int]:
+        """Return targets as training takes them, and the number of classes (0: numbers)."""
 
     def _train(
         self,
@@ -248,6 +259,27 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         eval_set: Any,
         groups: Any,
     ) -> None:
+        split = self.split_rows(frame, target, classes, weight, eval_set, groups)
+        self.model_ = self.make_model(split, classes)
+        plan = choose_plan(self, len(split.rows), split.valid is not None)
+        fitted = train(self.model_, split.rows, split.valid, plan, classes, verbose=self.verbose)
+        self.batch_ = plan.batch
+        self.finish(split, fitted)
+
+    def split_rows(
+        self,
+        frame: Frame,
+        target: Array,
+        classes: int,
+        weight: Array,
+        eval_set: Any = None,
+        groups: Any = None,
+        encoder: TableEncoder | None = None,
+    ) -> SplitRows:
+        """Return rows to train on and rows held out, encoded by what the former show.
+
+        `encoder` is used in place of one fitted here.
+        """
         share = 0.0 if eval_set is not None else self.valid
         labels = target if classes else None
         together = to_groups(groups, len(frame))
@@ -255,55 +287,62 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             len(frame), share, classes=labels, groups=together, order=self.split, seed=self.seed_
         )
         part = frame.take(inside)
-        schema = self._schema(part)
         before = getattr(self, "pretrained_", None)
-        self.recipe_ = self._recipe(part, schema) if before is None else before.recipe
-        table = self.recipe_.encode(part)
+        if encoder is None and before is not None:
+            encoder = before.encoder
+        self.encoder_ = self._encoder(part, self._schema(part)) if encoder is None else encoder
+        table = self.encoder_.encode(part)
         self._learn_scale(target[inside], weight[inside])
         rows = Rows(table, self._targets(target[inside]), normal(weight[inside]))
         valid = None
         if eval_set is not None:
             valid = self._rows(*pair_of(eval_set))
         elif len(held):
-            other = self.recipe_.encode(frame.take(held))
+            other = self.encoder_.encode(frame.take(held))
             if weight[held].any():
                 valid = Rows(other, self._targets(target[held]), normal(weight[held]))
-        if before is None:
-            self.model_ = build_tabular(
-                choose_network(self, table, target[inside], self.bins, classes)
-            )
-        else:
-            self.model_ = before.begin(classes)
-        plan = choose_plan(self, len(rows), valid is not None)
-        self.batch_ = plan.batch
-        fitted = train(self.model_, rows, valid, plan, classes, verbose=self.verbose)
-        self.n_iter_ = max(1, -(-fitted.progress.step // -(-len(rows) // plan.batch)))
+        notes = [
+            *frame.notes,
+            *left_out(self.encoder_.schema),
+            *say_groups(together, held, eval_set is not None),
+            *say_unlearnt(getattr(self, "classes_", ()), target[inside]),
+        ]
+        return SplitRows(rows, valid, target[inside], notes)
+
+    def make_model(
+        self, split: SplitRows, classes: int, trunk: ModelConfig | None = None
+    ) -> TabularModel:
+        """Return a model for rows like these, or the pre-trained one with a new head."""
+        before = getattr(self, "pretrained_", None)
+        if before is not None:
+            return before.begin(classes)
+        network = choose_network(self, split.rows.table, split.target, self.bins, classes, trunk)
+        return build_tabular(network)
+
+    def finish(self, split: SplitRows, fitted: Fitted) -> None:
+        """Calibrate on the held-out rows, and report how training went."""
+        at, rows = fitted.progress, len(split.rows)
+        self.n_iter_ = max(1, -(-at.step // -(-rows // self.batch_)))
         self.temperature_ = 1.0
         self.report_: dict[str, Any] = {
-            "rows": len(rows),
-            "held_out": 0 if valid is None else len(valid),
+            "rows": rows,
+            "held_out": 0 if split.valid is None else len(split.valid),
             "epochs": self.n_iter_,
-            "steps": fitted.progress.step,
-            "best_step": fitted.progress.best_step,
+            "steps": at.step,
+            "best_step": at.best_step,
             "parameters": self.model_.count(),
             "stopped": fitted.stopped,
-            "notes": [
-                *frame.notes,
-                *left_out(schema),
-                *say_groups(together, held, eval_set is not None),
-                *say_unlearnt(getattr(self, "classes_", ()), target[inside]),
-                *fitted.notes,
-            ],
-            "history": fitted.progress.history,
+            "notes": [*split.notes, *fitted.notes],
+            "history": at.history,
         }
-        if valid is not None:
-            self._calibrate(valid)
+        if split.valid is not None:
+            self._calibrate(split.valid)
 
-    def _recipe(self, frame: Frame, schema: Schema) -> Recipe:
-        return fit_recipe(frame, schema, scaling=self.scaling, rare=self.rare, impute=self.impute)
+    def _encoder(self, frame: Frame, schema: Schema) -> TableEncoder:
+        return fit_encoder(frame, schema, scaling=self.scaling, rare=self.rare, impute=self.impute)
 
     def pretrain(self, X: Any, *, method: str = "masked", epochs: int | None = None) -> Self:
-        """Learn what rows are like from rows without answers; `fit` then begins from there.
+        """Learn what rows are like from rows without answers; `fit` then starts from there.
 
         `method` is masked, replaced or contrastive; see pretrain.py. Quantiles and categories are
         learnt from these rows, so that they should include those of `fit`. Bins of piecewise
@@ -312,22 +351,39 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         need_ranges(self)
         frame = self._frame(X, fitting=True)
         self.seed_ = seed_of(self.random_state)
+        return self.pretrain_frame(frame, method, epochs)
+
+    def pretraining_split(self, frame: Frame) -> tuple[TableEncoder, Frame, Frame]:
+        """Return the column encoder of pre-training, its rows, and rows held out of them."""
         inside, held = hold_out(len(frame), self.valid, order=self.split, seed=self.seed_)
         part = frame.take(inside)
-        self.recipe_ = recipe = self._recipe(part, self._schema(part))
-        table, state = recipe.encode(part), torch.get_rng_state()
+        return self._encoder(part, self._schema(part)), part, frame.take(held)
+
+    def pretrain_frame(
+        self,
+        frame: Frame,
+        method: str,
+        epochs: int | None = None,
+        trunk: ModelConfig | None = None,
+    ) -> Self:
+        """Pre-train on a frame whose columns are known; `trunk` stands for the parameters'."""
+        encoder, part, held = self.pretraining_split(frame)
+        self.encoder_ = encoder
+        table, state = encoder.encode(part), torch.get_rng_state()
         try:
             torch.manual_seed(self.seed_)
-            body = build_tabular(choose_network(self, table, np.zeros(len(part)), "quantile", 0))
+            body = build_tabular(
+                choose_network(self, table, np.zeros(len(part)), "quantile", 0, trunk)
+            )
             plan = replace(
                 choose_plan(self, len(part), bool(len(held))), drop_cells=0.0, swap_cells=0.0
             )
             plan = plan if epochs is None else replace(plan, epochs=epochs)
-            valid = recipe.encode(frame.take(held)) if len(held) else None
+            valid = encoder.encode(held) if len(held) else None
             fitted = pretrain(body, table, valid, plan, method, verbose=self.verbose)
         finally:
             torch.set_rng_state(state)
-        self.pretrained_ = Pretrained(recipe, body, fitted.progress.history)
+        self.pretrained_ = Pretrained(encoder, body, fitted.progress.history)
         return self
 
     def rows(self, X: Any, y: Any) -> Rows:
@@ -336,7 +392,7 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         return self._rows(X, y)
 
     def _rows(self, X: Any, y: Any) -> Rows:
-        table = self.recipe_.encode(self._frame(X, fitting=False))
+        table = self.encoder_.encode(self._frame(X, fitting=False))
         target = self._targets(self._known(y))
         if len(target) != len(table):
             raise InputError(f"X and y must have as many rows: got {len(table)} and {len(target)}.")
@@ -365,8 +421,8 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     def _answers(self, X: Any) -> Tensor:
         """The mean answer of the members, (rows, outputs)."""
         check_is_fitted(self)
-        return self._answer(self.recipe_.encode(self._frame(X, fitting=False)))
+        return self._answer(self.encoder_.encode(self._frame(X, fitting=False)))
 
-    def _answer(self, table: Encoded) -> Tensor:
+    def _answer(self, table: EncodedTable) -> Tensor:
         batch = self.batch_ if self.model_.along_rows else PREDICT_BATCH
         return answer(self.model_, table, batch).mean(dim=1)

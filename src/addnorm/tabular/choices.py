@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from addnorm.config import ModelConfig
-from addnorm.data.bins import make_edges
-from addnorm.data.frame import Array
-from addnorm.data.prepare import Encoded
+from addnorm.data.table.bins import make_edges
+from addnorm.data.table.encode import EncodedTable
+from addnorm.data.table.frame import Array
 from addnorm.errors import ConfigError
 from addnorm.models.tabular import TabularConfig, trunk_of
 from addnorm.tabular.fitting import Plan
@@ -53,9 +53,14 @@ def need_ranges(asked: "TableEstimator") -> None:
 
 
 def choose_network(
-    asked: "TableEstimator", table: Encoded, target: Array, bins: str, classes: int
+    asked: "TableEstimator",
+    table: EncodedTable,
+    target: Array,
+    bins: str,
+    classes: int,
+    trunk: ModelConfig | None = None,
 ) -> TabularConfig:
-    """The network for rows like these; edges of bins are learnt from them."""
+    """Return the network for rows like these; edges of bins are learnt from them."""
     options = dict(asked.embedding_options or {})
     embedding = asked.embedding or asked.number_embedding
     if embedding == "piecewise" and table.numbers.shape[1]:
@@ -70,9 +75,9 @@ def choose_network(
     return TabularConfig(
         kind=asked.kind,
         numbers=table.numbers.shape[1],
-        categories=asked.recipe_.sizes,
+        categories=asked.encoder_.sizes,
         outputs=classes if classes > 2 else 1,
-        trunk=_trunk(asked),
+        trunk=trunk or _trunk(asked),
         embedding=embedding,
         embedding_options=options,
         members=asked.members,
@@ -87,16 +92,21 @@ def _trunk(asked: "TableEstimator") -> ModelConfig:
     return trunk_of(asked.kind, **given)
 
 
+def choose_batch(rows: int) -> int:
+    """Return the rows of a batch for a table of so many rows."""
+    sizes = ((2_000, 32), (10_000, 128), (50_000, 256), (10**18, 512))
+    return next(size for most, size in sizes if rows <= most)
+
+
+def choose_epochs(rows: int, batch: int, held_out: bool) -> int:
+    """Return the largest number of passes over a table; early stopping ends most before."""
+    return int(np.clip(20_000 // -(-rows // batch), 10, 100 if held_out else 30))
+
+
 def choose_plan(asked: "TableEstimator", rows: int, held_out: bool) -> Plan:
-    """Batch and epochs from the number of rows, where they were left open."""
-    batch = asked.batch_size or next(
-        size
-        for most, size in ((2_000, 32), (10_000, 128), (50_000, 256), (10**18, 512))
-        if rows <= most
-    )
-    per_epoch = -(-rows // batch)
-    most = 100 if held_out else 30
-    epochs = asked.epochs or int(np.clip(20_000 // per_epoch, 10, most))
+    """Return how to train: batch and epochs from the number of rows, where they are not set."""
+    batch = asked.batch_size or choose_batch(rows)
+    epochs = asked.epochs or choose_epochs(rows, batch, held_out)
     return Plan(
         batch=batch,
         epochs=epochs,

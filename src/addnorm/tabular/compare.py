@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from addnorm.data.frame import Array
-from addnorm.data.prepare import MISSING, Encoded
+from addnorm.data.table.encode import MISSING, EncodedTable
+from addnorm.data.table.frame import Array
 from addnorm.errors import require
-from addnorm.tabular.metrics import class_figures, number_figures
+from addnorm.metrics import classification_metrics, regression_metrics
 
 MOST_CATEGORIES = 255
 
@@ -39,7 +39,7 @@ def boosters(classes: int, categories: list[int], seed: int) -> Iterator[tuple[s
 
 
 def compare(
-    train: tuple[Encoded, Array], test: tuple[Encoded, Array], classes: int, seed: int = 0
+    train: tuple[EncodedTable, Array], test: tuple[EncodedTable, Array], classes: int, seed: int = 0
 ) -> list[dict[str, Any]]:
     """Each booster fitted on encoded rows and measured on others; classes 0 means numbers.
 
@@ -51,23 +51,25 @@ def compare(
         model.fit(matrix(train[0]), train[1])
         fitted = time.perf_counter()
         if classes:
-            figures = class_figures(np.asarray(model.predict_proba(matrix(test[0]))), test[1])
+            figures = classification_metrics(
+                np.asarray(model.predict_proba(matrix(test[0]))), test[1]
+            )
         else:
-            figures = number_figures(np.asarray(model.predict(matrix(test[0]))), test[1])
+            figures = regression_metrics(model.predict(matrix(test[0])), test[1])
         done = time.perf_counter()
         times = {"fit_seconds": fitted - began, "predict_seconds": done - fitted}
         rows.append({"model": name, **figures, **times})
     return rows
 
 
-def small_categories(table: Encoded) -> list[int]:
+def small_categories(table: EncodedTable) -> list[int]:
     """Columns of the matrix that are categories with few enough values to be given as such."""
     count, codes = table.numbers.shape[1], table.codes
     sizes = codes.max(dim=0).values.tolist() if len(codes.T) else []
     return [count + i for i, size in enumerate(sizes) if size < MOST_CATEGORIES]
 
 
-def matrix(table: Encoded) -> Array:
+def matrix(table: EncodedTable) -> Array:
     """Encoded rows as boosters take them: numbers, then codes; NaN where a value is missing."""
     codes = table.codes.double()
     codes = codes.masked_fill(table.codes == MISSING, float("nan"))

@@ -8,13 +8,13 @@ from sklearn.base import ClassifierMixin, RegressorMixin  # type: ignore[import-
 from sklearn.utils.multiclass import check_classification_targets  # type: ignore[import-untyped]
 from torch import Tensor
 
-from addnorm.data.frame import Array
+from addnorm.data.table.frame import Array
 from addnorm.errors import InputError, nearest
+from addnorm.metrics import classification_metrics, regression_metrics, reliability_bins
 from addnorm.tabular.base import TableEstimator
 from addnorm.tabular.calibration import fit_temperature, probabilities_of
 from addnorm.tabular.fitting import Rows
 from addnorm.tabular.inputs import to_labels, to_targets
-from addnorm.tabular.metrics import class_figures, number_figures, reliability_bins
 
 
 class TableClassifier(ClassifierMixin, TableEstimator):  # type: ignore[misc]
@@ -30,6 +30,9 @@ class TableClassifier(ClassifierMixin, TableEstimator):  # type: ignore[misc]
         `eval_set` is a pair (X, y) to stop early and calibrate with, in place of a part of X;
         `groups` are held out whole.
         """
+        return self._fit(X, *self.learn_target(y), sample_weight, eval_set, groups)
+
+    def learn_target(self, y: Any) -> tuple[Array, int]:
         y = to_labels(y)
         check_classification_targets(y)
         self.classes_, target = np.unique(y, return_inverse=True)
@@ -39,7 +42,7 @@ class TableClassifier(ClassifierMixin, TableEstimator):  # type: ignore[misc]
                 "there must be two classes or more to tell apart: the target has one class, "
                 f"{self.classes_[0]!r}."
             )
-        return self._fit(X, target, count, sample_weight, eval_set, groups)
+        return target, count
 
     def _known(self, y: Any) -> Array:
         labels = [str(label) for label in to_labels(y)]
@@ -58,15 +61,15 @@ class TableClassifier(ClassifierMixin, TableEstimator):  # type: ignore[misc]
         before = probabilities_of(answers, 1.0).numpy()
         after = probabilities_of(answers, self.temperature_).numpy()
         self.report_["temperature"] = self.temperature_
-        self.report_["uncalibrated"] = class_figures(before, target)
-        self.report_["valid"] = class_figures(after, target)
+        self.report_["uncalibrated"] = classification_metrics(before, target)
+        self.report_["valid"] = classification_metrics(after, target)
         self.report_["reliability"] = {
             "as trained": reliability_bins(before, target),
             "calibrated": reliability_bins(after, target),
         }
 
     def evaluate(self, X: Any, y: Any) -> dict[str, float]:
-        return class_figures(self.predict_proba(X), self._known(y))
+        return classification_metrics(self.predict_proba(X), self._known(y))
 
     def predict_proba(self, X: Any) -> Array:
         """The probability of each class of `classes_`, (rows, classes)."""
@@ -86,7 +89,10 @@ class TableRegressor(RegressorMixin, TableEstimator):  # type: ignore[misc]
         self, X: Any, y: Any, sample_weight: Any = None, eval_set: Any = None, groups: Any = None
     ) -> Self:
         """Learn from rows X and their numbers y; see TableClassifier.fit for the rest."""
-        return self._fit(X, to_targets(y), 0, sample_weight, eval_set, groups)
+        return self._fit(X, *self.learn_target(y), sample_weight, eval_set, groups)
+
+    def learn_target(self, y: Any) -> tuple[Array, int]:
+        return to_targets(y), 0
 
     def _known(self, y: Any) -> Array:
         return to_targets(y)
@@ -102,11 +108,11 @@ class TableRegressor(RegressorMixin, TableEstimator):  # type: ignore[misc]
     def _calibrate(self, valid: Rows) -> None:
         answers = self._answer(valid.table)[:, 0].double().numpy()
         target = valid.target.double().numpy()
-        figures = number_figures(answers * self.scale_, target * self.scale_)
+        figures = regression_metrics(answers * self.scale_, target * self.scale_)
         self.report_["valid"] = figures
 
     def evaluate(self, X: Any, y: Any) -> dict[str, float]:
-        return number_figures(self.predict(X), self._known(y))
+        return regression_metrics(self.predict(X), self._known(y))
 
     def predict(self, X: Any) -> Array:
         """The number of each row."""

@@ -18,10 +18,10 @@ import torch
 from sklearn.utils.validation import check_is_fitted  # type: ignore[import-untyped]
 from torch import Tensor
 
-from addnorm.data.frame import Array, Frame, as_text
-from addnorm.data.prepare import Encoded
+from addnorm.data.table.encode import EncodedTable
+from addnorm.data.table.frame import Array, Frame, to_texts
 from addnorm.errors import InputError
-from addnorm.models.tabular import ContextModel, TabularModel, TokenModel
+from addnorm.models.tabular import FTTransformerModel, TabTransformerModel, TabularModel
 from addnorm.tabular.base import TableEstimator
 from addnorm.tabular.estimators import TableClassifier
 from addnorm.tabular.fitting import answer, losses
@@ -113,7 +113,7 @@ def explain_row(estimator: TableEstimator, X: Any, row: int) -> RowExplanation:
         raise InputError(f"row must be 0 to {len(frame) - 1}: got {row}.")
     one = frame.take(np.array([row]))
     names, member = _columns(estimator)
-    shares, end, start = integrated(estimator.model_, estimator.recipe_.encode(one), steps=64)
+    shares, end, start = integrated(estimator.model_, estimator.encoder_.encode(one), steps=64)
     grouped = _sum_by(shares, member, len(names))[0]
     unit = _unit(estimator)
     offset = getattr(estimator, "mean_", 0.0)
@@ -129,7 +129,7 @@ def explain_row(estimator: TableEstimator, X: Any, row: int) -> RowExplanation:
 
 def permute(
     model: TabularModel,
-    table: Encoded,
+    table: EncodedTable,
     target: Tensor,
     member: Sequence[int],
     rng: np.random.Generator,
@@ -139,7 +139,7 @@ def permute(
     classes = 0 if target.is_floating_point() else max(2, model.config.outputs)
 
     def loss(numbers: Tensor, codes: Tensor) -> float:
-        answers = answer(model, Encoded(numbers, codes), 1024).mean(dim=1, keepdim=True)
+        answers = answer(model, EncodedTable(numbers, codes), 1024).mean(dim=1, keepdim=True)
         return float(losses(answers, target, classes).mean())
 
     base, count = loss(table.numbers, table.codes), table.numbers.shape[1]
@@ -156,7 +156,7 @@ def permute(
 
 
 def integrated(
-    model: TabularModel, table: Encoded, steps: int = 16
+    model: TabularModel, table: EncodedTable, steps: int = 16
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Integrated gradients by token, (rows, tokens), with the answers at the end and the start.
 
@@ -185,10 +185,12 @@ def integrated(
     return shares, end, start
 
 
-def attend(estimator: TableEstimator, table: Encoded) -> tuple[Array, list[str], Tensor | None]:
+def attend(
+    estimator: TableEstimator, table: EncodedTable
+) -> tuple[Array, list[str], Tensor | None]:
     """Mean attention among tokens, their names, and what the summary gives each column's token."""
-    model, names = estimator.model_, estimator.recipe_.names
-    if isinstance(model, ContextModel):
+    model, names = estimator.model_, estimator.encoder_.names
+    if isinstance(model, TabTransformerModel):
         names = names[model.config.numbers :]
         if not names:
             return np.zeros((0, 0)), [], None
@@ -197,7 +199,7 @@ def attend(estimator: TableEstimator, table: Encoded) -> tuple[Array, list[str],
         model(table.numbers, table.codes, maps=maps)
     found = [each for place, each in maps.items() if place.endswith(".attention")]
     mean = torch.stack([each.mean(dim=(0, 1)) for each in found]).mean(dim=0)
-    if isinstance(model, ContextModel):
+    if isinstance(model, TabTransformerModel):
         return mean.numpy(), list(names), None
     return mean[1:, 1:].numpy(), list(names), mean[0, 1:]
 
@@ -216,11 +218,11 @@ def _ranks(view: Array) -> Array:
 
 def _tokens(model: TabularModel, numbers: Tensor, codes: Tensor) -> Tensor:
     """What the model is told, (rows, tokens, width); numbers beside the stack fill one place."""
-    if isinstance(model, TokenModel):
+    if isinstance(model, FTTransformerModel):
         return model.tokens(numbers, codes)
-    assert isinstance(model, ContextModel)
+    assert isinstance(model, TabTransformerModel)
     width = model.config.trunk.width
-    beside = torch.nn.functional.pad(model.fill(numbers)[..., None], (0, width - 1))
+    beside = torch.nn.functional.pad(model.impute(numbers)[..., None], (0, width - 1))
     if not model.config.categories:
         return beside
     return torch.cat((beside, model.tokens(numbers, codes)), dim=1)
@@ -228,11 +230,11 @@ def _tokens(model: TabularModel, numbers: Tensor, codes: Tensor) -> Tensor:
 
 def _answer_from(model: TabularModel, tokens: Tensor) -> Tensor:
     """The mean answer of the members, (rows, outputs), from tokens."""
-    if isinstance(model, TokenModel):
-        return model.read(model.hidden(tokens)).mean(dim=1)
-    assert isinstance(model, ContextModel)
+    if isinstance(model, FTTransformerModel):
+        return model.head(model.hidden(tokens)).mean(dim=1)
+    assert isinstance(model, TabTransformerModel)
     count = model.config.numbers
-    return model.read(tokens[:, :count, 0], tokens[:, count:]).mean(dim=1)
+    return model.from_tokens(tokens[:, :count, 0], tokens[:, count:]).mean(dim=1)
 
 
 def _typical(model: TabularModel, numbers: Tensor, codes: Tensor, whole: Tensor) -> Tensor:
@@ -243,8 +245,9 @@ def _typical(model: TabularModel, numbers: Tensor, codes: Tensor, whole: Tensor)
 
 def _columns(estimator: TableEstimator) -> tuple[list[str], list[int]]:
     """The columns that are used, and of each token which of them it is a part of."""
-    recipe = estimator.recipe_
-    owners = [rule.column for rule in recipe.numbers] + [rule.column for rule in recipe.categories]
+    encoder = estimator.encoder_
+    owners = [*(rule.column for rule in encoder.numbers)]
+    owners += [rule.column for rule in encoder.categories]
     names = list(dict.fromkeys(owners))
     return names, [names.index(owner) for owner in owners]
 
@@ -270,5 +273,5 @@ def _about(estimator: TableEstimator, one: Frame) -> dict[str, Any]:
 
 
 def _say_value(one: Frame, name: str) -> str:
-    text = as_text(one.columns[name])[0]
+    text = to_texts(one.columns[name])[0]
     return "missing" if text is None else str(text)

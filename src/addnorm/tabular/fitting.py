@@ -15,18 +15,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from addnorm.data.prepare import MISSING, OTHER, Encoded
+from addnorm.data.table.encode import MISSING, OTHER, EncodedTable
+from addnorm.data.table.frame import Array
 from addnorm.models.tabular import TabularModel
-from addnorm.train.loop import Loop, Observer, Progress, Settings, Task
-from addnorm.train.optimizer import OPTIMIZERS
-from addnorm.train.schedule import make_schedule
+from addnorm.training.loop import Loop, LoopSettings, LoopTask, Observer, TrainingState
+from addnorm.training.optimizer import OPTIMIZERS
+from addnorm.training.schedule import make_schedule
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Encoded rows with their targets and weights."""
+    """EncodedTable rows with their targets and weights."""
 
-    table: Encoded
+    table: EncodedTable
     target: Tensor
     """(rows,): a class's place as int64, or a standardised number."""
     weight: Tensor
@@ -34,6 +35,17 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.target)
+
+
+@dataclass(frozen=True)
+class SplitRows:
+    """Rows to train on and rows held out."""
+
+    rows: Rows
+    valid: Rows | None
+    target: Array
+    """Targets of the training rows as given: places of classes, or numbers."""
+    notes: list[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +70,7 @@ class Plan:
     clip: float = 1.0
 
 
-class TableTask:
+class TableTraining:
     """What the loop asks of a table: batches, losses, figures on held-out rows."""
 
     def __init__(self, train: Rows, valid: Rows | None, plan: Plan, classes: int) -> None:
@@ -118,7 +130,7 @@ def pick(answers: Tensor) -> Tensor:
     return (answers[:, 0] > 0).long() if answers.shape[1] == 1 else answers.argmax(dim=1)
 
 
-def drop_cells(table: Encoded, share: float) -> tuple[Tensor, Tensor]:
+def drop_cells(table: EncodedTable, share: float) -> tuple[Tensor, Tensor]:
     """Some cells as if missing (or, of categories, as if never seen), drawn anew for each batch.
 
     What missing and unseen values mean is thereby learnt in every column, also where training rows
@@ -133,7 +145,7 @@ def drop_cells(table: Encoded, share: float) -> tuple[Tensor, Tensor]:
     return numbers, codes
 
 
-def swap_cells(table: Encoded, share: float) -> Encoded:
+def swap_cells(table: EncodedTable, share: float) -> EncodedTable:
     """Some cells with another row's value, drawn anew: a model that meets errors leans less on one.
 
     Vincent et al. 2008, "Extracting and composing robust features with denoising autoencoders", §2,
@@ -145,10 +157,10 @@ def swap_cells(table: Encoded, share: float) -> Encoded:
     return swap(table, numbers, codes, torch.randperm(len(table)))
 
 
-def swap(table: Encoded, numbers: Tensor, codes: Tensor, order: Tensor) -> Encoded:
+def swap(table: EncodedTable, numbers: Tensor, codes: Tensor, order: Tensor) -> EncodedTable:
     """The table with the marked numbers and codes taken from the rows that `order` names."""
     other = table.take(order)
-    return Encoded(
+    return EncodedTable(
         torch.where(numbers, other.numbers, table.numbers),
         torch.where(codes, other.codes, table.codes),
     )
@@ -159,14 +171,14 @@ ALIKE = 32
 
 
 @torch.inference_mode()
-def answer(model: TabularModel, table: Encoded, batch: int) -> Tensor:
+def answer(model: TabularModel, table: EncodedTable, batch: int) -> Tensor:
     """The model's answers to rows, (rows, members, outputs), in evaluation mode.
 
     A row's answer does not depend on the rows it comes with, unless the model itself looks along
     rows: not even in its last digit, but for networks narrower than 16.
     """
     model.eval()
-    rows, config = len(table), model.config
+    rows, config, device = len(table), model.config, next(model.parameters()).device
     if not rows:
         return torch.empty(0, config.members, config.outputs)
     parts = []
@@ -174,7 +186,8 @@ def answer(model: TabularModel, table: Encoded, batch: int) -> Tensor:
         stop = min(start + batch, rows)
         more = 0 if model.along_rows else -(stop - start) % ALIKE
         some = [*range(start, stop), *[stop - 1] * more] if more else slice(start, stop)
-        parts.append(model(table.numbers[some], table.codes[some])[: stop - start])
+        numbers, codes = table.numbers[some].to(device), table.codes[some].to(device)
+        parts.append(model(numbers, codes)[: stop - start].cpu())
     return torch.cat(parts)
 
 
@@ -185,14 +198,14 @@ class Watch(Observer):
         self.verbose = verbose
         self.notes: list[str] = []
 
-    def evaluated(self, loop: Loop, figures: dict[str, float], better: bool) -> None:
+    def on_evaluate(self, loop: Loop, figures: dict[str, float], better: bool) -> None:
         if self.verbose and figures["loss"]:
             shown = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
-            at = loop.progress
+            at = loop.state
             mark = " *" if better else ""
             print(f"epoch {at.epoch + 1:>3}  step {at.step:>6}  {shown}{mark}", file=sys.stderr)
 
-    def said(self, loop: Loop, text: str) -> None:
+    def on_message(self, loop: Loop, text: str) -> None:
         self.notes.append(text)
         if self.verbose:
             print(text, file=sys.stderr)
@@ -202,7 +215,7 @@ class Watch(Observer):
 class Fitted:
     """What training left: where it got to, and what was said."""
 
-    progress: Progress
+    progress: TrainingState
     notes: list[str]
     stopped: bool
     """Whether it was asked to stop before the end."""
@@ -218,9 +231,9 @@ def train(
     verbose: bool = False,
 ) -> Fitted:
     """Train a model in place; with held-out rows it ends with the weights that did best on them."""
-    task = TableTask(rows, valid, plan, classes)
+    task = TableTraining(rows, valid, plan, classes)
     watch = Watch(verbose)
-    groups = model.groups(plan.weight_decay)
+    groups = model.parameter_groups(plan.weight_decay)
     progress, stopped = run(model, groups, task, plan, len(rows), valid is not None, watch)
     return Fitted(progress, watch.notes, stopped)
 
@@ -228,12 +241,12 @@ def train(
 def run(
     model: nn.Module,
     groups: list[dict[str, Any]],
-    task: Task,
+    task: LoopTask,
     plan: Plan,
     rows: int,
     held_out: bool,
     watch: Watch,
-) -> tuple[Progress, bool]:
+) -> tuple[TrainingState, bool]:
     """Run the loop over a task; returns where it got to, and whether it was asked to stop."""
     per_epoch = -(-rows // plan.batch)
     steps = per_epoch * plan.epochs
@@ -246,25 +259,25 @@ def run(
     def keep(found: nn.Module) -> None:
         best.update({name: tensor.clone() for name, tensor in found.state_dict().items()})
 
-    settings = Settings(
+    settings = LoopSettings(
         steps=steps,
         schedule=make_schedule(plan.schedule, warmup=warmup, steps=steps),
         clip=plan.clip,
         evaluate_every=per_epoch if held_out else 0,
         patience=plan.patience,
         ema=plan.ema,
-        seconds=60 * (plan.minutes or 0.0),
+        max_seconds=60 * (plan.minutes or 0.0),
     )
     loop = Loop(model, task, optimizer, settings, observers=[watch], on_best=keep)
     progress = loop.run()
-    if loop.stop_asked and at_hand(progress):
+    if loop.stop_requested and at_hand(progress):
         loop.evaluate()
     if best:
         model.load_state_dict(best)
     model.eval()
-    return progress, loop.stop_asked
+    return progress, loop.stop_requested
 
 
-def at_hand(progress: Progress) -> bool:
+def at_hand(progress: TrainingState) -> bool:
     """Whether there are weights newer than those last looked at."""
     return not progress.history or progress.history[-1]["step"] != progress.step

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from addnorm.data.frame import Array
+from addnorm.data.table.frame import Array
 from addnorm.errors import ConfigError, InputError, choose
 
 FEWEST = 30

@@ -16,9 +16,9 @@ from sklearn.utils.validation import (  # type: ignore[import-untyped]
 )
 from torch import Tensor
 
-from addnorm.data.frame import Array, Frame, as_text, to_frame
-from addnorm.data.schema import Schema, gone
-from addnorm.data.values import is_gone
+from addnorm.data.table.column_arrays import is_missing, is_missing_value
+from addnorm.data.table.frame import Array, Frame, to_frame, to_texts
+from addnorm.data.table.schema import Schema
 from addnorm.errors import ConfigError, InputError
 
 LARGEST = 1e150
@@ -65,7 +65,7 @@ def to_labels(y: Any) -> Array:
         raise InputError("y must be given: requires y to be passed, but the target y is None.")
     y = column_or_1d(np.asarray(y), warn=True)
     if y.dtype.kind == "O":
-        if lost := sum(is_gone(value) for value in y):
+        if lost := sum(is_missing_value(value) for value in y):
             raise InputError(f"Input y contains NaN or None: {lost} targets are missing.")
         kinds = {type(value) for value in y.tolist()}
         if not any(kinds <= alike for alike in ({bool}, {int, float}, {str})):
@@ -86,7 +86,7 @@ def to_targets(y: Any) -> Array:
     if y.dtype.kind in "mM":
         raise InputError(f"y must be numbers: got {y.dtype}. Say in which unit: seconds, days, ...")
     try:
-        lost = y.dtype.kind == "O" and any(is_gone(value) for value in y)
+        lost = y.dtype.kind == "O" and any(is_missing_value(value) for value in y)
         y = np.full(len(y), np.nan) if lost else y.astype(np.float64)
     except (TypeError, ValueError):
         raise InputError(f"y must be numbers: got {y.dtype}. Try the classifier.") from None
@@ -106,12 +106,12 @@ def to_groups(groups: Any, rows: int) -> Array | None:
     named = to_frame({"groups": groups}).columns["groups"]
     if len(named) != rows:
         raise InputError(f"groups must be as many as the rows: got {len(named)} for {rows}.")
-    if lost := int(gone(named).sum()):
+    if lost := int(is_missing(named).sum()):
         raise InputError(
             f"every row must have a group: {lost} {'has' if lost == 1 else 'have'} none. "
             "Leave the row out, or give it a group of its own."
         )
-    return as_text(named).astype(str)
+    return to_texts(named).astype(str)
 
 
 def pair_of(eval_set: Any) -> tuple[Any, Any]:
@@ -141,7 +141,7 @@ def left_out(schema: Schema) -> list[str]:
     for column in schema.columns:
         remark = column.note.partition("; ")[2]
         if column.kind == "ignore":
-            said.append(f"column {column.name!r} is left out: {column.note or 'as asked for'}.")
+            said.append(f"column {column.name!r} is left out: {column.note or 'as requested'}.")
         elif remark:
             said.append(f"column {column.name!r}: {remark}.")
     return said

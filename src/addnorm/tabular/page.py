@@ -4,50 +4,57 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from addnorm.report import Page, bars, heat_map, lines, reliability
+from addnorm.data.table.schema import Schema
+from addnorm.report import Page, bar_chart, heat_map, reliability_chart
 from addnorm.tabular.base import TableEstimator
 from addnorm.tabular.explain import Explanation, RowExplanation
 
 
-def summary_page(estimator: TableEstimator, rows: Sequence[Mapping[str, Any]]) -> Page:
-    """What was found in training: figures, curve, reliability, columns.
+def add_results(
+    page: Page, figures: Mapping[str, Any], schema: Schema, labels: Sequence[str] = ()
+) -> None:
+    """Add figures, reliability and columns of a trained model to the page of its run.
 
-    `rows` are the figures, one mapping for each model and data that it was measured on.
+    Parameters
+    ----------
+    page : page to add to.
+    figures : those of the summary; `results` has a mapping for each model and the rows that it
+        was evaluated on.
+    schema : what each column is.
+    labels : the classes, if it predicts classes.
     """
-    told, kept = estimator.report_, estimator.recipe_.schema
-    about = f"{type(estimator).__name__}, {told['rows']:,} rows, {told['parameters']:,} parameters"
-    page = Page(str(kept.target), about)
+    results: Sequence[Mapping[str, Any]] = figures.get("results", ())
     page.section("Figures")
     who = ("model", "on")
-    heads = [" · ".join(in_words(row[name]) for name in who if name in row) for row in rows]
-    figures = dict.fromkeys(name for row in rows for name in row if name not in who)
+    heads = [" · ".join(in_words(row[name]) for name in who if name in row) for row in results]
+    names = dict.fromkeys(name for row in results for name in row if name not in who)
     page.table(
         ["", *heads],
         [
-            [name.replace("_seconds", " s").replace("_", " "), *(_short(row, name) for row in rows)]
-            for name in figures
+            [
+                name.replace("_seconds", " s").replace("_", " "),
+                *(_short(row, name) for row in results),
+            ]
+            for name in names
         ],
     )
-    if "temperature" in told:
+    if "temperature" in figures:
         page.text(
-            f"{told['held_out']:,} rows were held out. They decided when to stop, and on them one "
-            f"temperature was learnt, {told['temperature']:.3f}, by which all logits are divided; "
-            "rows of a test file had no part in either."
+            f"{figures['held_out']:,} rows were held out. They decided when to stop, and on them "
+            f"one temperature was learnt, {figures['temperature']:.3f}, by which all logits are "
+            "divided; rows of a test file had no part in either."
         )
-    history = [(row["step"], row["loss"]) for row in told["history"] if row["loss"]]
-    if history:
-        page.section("Training")
-        page.figure(lines({"held-out loss": history}, title="Held-out loss", x="step", y="loss"))
-    if "reliability" in told:
+    if "reliability" in figures:
         page.section("Reliability")
+        which = f"class {labels[1]!r}" if len(labels) == 2 else "the predicted class"
         page.figure(
-            reliability(told["reliability"], title="What was said, and how often it came true"),
-            "On the line, of rows given 0.8 eight in ten came true. Rows held out, as trained and "
-            "calibrated, and rows of a test file if there was one.",
+            reliability_chart(figures["reliability"], title="Predicted probability and frequency"),
+            "Points on the diagonal are calibrated: of rows with probability 0.8, 80 % come true. "
+            f"The probability is that of {which}, on the held-out rows before and after "
+            "calibration, and on the test file if there is one.",
         )
     page.section("Columns")
-    page.table(["column", "kind", "note"], [[c.name, c.kind, c.note] for c in kept.columns])
-    return page
+    page.table(["column", "kind", "note"], [[c.name, c.kind, c.note] for c in schema.columns])
 
 
 def _short(row: Mapping[str, Any], name: str) -> float | None:
@@ -67,7 +74,7 @@ def in_words(name: str) -> str:
 
 def explanation_page(found: Explanation, estimator: TableEstimator) -> Page:
     """Which columns matter, in three views, and which look at which."""
-    page = Page(f"Why {estimator.recipe_.schema.target}", type(estimator).__name__)
+    page = Page(f"Why {estimator.encoder_.schema.target}", type(estimator).__name__)
     page.section("Which columns matter")
     views: dict[str, Sequence[float] | None] = {
         "Rise of the loss when the column is shuffled": found.permutation,
@@ -77,7 +84,7 @@ def explanation_page(found: Explanation, estimator: TableEstimator) -> Page:
     for title, view in views.items():
         if view is not None:
             pairs = sorted(zip(found.columns, view, strict=True), key=lambda pair: -pair[1])
-            page.figure(bars(pairs, title=title), f"{title}.")
+            page.figure(bar_chart(pairs, title=title), f"{title}.")
     page.text("Attention is what was looked at. Where the views differ, believe the shuffling.")
     page.table(["views", "rank correlation"], [list(pair) for pair in found.agreement.items()])
     if found.looking:
@@ -92,11 +99,11 @@ def explanation_page(found: Explanation, estimator: TableEstimator) -> Page:
 
 def row_page(one: RowExplanation, row: int, estimator: TableEstimator) -> Page:
     """What each column adds to the answer for one row, counted from 1."""
-    page = Page(f"Why {estimator.recipe_.schema.target}: row {row}", type(estimator).__name__)
+    page = Page(f"Why {estimator.encoder_.schema.target}: row {row}", type(estimator).__name__)
     sure = [] if one.probability is None else [("its probability", one.probability)]
     page.facts([(one.about, one.answer), *sure, ("of a row with nothing known", one.typical)])
     page.section("What each column adds")
     shares = [(f"{name} = {value}", share) for name, value, share in one.ranked()]
     title = "Share of the difference from a row with nothing known"
-    page.figure(bars(shares, title=title), f"{title}; they add up to it.")
+    page.figure(bar_chart(shares, title=title), f"{title}; they add up to it.")
     return page

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from addnorm.data.prepare import MISSING, Encoded
+from addnorm.data.table.encode import MISSING, EncodedTable
 from addnorm.errors import ConfigError, choose
-from addnorm.models.tabular import ContextModel, TabularModel, TokenModel
+from addnorm.models.tabular import FTTransformerModel, TabTransformerModel, TabularModel
 from addnorm.tabular.fitting import Fitted, Plan, Watch, run, swap
 
 SHARE = 0.3
@@ -34,7 +34,7 @@ class Guesser(nn.Module):
         super().__init__()
         config, width = body.config, body.config.trunk.width
         self.body, self.method = body, method
-        self.alone = isinstance(body, ContextModel)
+        self.alone = isinstance(body, TabTransformerModel)
         """Whether only categories are tokens."""
         numbers = 0 if self.alone else config.numbers
         if self.alone and (not config.categories or method == "contrastive"):
@@ -51,13 +51,13 @@ class Guesser(nn.Module):
 
     def groups(self, weight_decay: float) -> list[dict[str, Any]]:
         heads = [p for name, p in self.named_parameters() if not name.startswith("body.")]
-        parts = self.body.groups(weight_decay)
+        parts = self.body.parameter_groups(weight_decay)
         parts[0]["params"] = [*parts[0]["params"], *heads]
         return parts
 
     def states(self, numbers: Tensor, codes: Tensor) -> Tensor:
         """The stream at every token, (rows, tokens, width)."""
-        assert isinstance(self.body, TokenModel | ContextModel)
+        assert isinstance(self.body, FTTransformerModel | TabTransformerModel)
         return self.body.states(self.body.tokens(numbers, codes))
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
@@ -93,7 +93,7 @@ class Guesser(nn.Module):
         return F.binary_cross_entropy_with_logits(told, changed.to(told.dtype))
 
     def tell_rows_apart(self, batch: dict[str, Tensor]) -> Tensor:
-        assert isinstance(self.body, TokenModel)
+        assert isinstance(self.body, FTTransformerModel)
         views = []
         for numbers, codes in ((batch["numbers"], batch["codes"]), replaced(batch)):
             hidden = self.body.hidden(self.body.tokens(numbers, codes)).mean(dim=1)
@@ -112,7 +112,7 @@ METHODS: dict[str, Callable[[Guesser, dict[str, Tensor]], Tensor]] = {
 
 def replaced(batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Numbers and codes with the marked cells taken from the row that the batch names."""
-    table = Encoded(batch["numbers"], batch["codes"])
+    table = EncodedTable(batch["numbers"], batch["codes"])
     found = swap(table, batch["hide_numbers"], batch["hide_codes"], batch["order"])
     return found.numbers, found.codes
 
@@ -122,7 +122,7 @@ class GuessTask:
 
     metric, higher_is_better = "loss", False
 
-    def __init__(self, train: Encoded, valid: Encoded | None, plan: Plan) -> None:
+    def __init__(self, train: EncodedTable, valid: EncodedTable | None, plan: Plan) -> None:
         self.train, self.valid, self.settings = train, valid, plan
 
     def plan(self, epoch: int) -> Sequence[Tensor]:
@@ -150,7 +150,7 @@ class GuessTask:
         return {"loss": total / len(self.valid)}
 
 
-def mark(table: Encoded, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+def mark(table: EncodedTable, generator: torch.Generator | None = None) -> dict[str, Tensor]:
     """Rows as a batch, with the cells drawn that are hidden or replaced."""
 
     def draw(like: Tensor) -> Tensor:
@@ -167,8 +167,8 @@ def mark(table: Encoded, generator: torch.Generator | None = None) -> dict[str, 
 
 def pretrain(
     body: TabularModel,
-    table: Encoded,
-    valid: Encoded | None,
+    table: EncodedTable,
+    valid: EncodedTable | None,
     plan: Plan,
     method: str,
     *,

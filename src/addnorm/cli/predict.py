@@ -1,0 +1,387 @@
+"""Verbs that use a trained run: evaluate, translate, generate, classify, predict, explain, runs.
+
+And `schema`, which shows how a table would be read.
+"""
+
+import argparse
+import csv
+import dataclasses
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from addnorm.cli.console import say
+from addnorm.errors import ConfigError, InputError
+from addnorm.files import to_json
+
+if TYPE_CHECKING:
+    from addnorm.data.table.frame import Array
+    from addnorm.tabular.explain import Explanation, RowExplanation
+
+
+def _add_run(parser: argparse.ArgumentParser, *, int8: bool = False) -> None:
+    parser.add_argument("run", metavar="RUN", help="directory of a run")
+    if int8:
+        parser.add_argument("--int8", action="store_true", help="8-bit weights: faster on a CPU")
+
+
+def _add_beam(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--beam", type=int, default=5, help="hypotheses a sentence (default 5)")
+
+
+def _add_json(parser: argparse.ArgumentParser, help: str = "print JSON") -> None:
+    parser.add_argument("--json", action="store_true", help=help)
+
+
+def add_evaluate_flags(parser: argparse.ArgumentParser) -> None:
+    _add_run(parser, int8=True)
+    parser.add_argument(
+        "file", nargs="?", metavar="FILE", help="text or table (default: the held-out texts)"
+    )
+    parser.add_argument("--source", help="lines to translate")
+    parser.add_argument("--target", help="their translations")
+    _add_beam(parser)
+    _add_json(parser)
+
+
+def add_translate_flags(parser: argparse.ArgumentParser) -> None:
+    _add_run(parser, int8=True)
+    parser.add_argument(
+        "file", nargs="?", default="-", metavar="FILE", help="lines to translate (default: stdin)"
+    )
+    _add_beam(parser)
+    parser.add_argument("--nbest", type=int, default=1, help="translations a line (default 1)")
+    parser.add_argument("--penalty", default="length", help="length penalty: length, gnmt or none")
+    parser.add_argument("--alpha", type=float, default=1.0, help="exponent of the penalty")
+    parser.add_argument("--workers", type=int, default=1, help="batches decoded at a time")
+    parser.add_argument("--scores", action="store_true", help="also print scores")
+    _add_json(parser, "print JSON, one line each")
+
+
+def add_generate_flags(parser: argparse.ArgumentParser) -> None:
+    _add_run(parser, int8=True)
+    parser.add_argument("--prompt", required=True, help="text to continue")
+    parser.add_argument("--tokens", type=int, default=300, help="tokens to add (default 300)")
+    parser.add_argument("--temperature", type=float, default=0.8, help="0 is greedy (default 0.8)")
+    parser.add_argument("--top-k", type=int, help="only the k most probable tokens")
+    parser.add_argument(
+        "--top-p", type=float, help="only the most probable tokens, up to this total probability"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
+    _add_json(parser)
+
+
+def add_classify_flags(parser: argparse.ArgumentParser) -> None:
+    _add_run(parser)
+    parser.add_argument(
+        "file", nargs="?", default="-", metavar="FILE", help="one text a line (default: stdin)"
+    )
+    _add_json(parser, "print all probabilities as JSON")
+
+
+def add_predict_flags(parser: argparse.ArgumentParser) -> None:
+    _add_run(parser)
+    parser.add_argument(
+        "file", metavar="FILE", help="rows to predict: .csv, .tsv, .parquet or .feather"
+    )
+    parser.add_argument(
+        "-o", "--out", metavar="FILE", help="write .csv, .tsv or .parquet with all columns"
+    )
+    parser.add_argument(
+        "--proba", action="store_true", help="also give the probability of each class"
+    )
+    _add_json(parser, "print JSON, one line each")
+
+
+def add_explain_flags(parser: argparse.ArgumentParser) -> None:
+    _add_run(parser)
+    parser.add_argument(
+        "file", metavar="FILE", help="rows to explain; with their target, unless --row"
+    )
+    parser.add_argument("--row", type=int, metavar="N", help="explain one row, counted from 1")
+    parser.add_argument("--out", metavar="FILE.html", help="also write a page with pictures")
+    _add_json(parser)
+
+
+def add_schema_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="a table: .csv, .tsv, .parquet or .feather")
+    parser.add_argument("--target", metavar="COLUMN", help="column to predict")
+    parser.add_argument(
+        "-o", "--out", metavar="FILE.toml", help="write the schema; edit it and pass --schema"
+    )
+    _add_json(parser)
+
+
+def add_runs_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "folder", nargs="?", default="runs", metavar="FOLDER", help="where to look (default runs)"
+    )
+    _add_json(parser)
+
+
+def evaluate(args: argparse.Namespace) -> None:
+    """Print figures on files that a run was not trained on."""
+    from addnorm.runs.run import Run
+
+    if args.file is not None and args.source is not None:
+        raise ConfigError(f"one file to evaluate on, not two: {args.file!r} and {args.source!r}.")
+    run = Run.open(args.run, int8=args.int8)
+    if run.task == "table" and args.target is not None:
+        raise ConfigError("--target is for translations, not for tables. Leave it out.")
+    source = args.source or args.file
+    options = {} if args.target is None else {"target": args.target}
+    if run.task == "translate":
+        options["beam"] = args.beam
+    figures = run.evaluate(*([source] if source else []), say=say, **options)
+    if args.json:
+        print(to_json(figures))
+        return
+    for name, value in figures.items():
+        percent = name in ("accuracy", "f1", "exact")
+        shown = f"{value:.1%}" if percent else f"{value:.4g}" if isinstance(value, float) else value
+        print(f"{name.replace('_', ' '):<22} {shown}")
+
+
+def translate(args: argparse.Namespace) -> None:
+    """Print the translation of each line."""
+    from addnorm.generate import Decoding
+
+    trained, nbest = _open(args, "translate", int8=args.int8).trained, args.nbest
+    decoding = Decoding(
+        beam=max(args.beam, nbest) if args.beam > 0 else args.beam,
+        nbest=nbest,
+        penalty=args.penalty,
+        alpha=args.alpha,
+        workers=args.workers,
+        read_ahead=1 if args.file == "-" and sys.stdin.isatty() else 1024,
+    )
+    translations = trained.iter_translations(_lines(args.file), decoding)
+    for number, answers in enumerate(translations, start=1):
+        if args.json:
+            rows = [
+                {"text": answer, "score": answer.score}
+                | ({"pieces": answer.pieces} if args.scores else {})
+                for answer in answers
+            ]
+            print(to_json({"line": number, "answers": rows}, indent=None), flush=True)
+            continue
+        for answer in answers:
+            place = f"{number}\t" if nbest > 1 else ""
+            score = f"{answer.score:.4f}\t" if args.scores else ""
+            print(f"{place}{score}{answer}", flush=True)
+
+
+def generate(args: argparse.Namespace) -> None:
+    """Print what a language model writes after a prompt."""
+    run = _open(args, "generate", int8=args.int8)
+    names = ("tokens", "temperature", "top_k", "top_p", "seed")
+    answer = run.generate(args.prompt, **{name: getattr(args, name) for name in names})
+    if args.json:
+        print(
+            to_json({"prompt": args.prompt, "text": answer, "pieces": answer.pieces}, indent=None)
+        )
+        return
+    print(args.prompt + answer)
+
+
+def classify(args: argparse.Namespace) -> None:
+    """Print the most probable label of each line, with its probability."""
+    for row in _open(args, "classify").trained.iter_labels(_lines(args.file)):
+        if args.json:
+            print(to_json(row, indent=None), flush=True)
+            continue
+        label = max(row, key=row.__getitem__)
+        print(f"{label}\t{row[label]:.4f}", flush=True)
+
+
+def predict(args: argparse.Namespace) -> None:
+    """Predict the rows of a file, part by part."""
+    from addnorm.data.table.reader import open_table_writer
+    from addnorm.tasks.table import UnknownValues
+
+    trained = _open(args, "predict").trained
+    if args.out is not None and Path(args.out).resolve() == Path(args.file).resolve():
+        raise ConfigError(f"-o must name another file than the one that is read: {args.out!r}.")
+    if args.proba:
+        trained.require_classes("--proba")
+    unknown = UnknownValues(trained.estimator.encoder_)
+    done = 0
+    if args.out is None:
+        for part, scored in trained.iter_predictions(args.file, proba=args.proba, unknown=unknown):
+            _print_scored(scored, done, args.json)
+            done += len(part)
+        for note in unknown.describe():
+            say(note)
+        return
+    with ReadingBar() as bar, open_table_writer(args.out) as sink:
+        for part, scored in trained.iter_predictions(
+            args.file, proba=args.proba, unknown=unknown, on_read=bar.read
+        ):
+            clash = [name for name in scored if name in part.columns]
+            if clash:
+                raise InputError(
+                    f"{args.file!r} already has a column {clash[0]!r}. Rename it, or leave out -o."
+                )
+            sink.write(type(part)(part.name, {**part.columns, **scored}))
+            done += len(part)
+            bar.done(done)
+    for note in unknown.describe():
+        say(note)
+    if args.json:
+        print(to_json({"rows": done, "out": args.out, "columns": list(scored)}, indent=None))
+        return
+    say(f"{done:,} rows predicted: {args.out}")
+
+
+def explain(args: argparse.Namespace) -> None:
+    """Print which columns matter, or what each adds to the prediction of one row."""
+    from addnorm.tabular.explain import Explanation
+
+    trained = _open(args, "explain").trained
+    explanation = trained.explain(args.file, args.row, say=say)
+    if isinstance(explanation, Explanation):
+        _print_explanation(explanation, trained.estimator, args)
+    else:
+        _print_row_explanation(explanation, trained.estimator, args)
+
+
+def _print_explanation(
+    explanation: "Explanation", estimator: Any, args: argparse.Namespace
+) -> None:
+    from addnorm.tabular.page import explanation_page
+
+    if args.out is not None:
+        say(f"page: {explanation_page(explanation, estimator).write(args.out)}")
+    if args.json:
+        print(to_json({**vars(explanation), "looks": explanation.looks.tolist()}))
+        return
+    print(f"{'':24}{'permutation':>14}{'gradient':>12}{'attention':>12}")
+    for name, rise in explanation.ranked():
+        i, weights = explanation.columns.index(name), explanation.attention
+        attention = "" if weights is None else f"{weights[i]:12.4f}"
+        print(f"{name[:23]:24}{rise:14.4f}{explanation.gradient[i]:12.4f}{attention}")
+    agreement = ", ".join(f"{pair} {value:.2f}" for pair, value in explanation.agreement.items())
+    print(f"\nagreement of ranks: {agreement}")
+
+
+def _print_row_explanation(one: "RowExplanation", estimator: Any, args: argparse.Namespace) -> None:
+    from addnorm.tabular.page import row_page
+
+    if args.out is not None:
+        say(f"page: {row_page(one, args.row, estimator).write(args.out)}")
+    if args.json:
+        print(to_json(vars(one) | {"row": args.row}))
+        return
+    sure = "" if one.probability is None else f" (probability {one.probability:.4g})"
+    print(
+        f"row {args.row}: {one.about} is {one.answer:.4g}{sure}; "
+        f"baseline (all values missing): {one.typical:.4g}"
+    )
+    for name, value, share in one.ranked():
+        print(f"  {share:+10.4f}  {name} = {value}")
+
+
+def schema(args: argparse.Namespace) -> None:
+    """Print how each column of a table would be read."""
+    from addnorm.data.table.frame import read_frame
+    from addnorm.data.table.infer import infer
+
+    frame = read_frame(args.file)
+    for note in frame.notes:
+        say(note)
+    inferred = infer(frame, args.target)
+    if args.out is not None:
+        inferred.save(args.out)
+        say(f"written to {args.out}: edit it and pass it with --schema.")
+    if args.json:
+        print(to_json(dataclasses.asdict(inferred)))
+        return
+    print(inferred.dump(), end="")
+
+
+def runs(args: argparse.Namespace) -> None:
+    """List runs and their best figures."""
+    from addnorm.runs.loggers import say_figures, say_time
+    from addnorm.runs.run import list_runs
+
+    rows = list_runs(args.folder, lambda error: say(f"left out: {error}"))
+    if args.json:
+        print(to_json(rows))
+        return
+    if not rows:
+        say(f"no runs in {args.folder}")
+        return
+    width = max(len(row["run"]) for row in rows) + 2
+    for row in rows:
+        known = "seconds" in row
+        state = "finished" if row.get("finished") else "stopped" if known else "running or killed"
+        time = say_time(row["seconds"]) if known else ""
+        best = say_figures(row.get("best") or {})
+        print(f"{row['run']:<{width}}{row['task']:<11}{state:<18}{time:>8}  {best}")
+
+
+class ReadingBar:
+    """A progress bar of a file that is read, on stderr where that is a terminal."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (BarColumn(), TextColumn("{task.fields[done]:,} rows"), TimeRemainingColumn())
+        shown = sys.stderr.isatty()
+        console = Console(stderr=True)
+        self.bar = Progress(*columns, console=console, transient=True, disable=not shown)
+        self.task = self.bar.add_task("rows", total=1.0, done=0)
+
+    def __enter__(self) -> "ReadingBar":
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def read(self, share: float) -> None:
+        self.bar.update(self.task, completed=share)
+
+    def done(self, rows: int) -> None:
+        self.bar.update(self.task, done=rows)
+
+
+def _print_scored(scored: "dict[str, Array]", done: int, as_json: bool) -> None:
+    """Print new columns as lines of .csv, or a line of JSON for each row, counted from 1."""
+    lines = zip(*(column.tolist() for column in scored.values()), strict=True)
+    if as_json:
+        for row, line in enumerate(lines, start=done + 1):
+            print(to_json({"row": row, **dict(zip(scored, line, strict=True))}, indent=None))
+        return
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    if not done:
+        writer.writerow(scored)
+    writer.writerows(lines)
+
+
+def _open(args: argparse.Namespace, verb: str, *, int8: bool = False) -> Any:
+    """Return a run that has a verb."""
+    from addnorm.runs.run import Run
+
+    run = Run.open(args.run, int8=int8)
+    getattr(run, verb)
+    return run
+
+
+def _lines(path: str) -> Iterator[str]:
+    """Yield the lines of a file, or of stdin as they arrive."""
+    if path == "-":
+        for number, line in enumerate(sys.stdin.buffer, start=1):
+            try:
+                yield line.decode().rstrip("\r\n")
+            except UnicodeDecodeError:
+                raise InputError(
+                    f"the standard input must be UTF-8 text: line {number} is not. If it is "
+                    "Latin-1, convert it: iconv -f LATIN1 -t UTF-8."
+                ) from None
+        return
+    from addnorm.data.text.files import read_lines
+
+    yield from read_lines(path)

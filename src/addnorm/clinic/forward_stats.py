@@ -1,0 +1,181 @@
+"""Statistics of one forward pass: attention, activations, the first non-finite value."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ACTIVATIONS = {"relu", "gelu", "silu", "tanh", "sigmoid", "hardtanh", "elu", "leaky_relu", "relu_"}
+FUSED_ATTENTION = "_scaled_dot_product_"
+UNWRITTEN = {"empty", "empty_like", "new_empty", "full", "fill_"}
+MASKING = {"masked_fill", "where", "masked_fill_", "new_full", "full_like", "triu"}
+MAX_ATTENTION_WEIGHTS = 2**24
+"""Attention weights beyond which only the first rows of a batch are measured."""
+
+
+@dataclass(frozen=True)
+class AttentionStats:
+    """One attention sublayer, head by head."""
+
+    path: str
+    entropy: tuple[float, ...]
+    """Mean over the queries of −Σ a log a / log n, n the keys that a query sees: 1 is uniform."""
+    largest: tuple[float, ...]
+    """The largest logit that is not masked, minus the mean of those."""
+    spread: tuple[float, ...]
+    """Standard deviation of the logits."""
+
+
+@dataclass(frozen=True)
+class ActivationStats:
+    """One activation function."""
+
+    path: str
+    kind: str
+    count: int
+    positions: int
+    dead: float
+    """Share of units whose output is zero at every position."""
+    saturated: float
+    """For tanh and sigmoid: share of values at the flat ends."""
+
+
+@dataclass(frozen=True)
+class NonFinite:
+    """The first result, in forward order, that is not finite."""
+
+    path: str
+    operation: str
+    dtype: str
+    count: int
+    source: str
+    """Which of the operation's arguments were not finite: `weights`, `inputs`, or none ("")."""
+
+
+@dataclass
+class ForwardStats:
+    """Statistics that the tracer collects while the model runs."""
+
+    attention: list[AttentionStats] = field(default_factory=list)
+    activations: list[ActivationStats] = field(default_factory=list)
+    non_finite: NonFinite | None = None
+    largest: float = 0.0
+    """The largest of all results."""
+
+    def update(
+        self, name: str, args: Any, kwargs: Any, out: Any, operands: list[Tensor], path: str
+    ) -> None:
+        """Add one operation.
+
+        Parameters
+        ----------
+        name : name of the operation, as torch dispatches it
+        args, kwargs : its arguments
+        out : its result
+        operands : the tensors among its arguments
+        path : the module in whose forward pass it runs
+        """
+        with torch.no_grad():
+            result = out[0] if isinstance(out, tuple | list) and out else out
+            if not isinstance(result, Tensor) or not result.is_floating_point():
+                return
+            if name.startswith(FUSED_ATTENTION) and result.ndim == 4:
+                self.attention.append(fused_attention_stats(path, args, kwargs))
+            elif name in ("_softmax", "_safe_softmax") and result.ndim == 4:
+                self.attention.append(attention_stats(path, args[0].float(), result.float()))
+            elif name in ACTIVATIONS and result.ndim >= 2:
+                self.activations.append(activation_stats(path, name, result))
+            self._check_finite(name, result, operands, path)
+
+    def _check_finite(self, name: str, result: Tensor, operands: list[Tensor], path: str) -> None:
+        if self.non_finite is not None or name in UNWRITTEN | MASKING:
+            return
+        if not result.numel() or (not name.endswith("_") and _is_view(result, operands)):
+            return  # memory that another operation wrote, or that none has written yet
+        low, high = (float(end) for end in result.detach().aminmax())
+        size = max(-low, high)
+        if math.isfinite(size):
+            self.largest = max(self.largest, high)  # masks are large, too, but negative
+            return
+        if math.isinf(size) and _is_mask(result):
+            return
+        wrong = [t for t in operands if t.is_floating_point() and not _is_finite(t)]
+        source = "" if not wrong else "weights" if any(t.requires_grad for t in wrong) else "inputs"
+        dtype = str(result.dtype).removeprefix("torch.")
+        count = int((~result.isfinite()).sum())
+        self.non_finite = NonFinite(path, name, dtype, count, source)
+
+
+def _is_view(result: Tensor, operands: list[Tensor]) -> bool:
+    memory = result.untyped_storage().data_ptr()
+    return any(tensor.untyped_storage().data_ptr() == memory for tensor in operands)
+
+
+def _is_mask(tensor: Tensor) -> bool:
+    """Return whether every value that is not finite is −∞, as in additive masks."""
+    return bool((tensor.isfinite() | (tensor == -math.inf)).all())
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    return bool(tensor.isfinite().all()) or _is_mask(tensor)
+
+
+def attention_stats(path: str, logits: Tensor, weights: Tensor) -> AttentionStats:
+    """Return statistics of (batch, heads, query, key) logits, masked ones very negative.
+
+    Entropy as in Zhai et al. 2023 (2303.06296), divided by its largest value.
+    """
+    visible = logits > 0.5 * torch.finfo(logits.dtype).min
+    visible &= logits > -9e3
+    count = visible.sum(dim=-1)
+    entropy = -(weights * weights.clamp(min=1e-30).log()).sum(dim=-1)
+    several = count > 1
+    relative = torch.where(several, entropy / count.clamp(min=2).log(), 0.0)
+    each = relative.sum(dim=(0, 2)) / several.sum(dim=(0, 2)).clamp(min=1)
+    if not bool(several.any()):
+        each = torch.ones_like(each)
+    inside = logits.masked_fill(~visible, 0.0)
+    mean = inside.sum(dim=-1, keepdim=True) / count.clamp(min=1)[..., None]
+    off = (inside - mean).masked_fill(~visible, 0.0)
+    spread = (off.pow(2).sum(dim=(0, 2, 3)) / visible.sum(dim=(0, 2, 3)).clamp(min=1)).sqrt()
+    largest = off.amax(dim=(0, 2, 3))
+    return AttentionStats(path, _floats(each), _floats(largest), _floats(spread))
+
+
+def fused_attention_stats(path: str, args: Any, kwargs: Any) -> AttentionStats:
+    """Return the same statistics for a fused kernel, from logits that are computed here."""
+    q, k = args[0].detach().float(), args[1].detach().float()
+    rows = max(1, MAX_ATTENTION_WEIGHTS // max(1, q.shape[1] * q.shape[2] * k.shape[2]))
+    q, k = q[:rows], k[:rows]
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    scale = kwargs.get("scale")
+    logits = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if any(part is True for part in args[4:6]) or kwargs.get("is_causal"):
+        future = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).triu(1)
+        logits = logits.masked_fill(future, -math.inf)
+    mask = kwargs.get("attn_mask")
+    if mask is not None:
+        mask = mask[:rows] if mask.shape[0] == args[0].shape[0] else mask
+        boolean = mask.dtype == torch.bool
+        logits = logits.masked_fill(~mask, -math.inf) if boolean else logits + mask
+    weights = logits.softmax(dim=-1).nan_to_num(0.0)
+    return attention_stats(path, logits, weights)
+
+
+def activation_stats(path: str, kind: str, result: Tensor) -> ActivationStats:
+    """Return statistics of an activation's output (..., units)."""
+    flat = result.detach().float().reshape(-1, result.shape[-1])
+    largest = flat.abs().amax(dim=0)
+    # gelu and silu approach zero without reaching it.
+    dead = largest <= (0.0 if kind.startswith("relu") else 1e-4)
+    ends = {"tanh": flat.abs() > 0.99, "sigmoid": (flat - 0.5).abs() > 0.49}.get(kind)
+    saturated = 0.0 if ends is None else float(ends.float().mean())
+    return ActivationStats(
+        path, kind, flat.shape[1], len(flat), float(dead.float().mean()), saturated
+    )
+
+
+def _floats(tensor: Tensor) -> tuple[float, ...]:
+    return tuple(float(value) for value in tensor)

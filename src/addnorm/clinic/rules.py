@@ -1,0 +1,497 @@
+"""From measurements to findings: one table of rules.
+
+A rule has a condition over the measurements, the evidence it quotes, the reason why that matters
+and a remedy. A condition returns the values that the evidence quotes if the rule applies, else
+None. Severities: a `problem` will not train or gives wrong answers; a `warning` often ends so; a
+`note` is worth knowing.
+
+The thresholds are set so that the broken models of the tests are found and the healthy ones are
+not; bench/clinic_limits.py prints the measurements of both. The file is long because the rules are
+read side by side.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from addnorm.clinic.evidence import Evidence
+from addnorm.clinic.rehearsal import REHEARSAL_STEPS, recommended_warmup
+
+SEVERITIES = ("problem", "warning", "note")
+THRESHOLDS = {
+    "attention spread": 2.3,
+    "attention entropy": 0.35,
+    "weight gain": 2.0,
+    "norm gain": 8.0,
+    "token share": 0.12,
+    "dead units": 0.7,
+    "dead positions": 64.0,
+    "outlier": 20.0,
+    "padding": 1e-3,
+    "answer deviation": 4.0,
+    "position variance": 0.05,
+    "zero branch": 1e-6,
+    "float16": 65504.0,
+}
+"""Healthy models of every arrangement stay on the right side of each."""
+
+Quoted = Mapping[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A rule that applies to a model."""
+
+    name: str
+    severity: str
+    evidence: str
+    reason: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A condition, and the words of the finding where it holds."""
+
+    name: str
+    severity: str
+    condition: Callable[[Evidence], Quoted]
+    """Returns the values to quote, or None if the rule does not apply."""
+    evidence: str
+    """A format string for those values."""
+    reason: str
+    remedy: str | Callable[[Evidence], str]
+    """What to try, or a function that says it in view of the measurements."""
+
+
+def apply_rules(evidence: Evidence) -> list[Finding]:
+    """Return a finding for every rule that applies, the most severe first."""
+    findings = [
+        Finding(
+            rule.name,
+            rule.severity,
+            rule.evidence.format(**quoted),
+            rule.reason,
+            rule.remedy if isinstance(rule.remedy, str) else rule.remedy(evidence),
+        )
+        for rule in RULES
+        if (quoted := rule.condition(evidence)) is not None
+    ]
+    if any(finding.name in NON_FINITE_RULES for finding in findings):
+        findings = [finding for finding in findings if finding.name in NON_FINITE_RULES]
+    return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
+
+
+NON_FINITE_RULES = {"batch not finite", "weights not finite", "float16 overflow", "not finite"}
+"""If one of these applies, no other measurement is meaningful."""
+
+
+# ── Conditions ────────────────────────────────────────────────────────────────────────────────────
+
+
+def _quote_if(condition: object, **quoted: Any) -> Quoted:
+    return quoted if condition else None
+
+
+def _quote_sites(names: Sequence[str]) -> Quoted:
+    """Quote up to three names of sites, if there are any."""
+    shown = ", ".join(names[:3])
+    more = "" if len(names) <= 3 else f" and {len(names) - 3} more"
+    return _quote_if(names, sites=shown + more)
+
+
+def _quote_largest(items: Sequence[Any], field: str, threshold: float) -> Quoted:
+    """Quote all fields of the item with the largest value of one, if that is above a threshold."""
+    largest = max(items, key=lambda item: getattr(item, field), default=None)
+    above = largest is not None and getattr(largest, field) > threshold
+    return _quote_if(above, **({} if largest is None else vars(largest)))
+
+
+def _non_finite_result(e: Evidence, *, float16: bool) -> Quoted:
+    first = e.non_finite
+    if first is None or e.non_finite_input or e.non_finite_weight:
+        return None
+    of_kind = (first.dtype == "float16") == float16
+    return _quote_if(of_kind, **(vars(first) | {"module": first.path or "the model"}))
+
+
+def _unnormed_end(e: Evidence) -> Quoted:
+    return next((vars(site) for site in e.sites if site.name == e.norms.unnormed_end), None)
+
+
+def _zero_branches(e: Evidence) -> list[str]:
+    limit = THRESHOLDS["zero branch"]
+    return [site.name for site in e.sites if site.branch <= limit * max(site.shortcut, 1e-30)]
+
+
+def _unless_all(e: Evidence, names: list[str]) -> Quoted:
+    return _quote_sites(names) if len(names) < len(e.sites) else None
+
+
+def _large_attention_logits(e: Evidence) -> Quoted:
+    if not e.attention or not e.untrained:
+        return None
+    first = e.attention[0]  # later ones read a stream that may have grown
+    spread, entropy = max(first.spread), min(first.entropy)
+    above = spread > THRESHOLDS["attention spread"]
+    return _quote_if(above, path=first.path, spread=spread, entropy=entropy)
+
+
+def _collapsed_attention(e: Evidence) -> Quoted:
+    limit = THRESHOLDS["attention entropy"]
+    low = [a.path for a in e.attention if sum(a.entropy) / len(a.entropy) < limit]
+    collapsed = not e.untrained and low and len(low) >= 0.5 * len(e.attention)
+    return _quote_if(collapsed, low=len(low), every=len(e.attention))
+
+
+def _dead_units(e: Evidence) -> Quoted:
+    rectified = [units for units in e.activations if units.kind not in ("tanh", "sigmoid")]
+    worst = max(rectified, key=lambda units: units.dead, default=None)
+    if worst is None or worst.dead < THRESHOLDS["dead units"]:
+        return None
+    return _quote_if(worst.positions >= THRESHOLDS["dead positions"], **vars(worst))
+
+
+def _collapsed_positions(e: Evidence) -> Quoted:
+    if not e.sites or not e.untrained:
+        return None
+    last = e.sites[-1]
+    return _quote_if(last.position_variance < THRESHOLDS["position variance"], **vars(last))
+
+
+def _swappable_positions(e: Evidence) -> Quoted:
+    pairs = e.experiments.swappable_positions
+    if not pairs or e.without_positions:
+        return None
+    more = f" and {len(pairs) - 1} more pairs" if len(pairs) > 1 else ""
+    return {"first": pairs[0], "second": pairs[0] + 1, "more": more}
+
+
+def _shifted_labels(e: Evidence) -> Quoted:
+    shift = e.experiments.label_shift
+    if not e.causal or shift is None or shift == 1:
+        return None
+    tokens = {0: "the token it reads", 2: "the token after the next", -1: "the token before"}
+    return {"token": tokens[shift]}
+
+
+def _failed_plan(e: Evidence, remedy: str) -> Quoted:
+    """Quote the plan's rehearsal if it fails and this is the first remedy that works."""
+    planned = e.rehearsals.get("planned")
+    if e.plan is None or planned is None or planned.learns or _warmup_too_long(e):
+        return None
+    works = next((name for name, tried in e.rehearsals.items() if tried.learns), "nothing tried")
+    return _quote_if(
+        works.startswith(remedy),
+        stream=_describe_stream(e),
+        lr=e.plan.lr,
+        warmup="with warm-up" if e.plan.warmup else "without warm-up",
+        steps=len(planned.losses),
+        before=planned.before,
+        after=planned.after,
+        variance=min(planned.position_variance[1:]),
+    )
+
+
+def _warmup_too_long(e: Evidence) -> bool:
+    """Return whether the model is too large to rehearse its warm-up."""
+    steps = len(e.rehearsals["planned"].losses)
+    return e.plan is not None and steps < REHEARSAL_STEPS and e.plan.warmup > steps // 2
+
+
+def _warmup_not_rehearsed(e: Evidence) -> Quoted:
+    planned = e.rehearsals.get("planned")
+    if planned is None or planned.learns or not _warmup_too_long(e):
+        return None
+    steps = len(planned.losses)
+    return {"steps": steps, "half": steps // 2, "before": planned.before, "after": planned.after}
+
+
+# ── Words that depend on the measurements ─────────────────────────────────────────────────────────
+
+
+NORM_KINDS = {"post": "post-norm", "pre": "pre-norm", "mixed": "mixed norms", "none": "no norms"}
+
+
+def _describe_stream(e: Evidence) -> str:
+    """Return the share of the branches, the change of the output, and the gradient by depth."""
+    if not e.sites:
+        return "no residual stream was found"
+    share = sum(site.dependency for site in e.sites) / len(e.sites)
+    kind = NORM_KINDS[e.norms.kind]
+    facts = [f"{kind}, {len(e.sites)} branches, which are {share:.2f} of a sum's variance"]
+    if e.amplification:
+        facts.append(
+            f"changing the weights by {e.weight_change:.0%} moves the output {e.output_change:.1%}"
+        )
+    ffns = [site.weight_gradient for site in e.sites if site.role == "ffn"]
+    if len(ffns) > 1 and ffns[0] > 0:
+        facts.append(f"the last FFN's gradient is {ffns[-1] / ffns[0]:.2g} times the first's")
+    return "; ".join(facts)
+
+
+def _what_learns(e: Evidence, first: str = "") -> str:
+    """Return what worked in the rehearsals, and how other arrangements did."""
+    remedies = [first] if first else []
+    remedies += [
+        f"{name.removeprefix('at ')} (it learns)"
+        for name, rehearsal in e.rehearsals.items()
+        if name.startswith("at ") and rehearsal.learns
+    ]
+    for name, other in e.alternatives.items():
+        outcome = "it learns" if other.rehearsal.learns else "does not learn either"
+        change = f"1 % of weight change moves the output {other.output_change:.1%}"
+        remedies.append(f"{name} (rehearsed: {outcome}, and {change})")
+    return "; ".join(remedies or ["addnorm=pre, admin or deepnorm, or fewer blocks"]) + "."
+
+
+def _recommend_warmup(e: Evidence) -> str:
+    assert e.plan is not None
+    stable = None if e.sharpness is None else e.sharpness.adam_rate
+    return _what_learns(e, f"Warm-up of {recommended_warmup(e.plan, stable):,} steps or more")
+
+
+FAILED_PLAN = (
+    "{stream}. At lr {lr:g} {warmup}, rehearsed for {steps} steps, the loss goes from {before:.2f} "
+    "to {after:.2f} and {variance:.1%} of the stream's variance is between positions"
+)
+
+
+# ── The table ─────────────────────────────────────────────────────────────────────────────────────
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "batch not finite", "problem",
+        lambda e: _quote_if(e.non_finite_input, name=e.non_finite_input),
+        "the batch's {name!r} holds NaN or infinity",
+        "One NaN in the input is a NaN in every weight after one step.",
+        "Drop or fill such rows before batching; torch.isfinite finds them.",
+    ),
+    Rule(
+        "weights not finite", "problem",
+        lambda e: _quote_if(e.non_finite_weight, name=e.non_finite_weight),
+        "the weights of {name} hold NaN or infinity",
+        "An earlier step was applied although its gradient was not finite.",
+        "Go back to an earlier checkpoint; skip steps whose gradient is not finite.",
+    ),
+    Rule(
+        "float16 overflow", "problem",
+        lambda e: _non_finite_result(e, float16=True),
+        "{operation} in {module} is the first result beyond 65,504",
+        "float16 ends at 65,504; sums over the width and streams without a norm exceed it "
+        "(Micikevicius et al. 2018, 1710.03740).",
+        "Use bfloat16, keep the stream in float32, or scale the branch down (addnorm=sandwich).",
+    ),
+    Rule(
+        "beyond float16", "note",
+        lambda e: _quote_if(
+            e.non_finite is None and e.largest_value > THRESHOLDS["float16"],
+            largest=e.largest_value,
+        ),
+        "the largest value of the forward pass is {largest:,.0f}, beyond float16's 65,504",
+        "In float32 it does no harm; in float16 it would be infinite.",
+        "Train in bfloat16 or float32.",
+    ),
+    Rule(
+        "not finite", "problem",
+        lambda e: _non_finite_result(e, float16=False),
+        "{operation} in {module} is the first result that is not finite ({count:,} values, "
+        "{dtype})",
+        "Its inputs and weights are finite: the operation itself produced the NaN or infinity.",
+        "Check this operation's input: a division by zero, a log of zero, a fully masked row.",
+    ),
+    Rule(
+        "branch subtracted", "problem",
+        lambda e: _quote_sites([name for name, sign in e.signs.items() if sign == "−"]),
+        "{sites}: shortcut and branch are subtracted instead of added",
+        "A residual connection adds (He et al. 2016, 1512.03385); f − x flips the sign of the "
+        "stream at every layer.",
+        "Write x + f(x).",
+    ),
+    Rule(
+        "residual after the norm", "problem",
+        lambda e: _quote_sites(
+            e.norms.normed_shortcuts
+            if len(e.norms.normed_shortcuts) >= 2 or len(e.sites) <= 2
+            else ()
+        ),
+        "{sites}: the shortcut is the output of the block's own norm",
+        "x ← N(x) + f(N(x)) is not pre-norm: the shortcut is normed at every layer, so there is no "
+        "identity path, which lets pre-norm train without warm-up (Xiong et al. 2020, 2002.04745).",
+        "Keep x before the norm: x + f(N(x)).",
+    ),
+    Rule(
+        "no final norm", "problem",
+        _unnormed_end,
+        "after {name} the stream, of size {total:.2g}, is used without a norm",
+        "In pre-norm the stream grows with every block (Xiong et al. 2020, lemma 2), so the output "
+        "of the last block needs a norm.",
+        "Norm the stack's output; in torch, nn.TransformerEncoder(..., norm=nn.LayerNorm(width)).",
+    ),
+    Rule(
+        "zero branch", "problem",
+        lambda e: _unless_all(e, _zero_branches(e)),
+        "{sites}: the branch adds nothing",
+        "Its output is zero: zero weights, a mask that hides everything, or dropout of 1.",
+        "Initialise it like its neighbours; check the factors it is multiplied by.",
+    ),
+    Rule(
+        "branches start at zero", "note",
+        lambda e: _quote_if(e.sites and len(_zero_branches(e)) == len(e.sites)),
+        "every branch starts at zero",
+        "As in ReZero (2003.04887), Fixup and zero-initialised projections.",
+        "Nothing, if that is intended.",
+    ),
+    Rule(
+        "frozen layer", "warning",
+        lambda e: _unless_all(e, [site.name for site in e.sites if site.trainable == 0]),
+        "{sites}: no parameter is trained",
+        "Its parameters have requires_grad=False while others are trained.",
+        "requires_grad_(True), unless it is frozen on purpose.",
+    ),
+    Rule(
+        "attention logits too large", "problem",
+        _large_attention_logits,
+        "{path}: the standard deviation of the attention logits is {spread:.1f} before any "
+        "training (1 is usual), their entropy {entropy:.2f} of the maximum",
+        "A dot product of width d has variance d; without 1/√d the softmax is nearly one-hot and "
+        "has almost no gradient (Vaswani et al. 2017, §3.2.1).",
+        "Scale by 1/√head_width, or norm queries and keys (model.qk_norm=head).",
+    ),
+    Rule(
+        "attention collapsed", "warning",
+        _collapsed_attention,
+        "{low} of {every} attention sublayers attend to almost one position",
+        "Attention entropy falls before training diverges (Zhai et al. 2023, 2303.06296).",
+        "Lower the learning rate; norm queries and keys (model.qk_norm=head).",
+    ),
+    Rule(
+        "initial weights too large", "problem",
+        lambda e: _quote_if(
+            e.untrained and (e.weight_gain or 0.0) > THRESHOLDS["weight gain"], gain=e.weight_gain
+        ),
+        "the branches' matrices are {gain:.1f} times the usual size (median)",
+        "The variance then grows from layer to layer (Glorot, Bengio 2010).",
+        "Initialise by Xavier: model.init=xavier.",
+    ),
+    Rule(
+        "norm gain too large", "problem",
+        lambda e: _quote_largest(e.norm_gains, "size", THRESHOLDS["norm gain"]),
+        "{name} multiplies by {size:.3g} (1 at the start)",
+        "The following layer saturates, and its gradient grows by the same factor.",
+        "Reset it to 1 and train it with a lower rate; find the step at which it grew with "
+        "--clinic.",
+    ),
+    Rule(
+        "token embeddings too small", "problem",
+        lambda e: _quote_if(
+            (e.experiments.token_share or 0.0) < THRESHOLDS["token share"]
+            and e.experiments.token_share is not None,
+            share=e.experiments.token_share,
+        ),
+        "only {share:.1%} of the variance of the first block's input depends on the tokens",
+        "A tied embedding is small, as the output needs it; without a scale it is lost in the "
+        "position embedding (Vaswani et al. 2017, §3.4 multiplies by √width).",
+        "model.scale_embedding=true, or a norm on the embedding sum (model.embed_norm=true).",
+    ),
+    Rule(
+        "initial logits too large", "warning",
+        lambda e: _quote_if(
+            e.uniform_loss is not None
+            and e.untrained
+            and e.answer_deviation > THRESHOLDS["answer deviation"],
+            deviation=e.answer_deviation, loss=e.loss, uniform=e.uniform_loss,
+        ),
+        "the standard deviation of the logits is {deviation:.1f} before any training; the loss is "
+        "{loss:.1f}, that of a uniform answer {uniform:.1f}",
+        "The first hundreds of steps only make the logits smaller.",
+        "Make the output matrix smaller: N(0, 1/width), or model.scale_output=true when tied.",
+    ),
+    Rule(
+        "dead units", "problem",
+        _dead_units,
+        "{path}: {dead:.0%} of {count} units are zero at all {positions} positions",
+        "A unit that is zero everywhere has no gradient and cannot recover (Lu et al. 2019, "
+        "1903.06733).",
+        "Check the bias before the activation; lower the learning rate; use gelu.",
+    ),
+    Rule(
+        "outlier channels", "note",
+        lambda e: _quote_largest(e.sites, "outlier", THRESHOLDS["outlier"]),
+        "{name}: one channel is {outlier:.0f} times the median channel",
+        "A few channels have far larger values: usual in trained models, but a difficulty for "
+        "8-bit weights (Dettmers et al. 2022, 2208.07339).",
+        "Keep these channels in full precision when quantising.",
+    ),
+    Rule(
+        "token representations collapse", "note",
+        _collapsed_positions,
+        "after {name} {position_variance:.1%} of the stream's variance is between positions",
+        "Attention averages; in a deep stack with a weak shortcut all positions end as one vector "
+        "and little can be learnt (Dong et al. 2021, 2103.03404; Noci et al. 2022).",
+        "addnorm=pre, admin or deepnorm; fewer blocks.",
+    ),
+    Rule(
+        "future leaks", "problem",
+        lambda e: _quote_if(e.causal and e.experiments.sees_future),
+        "changing later tokens moves the answers at earlier positions",
+        "The answer is in the input: the loss falls and generation fails.",
+        "Pass a causal mask, True where a query may attend; check its polarity and alignment.",
+    ),
+    Rule(
+        "padding attended to", "problem",
+        lambda e: _quote_if(
+            (e.experiments.padding_change or 0.0) > THRESHOLDS["padding"],
+            change=e.experiments.padding_change,
+        ),
+        "removing the padding moves the answers by {change:.2g} of their standard deviation",
+        "The answers depend on the length of the other sequences in the batch.",
+        "Hide padding from attention: model.pad, attention_mask or src_key_padding_mask.",
+    ),
+    Rule(
+        "positions not distinguished", "warning",
+        _swappable_positions,
+        "swapping tokens {first} and {second}{more} does not change the first attention",
+        "Attention alone sees a set, not a sequence (Vaswani et al. 2017, §3.5).",
+        "Check that position ids increase, and that no two rows of the table are equal.",
+    ),
+    Rule(
+        "labels misaligned", "problem",
+        _shifted_labels,
+        "each answer is compared with {token}",
+        "A causal model predicts the next token: labels must be the input shifted by one, once.",
+        "Shift in one place only: Hugging Face models shift inside; token_loss does not.",
+    ),
+    Rule(
+        "learning rate too high", "problem",
+        lambda e: _failed_plan(e, "at lr"),
+        FAILED_PLAN,
+        "Steps beyond the limit of the sharpest direction grow instead of shrinking (Cohen et al. "
+        "2022, 2207.14484).",
+        _what_learns,
+    ),
+    Rule(
+        "warm-up not rehearsed", "note",
+        _warmup_not_rehearsed,
+        "rehearsed for {steps} steps, with warm-up shortened to {half}, it does not learn: the "
+        "loss goes from {before:.2f} to {after:.2f}",
+        "A model this large is rehearsed for a few steps only, too few for a warm-up.",
+        "Examine one of the same depth and a smaller width; see the rehearsals at lower rates.",
+    ),
+    Rule(
+        "needs warm-up", "problem",
+        lambda e: _failed_plan(e, "with warm-up"),
+        FAILED_PLAN,
+        "The last layers of post-norm have large gradients at the start (Xiong et al. 2020), and "
+        "its output moves with every branch (Liu et al. 2020, 2004.08249).",
+        _recommend_warmup,
+    ),
+    Rule(
+        "will not train", "problem",
+        lambda e: _failed_plan(e, "nothing tried"),
+        FAILED_PLAN,
+        "Neither warm-up nor a lower rate helped: after the blocks the stream holds too little to "
+        "learn from (Liu et al. 2020, 2004.08249; Noci et al. 2022, 2206.03126).",
+        _what_learns,
+    ),
+)  # fmt: skip

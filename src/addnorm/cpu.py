@@ -1,0 +1,71 @@
+"""CPU settings for training: memory allocator, thread spinning, slow number types.
+
+Memory: glibc returns every large tensor to the system when it is freed, and the next one of the
+same size costs a page fault for every 4 KiB, although each training step allocates the same sizes
+again. Threads: the threads of one operation wait for each other in a spin loop, and if another
+process occupies the core of one, the others spin for its whole time slice. bfloat16: a CPU without
+instructions for it is many times slower than with float32.
+"""
+
+import ctypes
+import platform
+import warnings
+
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
+
+
+def keep_memory() -> bool:
+    """Make the C library keep freed memory for reuse in this process; return True if it does.
+
+    The command line calls this. In Python, call it once before training: a library should not
+    change its process unasked. Peak memory may rise by 15–20 %. It has an effect with glibc (Linux)
+    only, the one allocator known to gain.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    libc = ctypes.CDLL(None)
+    largest = 32 * 1024 * 1024  # glibc's maximum; larger blocks are still mapped
+    accepted = [
+        libc.mallopt(_MMAP_THRESHOLD, largest),
+        libc.mallopt(_TRIM_THRESHOLD, 2**31 - 1),
+        libc.mallopt(_TOP_PAD, 64 * 1024 * 1024),
+    ]
+    return all(accepted)
+
+
+def reduce_thread_spinning() -> bool:
+    """Make waiting threads yield after a tenth of the usual spin count; return True if set.
+
+    Call it before torch is first imported; a value that the user has set is kept. On an idle
+    machine nothing changes; with one other busy process two threads train about four times as fast
+    (docs/results/bench.md). It has an effect with GNU OpenMP on Linux only.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    keep = 0  # setenv's overwrite flag
+    return bool(ctypes.CDLL(None).setenv(b"GOMP_SPINCOUNT", b"30000", keep) == 0)
+
+
+def warn_if_slow(device: str, dtype: str) -> bool:
+    """Warn about bfloat16 or float16 on a CPU without instructions for it; return True if warned.
+
+    On such CPUs, bfloat16 autocast was measured to train about 27 times slower than float32.
+    """
+    if not is_slow(device, dtype):
+        return False
+    warnings.warn(
+        f"{dtype} on this CPU is many times slower than float32: it has no instructions for it. "
+        "Leave autocast off, or use float32 weights.",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+    return True
+
+
+def is_slow(device: str, dtype: str) -> bool:
+    """Return whether the device is a CPU without instructions for a 16-bit dtype."""
+    if device != "cpu" or dtype not in ("bfloat16", "float16"):
+        return False
+    import torch
+
+    return not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())

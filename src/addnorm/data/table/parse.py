@@ -1,0 +1,195 @@
+"""Numbers and dates in the formats that people use in the cells of a table.
+
+    3.5   1e-3                    a number, as programs write it
+    1,234.5   $1,234.5            of the form "1,234.5" or "$1,234.5"
+    1.234,5   1 234,5 €   12,5 %  of the form "1.234,5", "1.234,5 €", "1.234,5 %"
+    2024-05-31   2024-05-31 13:30+02:00   a date, ISO 8601; with an offset it is converted to UTC
+
+1,234 is a thousand in one country and little more than one in another. The form therefore belongs
+to the whole column: it is detected once and stored in the schema, not guessed for each cell.
+"""
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from addnorm.data.table.frame import MISSING_CELLS, Array
+from addnorm.errors import ConfigError
+
+MISSING_MARKERS = frozenset(text.casefold() for text in MISSING_CELLS) | {
+    *("-", "--", "–", "—", ".", "..", "...", "nil", "n.a.", "n. a.", "missing", "unknown"),
+    *("#div/0!", "#value!", "#ref!", "#name?", "#num!", "#null!"),
+}
+"""Texts, in lower case, that mark a missing value in a column of numbers or dates."""
+MAX_NON_NUMERIC = 0.02
+"""Share of texts that a column of numbers may have; they are treated as missing."""
+DATE = re.compile(
+    r"(\d{4})-(\d{1,2})-(\d{1,2})"
+    r"(?:[T ](\d{1,2}):(\d{2})(?::(\d{2})(?:\.\d+)?)?(?:Z|([+-]\d{2}):?(\d{2}))?)?"
+)
+"""ISO 8601, with or without a time. Other forms are ambiguous: 03/04 is March in one country."""
+LIKE_DATE = re.compile(r"\d{1,4}([./-])\d{1,2}\1\d{1,4}(?:[T ].*)?|\d{1,2}[ -]?[A-Za-z]{3,9}.*\d")
+POINT, COMMA = "1,234.5", "1.234,5"
+NUMBER_FORMS = {
+    POINT: re.compile(r"([-+]?)([1-9]\d{0,2}(?:[,'’ \u00a0\u202f]\d{3})+|\d*)(?:\.(\d+))?"),
+    COMMA: re.compile(r"([-+]?)([1-9]\d{0,2}(?:[.'’ \u00a0\u202f]\d{3})+|\d*)(?:,(\d+))?"),
+}
+"""Number forms besides that of programs; each may have a currency or percent sign."""
+
+
+def to_numbers(column: Array, form: str = "") -> tuple[Array, list[str]]:
+    """Return a column as numbers, NaN where missing or not numeric, and the non-numeric texts.
+
+    >>> to_numbers(np.array(["3", None, "many"], dtype=object))[1]
+    ['many']
+    >>> to_numbers(np.array(["1.200,50 €"], dtype=object), form="1.234,5 €")[0].tolist()
+    [1200.5]
+    """
+    if column.dtype.kind == "f":
+        return column, []
+    if column.dtype.kind == "M":
+        seconds = column.astype("datetime64[s]").astype(np.float64)
+        return np.where(np.isnat(column), np.nan, seconds), []
+    if not form and (all_numbers := _parse_all(column)) is not None:
+        return all_numbers, []
+    numbers, non_numeric = np.full(len(column), np.nan), []
+    for row, text in enumerate(column.tolist()):
+        if text is not None:
+            number = _parse_with_form(text, form) if form else _parse_number(text)
+            if number is None:
+                non_numeric.append(text)
+            else:
+                numbers[row] = number
+    return numbers, non_numeric
+
+
+def without_missing(texts: Sequence[str]) -> list[str]:
+    """Return the texts that are not markers of a missing value."""
+    return [text for text in texts if text.casefold() not in MISSING_MARKERS]
+
+
+def parse_form(form: str) -> tuple[str, str]:
+    """Return the pattern name and the sign of a form; ConfigError if it is not a valid form."""
+    name = next((name for name in NUMBER_FORMS if name in form), None)
+    sign = "" if name is None else form.replace(name, "", 1).strip()
+    if name is None or len(sign) > 1 or sign.isalnum():
+        raise ConfigError(
+            f"the form of a number must be {' or '.join(NUMBER_FORMS)}, optionally with a sign "
+            f"such as $ or %: got {form!r}."
+        )
+    return name, sign
+
+
+def detect_form(texts: Sequence[str]) -> str:
+    """Return the form in which most of the texts are numbers; "" if there is none, or no need.
+
+    >>> detect_form(["$1,200.00", "$999"]), detect_form(["1,5", "2,25"]), detect_form(["red"])
+    ('$1,234.5', '1.234,5', '')
+    """
+    signs = Counter(_signs(text) for text in texts)
+    if not signs or all(_parse_number(text) is not None for text in texts):
+        return ""
+    sign = signs.most_common(1)[0][0]
+    if len(sign) > 1:
+        return ""
+    is_prefix = sum(text.startswith(sign) for text in texts) * 2 > len(texts)
+    forms = [f"{sign}{name}" if is_prefix else f"{name} {sign}".strip() for name in NUMBER_FORMS]
+    counts = [sum(_parse_with_form(text, form) is not None for text in texts) for form in forms]
+    best = max(counts)
+    return forms[counts.index(best)] if best * 2 > len(texts) else ""
+
+
+def _signs(text: str) -> str:
+    """Return the percent and currency signs of a text."""
+    return "".join(c for c in text if c == "%" or unicodedata.category(c) == "Sc")
+
+
+def _parse_number(text: str) -> float | None:
+    """Return a number as programs write it; not 1_000, which is a number only in Python."""
+    try:
+        return float(text) if "_" not in text else None
+    except ValueError:
+        return None
+
+
+def _parse_all(column: Array) -> Array | None:
+    """Return a column as numbers in one step, if every text is a number or missing."""
+    present = np.array([text is not None for text in column.tolist()], dtype=bool)
+    numbers = np.full(len(column), np.nan)
+    try:
+        numbers[present] = column[present].astype(np.float64)
+    except (ValueError, TypeError):
+        return None
+    return None if "_" in "".join(column[present].tolist()) else numbers
+
+
+@lru_cache(maxsize=256)
+def _compile_form(form: str) -> tuple["re.Pattern[str]", str]:
+    name, sign = parse_form(form)
+    return NUMBER_FORMS[name], sign
+
+
+def _parse_with_form(text: str, form: str) -> float | None:
+    """Return the number that a text of some form stands for, or None."""
+    pattern, sign = _compile_form(form)
+    if form == POINT and (number := _parse_number(text)) is not None:
+        return number
+    bare = text.replace("−", "-")
+    if sign:
+        before, separator, after = (part.strip() for part in bare.partition(sign))
+        if not separator or (before not in ("", "-", "+") and after):
+            return None
+        bare = before + after
+    match = pattern.fullmatch(bare.strip())
+    if match is None or not (match[2] or match[3]):
+        return None
+    digits = "".join(c for c in match[2] if c.isdecimal())
+    return float(f"{match[1]}{digits or 0}.{match[3] or 0}")
+
+
+def to_dates(column: Array) -> Array | None:
+    """Return a column as dates; None if some text is neither a date nor a missing marker."""
+    if column.dtype.kind == "M":
+        return column
+    if column.dtype != object:
+        return None
+    dates = np.full(len(column), np.datetime64("NaT"), dtype="datetime64[s]")
+    for row, text in enumerate(column.tolist()):
+        if text is None or text.casefold() in MISSING_MARKERS:
+            continue
+        date = _parse_date(text)
+        if date is None:
+            return None
+        dates[row] = date
+    return dates
+
+
+def _parse_date(text: str) -> np.datetime64 | None:
+    match = DATE.fullmatch(text)
+    if match is None:
+        return None
+    year, month, day, hour, minute, second = (int(part or 0) for part in match.groups()[:6])
+    try:
+        date = np.datetime64(
+            f"{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}", "s"
+        )
+    except ValueError:
+        return None
+    hours, minutes = match[7] or "+00", int(match[8] or 0)
+    offset = int(hours) * 60 + (-minutes if hours.startswith("-") else minutes)
+    return date - np.timedelta64(offset, "m")
+
+
+def first_non_date(column: Array) -> str | None:
+    """Return the first text that is neither a date nor a missing marker."""
+    texts = without_missing([text for text in column.tolist() if text is not None])
+    return next((text for text in texts if _parse_date(text) is None), None)
+
+
+def look_like_dates(texts: Sequence[str]) -> bool:
+    """Return whether all texts seem to be dates of a format that is not supported."""
+    return bool(texts) and all(LIKE_DATE.fullmatch(text) for text in texts)

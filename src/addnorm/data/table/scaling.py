@@ -1,0 +1,65 @@
+"""Scalings of numeric columns: each is fitted on training rows and applied to any."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from addnorm.data.table.frame import Array
+
+
+def _fit_quantiles(values: Array) -> tuple[float, ...]:
+    """Return one quantile for each 30 rows, 10 to 1,000 of them. Gorishniy et al. 2021, §E."""
+    count = int(np.clip(len(values) // 30, 10, 1000))
+    knots = np.quantile(values, np.linspace(0, 1, count))
+    return tuple(np.maximum.accumulate(knots).tolist())
+
+
+def _to_normal(values: Array, knots: Sequence[float]) -> Array:
+    """Φ⁻¹ of the share of training values below x; the middle of the step where values tie."""
+    grid = np.asarray(knots)
+    shares = np.linspace(0, 1, len(grid))
+    rise = np.interp(values, grid, shares)
+    fall = -np.interp(-values, -grid[::-1], -shares[::-1])
+    share = np.clip((rise + fall) / 2, 1e-7, 1 - 1e-7)
+    return np.asarray(torch.special.ndtri(torch.from_numpy(share)).numpy())
+
+
+def _fit_robust(values: Array) -> tuple[float, ...]:
+    low, middle, high = np.quantile(values, (0.25, 0.5, 0.75))
+    width = float(high - low) or float(values.max() - values.min()) / 2 or 1.0
+    return float(middle), width
+
+
+def _to_robust(values: Array, knots: Sequence[float]) -> Array:
+    """z / √(1 + (z/3)²), z = (x − median) / interquartile range.
+
+    Robust scaling with a smooth clip: Holzmüller et al. 2024 (2407.04491), §3.
+    """
+    with np.errstate(over="ignore"):
+        z = np.clip((values - knots[0]) / knots[1], -1e100, 1e100)
+    return np.asarray(z / np.sqrt(1 + (z / 3) ** 2))
+
+
+def _fit_standard(values: Array) -> tuple[float, ...]:
+    return float(values.mean()), float(values.std()) or 1.0
+
+
+def _to_standard(values: Array, knots: Sequence[float]) -> Array:
+    """(x − mean) / standard deviation, clipped to ± 1e6."""
+    return np.clip((values - knots[0]) / knots[1], -1e6, 1e6)
+
+
+def _no_knots(values: Array) -> tuple[float, ...]:
+    return ()
+
+
+FitScaling = Callable[[Array], tuple[float, ...]]
+ApplyScaling = Callable[[Array, Sequence[float]], Array]
+SCALINGS: dict[str, tuple[FitScaling, ApplyScaling]] = {
+    "quantile": (_fit_quantiles, _to_normal),
+    "robust": (_fit_robust, _to_robust),
+    "standard": (_fit_standard, _to_standard),
+    "none": (_no_knots, lambda values, knots: np.clip(values, -1e6, 1e6)),
+}
+"""By name: the function that fits a scaling, and the one that applies it."""

@@ -1,0 +1,110 @@
+"""The column to predict: as files have it, and as training and evaluation take it."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from addnorm.data.table.column_arrays import is_missing
+from addnorm.data.table.frame import Array, Frame, to_texts
+from addnorm.data.table.infer import infer, infer_form, infer_task
+from addnorm.data.table.parse import to_numbers
+from addnorm.data.table.schema import Column, Schema
+from addnorm.errors import ConfigError, InputError, nearest
+
+Say = Callable[[str], None]
+
+
+def resolve_schema(
+    table: Frame, target: str, path: str | None, groups: str | None, say: Say
+) -> Schema:
+    """Return the schema of a file, checked against the table, or an inferred one.
+
+    The column that names the groups is not learnt from, unless the file gives it a kind.
+    """
+    table.column(target)
+    grouping = []
+    if groups is not None:
+        table.column(groups)
+        if groups == target:
+            raise ConfigError(f"--groups must name another column than the target {target!r}.")
+        note = "it says which rows belong together"
+        grouping = [Column(name=groups, kind="ignore", note=note)]
+    if path is None:
+        inferred = infer(table if groups is None else table.without(groups), target)
+        return replace(inferred, columns=(*inferred.columns, *grouping))
+    schema = Schema.load(path)
+    if schema.target not in (None, target):
+        raise ConfigError(
+            f"{path!r} has the target {schema.target!r}, not {target!r}. Change it in the file."
+        )
+    for column in schema.columns:
+        table.column(column.name)
+    if groups in schema.kinds():
+        grouping = []
+        if schema.kinds()[groups] != "ignore":
+            say(f"column {groups!r} is also learnt from, as {path!r} gives it a kind.")
+    schema = replace(schema, columns=(*schema.columns, *grouping))
+    known = {*schema.kinds(), target}
+    extra = [name for name in table.names if name not in known]
+    if extra:
+        raise ConfigError(
+            f"{path!r} has no entry for column {extra[0]!r}. Add it, with kind = 'ignore'."
+        )
+    task = schema.task or infer_task(table.columns[target])
+    form = schema.form or (infer_form(table.columns[target]) if task == "number" else "")
+    return replace(schema, target=target, task=task, form=form)
+
+
+def rows_with_target(table: Frame, target: str, say: Say) -> tuple[Frame, Array]:
+    """Return the rows whose target is not missing, and their targets."""
+    missing = is_missing(table.column(target))
+    if missing.all():
+        raise InputError(f"column {target!r} of {table.name} must have values: it has none.")
+    if missing.any():
+        say(f"{int(missing.sum())} rows of {table.name} have no {target!r}: they are left out.")
+        table = table.take(~missing)
+    return table, table.columns[target]
+
+
+def parse_target(values: Array, schema: Schema) -> Array:
+    """Return targets as estimators take them: texts of classes, or numbers."""
+    if schema.task != "number":
+        return to_texts(values).astype(str)
+    numbers, stray = to_numbers(values, schema.form)
+    if stray:
+        raise InputError(
+            f"column {schema.target!r} must hold numbers: got {stray[0]!r}. Correct the file, or "
+            "write task = 'classes' in a schema (addnorm schema FILE -o schema.toml, then "
+            "--schema)."
+        )
+    return numbers
+
+
+def parse_known_target(values: Array, schema: Schema, classes: Array | None, say: Say) -> Array:
+    """Return targets to evaluate on: classes that training had, or numbers."""
+    targets = parse_target(values, schema)
+    if classes is None:
+        return targets
+    known = {str(label) for label in classes.tolist()}
+    unknown = sorted(set(targets.tolist()) - known)
+    if unknown and all(label.removesuffix(".") in known for label in unknown):
+        say(f"labels such as {unknown[0]!r} are read as {unknown[0].removesuffix('.')!r}.")
+        return np.array([label.removesuffix(".") for label in targets.tolist()])
+    if unknown:
+        raise InputError(
+            f"column {schema.target!r} has a class that training did not have: {unknown[0]!r}. "
+            f"{nearest(unknown[0], known)}"
+        )
+    return targets
+
+
+def join_rows(one: Frame, other: Frame) -> Frame:
+    """Return the rows of both, by the columns of the first that the other also has."""
+    columns = {}
+    for name in (name for name in one.names if name in other.columns):
+        column, more = one.columns[name], other.columns[name]
+        if column.dtype != more.dtype:
+            column, more = to_texts(column), to_texts(more)
+        columns[name] = np.concatenate((column, more))
+    return Frame(one.name, columns)

@@ -1,0 +1,1 @@
+"""Files of text to sequences, pairs, labels and batches of token ids."""

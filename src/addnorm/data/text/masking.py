@@ -1,0 +1,42 @@
+"""Inputs and targets of masked language modelling."""
+
+import torch
+from torch import Tensor
+
+from addnorm.data.text.special_tokens import FIRST, IGNORE, MASK
+from addnorm.errors import ConfigError
+
+
+def mask_tokens(
+    ids: Tensor, *, vocab: int, rate: float = 0.15, generator: torch.Generator | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return inputs with masked tokens, and targets that are IGNORE everywhere else.
+
+    Each ordinary token is chosen with probability `rate`; of the chosen, 80 % become the mask,
+    10 % a random ordinary token, 10 % are unchanged (Devlin et al. 2019, §3.1). Unlike there, they
+    are sampled each time a text is used, as Liu et al. (2019, §4.1) found better. Special tokens
+    and padding are never chosen. Both results have the shape of `ids`.
+
+    Parameters
+    ----------
+    ids
+        Token ids, of any shape.
+    vocab
+        Number of ids of the vocabulary.
+    rate
+        Probability that a token is chosen.
+    generator
+        The random number generator; by default that of torch.
+    """
+    if not 0 < rate <= 1:
+        raise ConfigError(f"rate must be above 0 and at most 1: got {rate}. Try 0.15.")
+    if vocab <= FIRST:
+        raise ConfigError(f"vocab must hold ordinary tokens, {FIRST + 1} ids or more: got {vocab}.")
+    shape, device = ids.shape, ids.device
+    chance = torch.rand(shape, generator=generator, device=device)
+    chosen = (chance < rate) & (ids >= FIRST)
+    kind = torch.rand(shape, generator=generator, device=device)
+    other = torch.randint(FIRST, vocab, shape, generator=generator, device=device, dtype=ids.dtype)
+    inputs = torch.where(chosen & (kind < 0.8), MASK, ids)
+    inputs = torch.where(chosen & (kind >= 0.8) & (kind < 0.9), other, inputs)
+    return inputs, torch.where(chosen, ids, IGNORE)

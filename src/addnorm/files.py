@@ -1,0 +1,289 @@
+"""Files that appear whole or not at all, and documents that show whether they were changed.
+
+A document is JSON with a header: what kind of file it is, its format version, and a SHA-256 digest.
+
+    {"kind": "tokenizer", "version": 2, "digest": "9f86d0…", "content": {…}}
+
+It is a file by itself, or the metadata of a safetensors file (models/saved.py), whose digest then
+covers the tensors, too. Nothing that is read is executed.
+"""
+
+import hashlib
+import json
+import math
+import os
+import re
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from addnorm.errors import SavedError
+
+
+class FileFormat(NamedTuple):
+    """A kind of file that addnorm writes, and the version of its format."""
+
+    kind: str
+    version: int
+
+
+TEXT_MODEL = FileFormat("text-model", 2)
+TABLE_MODEL = FileFormat("table-model", 2)
+RUN = FileFormat("run", 2)
+TOKENIZER = FileFormat("tokenizer", 2)
+COLUMNS = FileFormat("columns", 2)
+CHECKPOINT_MODEL = FileFormat("checkpoint-model", 2)
+CHECKPOINT_STATE = FileFormat("checkpoint-state", 2)
+FAILED_STEP = FileFormat("failed-step", 2)
+FAILED_STEP_MODEL = FileFormat("failed-step-model", 2)
+FAILED_STEP_BATCH = FileFormat("failed-step-batch", 2)
+FAILED_STEP_RNG = FileFormat("failed-step-rng", 2)
+
+METADATA_KEY = "addnorm"
+"""The one metadata key of our safetensors files: its value is the document."""
+DOCUMENT_LIMIT = 64 * 2**20
+"""Bytes that a document may have. A larger file is not one, and is not read."""
+_DOCUMENT_KEYS = ["kind", "version", "digest", "content"]
+_KIND = re.compile(rb'\s*\{\s*"kind":\s*"([a-z-]+)"')
+_TENSOR_FILE_KIND = re.compile(
+    rb'.{8}\{"__metadata__":\{"%s":"\{\\"kind\\":\\"([a-z-]+)\\"' % METADATA_KEY.encode(), re.DOTALL
+)
+
+
+# ── Plain files ───────────────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Yield a temporary path in the same directory; at the end, rename that file to `path`.
+
+    The file is flushed to the disk before it is renamed, so that a power cut leaves either the old
+    content or the new.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise SavedError(f"{str(path)!r} cannot be written: {error.strerror}.") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file that appears whole or not at all."""
+    with whole(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def make_directory(path: str | Path) -> Path:
+    """Create a directory and its parents, unless it exists; return its path."""
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SavedError(f"{str(path)!r} cannot be created: {error.strerror}.") from None
+    return Path(path)
+
+
+def require_regular(path: Path) -> None:
+    """Raise SavedError unless `path` is a regular file: not a directory, device or FIFO."""
+    if not path.exists():
+        raise SavedError(f"there is no file {str(path)!r}. Check the path.")
+    if not path.is_file():
+        raise SavedError(f"{str(path)!r} is not a regular file. Check the path.")
+
+
+def read_bytes(path: Path, limit: int = DOCUMENT_LIMIT) -> bytes:
+    """Return the content of a regular file of at most `limit` bytes."""
+    require_regular(path)
+    try:
+        with path.open("rb") as file:
+            content = file.read(limit + 1)
+    except OSError as error:
+        raise SavedError(f"{str(path)!r} cannot be read: {error.strerror}.") from None
+    if len(content) > limit:
+        raise SavedError(
+            f"{str(path)!r} must have at most {limit:,} bytes: it has more. Check the path."
+        )
+    return content
+
+
+def read_text(path: str | Path) -> str:
+    """Return the content of a UTF-8 text file."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise SavedError(f"there is no file {str(path)!r}. Check the path.") from None
+    except UnicodeDecodeError as error:
+        raise SavedError(f"{str(path)!r} is not UTF-8 text: {error.reason}.") from None
+    except OSError as error:
+        raise SavedError(f"{str(path)!r} cannot be read: {error.strerror}.") from None
+
+
+def to_json(value: Any, indent: int | None = 1) -> str:
+    """Return strict JSON: NaN and infinities, which JSON does not have, become null.
+
+    All JSON that addnorm writes or prints is made here.
+
+    >>> to_json({"loss": float("nan"), "steps": (1, 2)}, indent=None)
+    '{"loss": null, "steps": [1, 2]}'
+    """
+    return json.dumps(nonfinite_to_null(value), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def nonfinite_to_null(value: Any) -> Any:
+    """Return plain values with None in place of NaN and infinities.
+
+    >>> nonfinite_to_null({"loss": [float("inf"), 0.5]})
+    {'loss': [None, 0.5]}
+    """
+    if isinstance(value, dict):
+        return {str(name): nonfinite_to_null(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [nonfinite_to_null(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# ── Documents ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def write_document(path: Path, kind: str, version: int, content: Mapping[str, Any]) -> None:
+    """Write a JSON file with kind, version and digest, whole or not at all.
+
+    Parameters
+    ----------
+    path : the file to write
+    kind, version : a FileFormat; `read_document` requires the same
+    content : plain values; NaN and infinities are refused
+    """
+    try:
+        text = dump_document(kind, version, content, indent=1)
+    except ValueError as error:
+        raise SavedError(f"{str(path)!r} cannot be written: {error}.") from None
+    write_whole(path, f"{text}\n".encode())
+
+
+def read_document(path: Path, kind: str, version: int) -> dict[str, Any]:
+    """Return the content of a file that `write_document` wrote, unless it was changed since."""
+    text = read_bytes(path).decode(errors="replace")
+    return parse_document(text.removesuffix("\n"), path, kind, version, indent=1)
+
+
+def dump_document(
+    kind: str,
+    version: int,
+    content: Mapping[str, Any],
+    attached: Iterable[bytes | memoryview] = (),
+    indent: int | None = None,
+) -> str:
+    """Return a document as JSON text: equal content gives equal text.
+
+    Parameters
+    ----------
+    kind, version : a FileFormat
+    content : plain values; ValueError for NaN and infinities
+    attached : bytes that are stored outside of the document, and that its digest covers
+    indent : spaces of indentation; None for one line
+    """
+    plain = _sorted_keys(content)
+    canonical = {"content": plain, "kind": kind, "version": version}
+    total = hashlib.sha256(_dump(canonical, None).encode())
+    for part in attached:
+        total.update(part)
+    values = (kind, version, total.hexdigest(), plain)
+    text = _dump(dict(zip(_DOCUMENT_KEYS, values, strict=True)), indent)
+    if len(text) > DOCUMENT_LIMIT:
+        raise ValueError(f"its document must have at most {DOCUMENT_LIMIT:,} bytes: {len(text):,}")
+    return text
+
+
+def parse_document(
+    text: str,
+    path: Path,
+    kind: str,
+    version: int,
+    attached: Iterable[bytes | memoryview] = (),
+    indent: int | None = None,
+) -> dict[str, Any]:
+    """Return the content of a document, or raise a SavedError that says why it is refused.
+
+    Parameters
+    ----------
+    text : what `dump_document` returned
+    path : the file it was read from, for messages
+    kind, version : the FileFormat that the document must have
+    attached, indent : as for `dump_document`
+    """
+    where = repr(str(path))
+    try:
+        document = json.loads(text)
+    except RecursionError:
+        raise SavedError(f"{where} is damaged: it is nested too deeply. Use a backup.") from None
+    except ValueError:
+        raise SavedError(f"{where} is damaged: it is not JSON. Use a backup.") from None
+    name = kind.replace("-", " ")
+    if not isinstance(document, dict) or list(document) != _DOCUMENT_KEYS:
+        # The files of format 1 had a version and no document.
+        number = document.get("version") if isinstance(document, dict) else None
+        if not str(number).isdecimal():
+            raise SavedError(f"{where} was not written by addnorm. Check the path.")
+        document = {"kind": kind, "version": number, "content": None}
+    if document["kind"] != kind:
+        raise SavedError(
+            f"{where} must be a {name}: it is a {str(document['kind']).replace('-', ' ')}. "
+            "Check the path."
+        )
+    if document["version"] != version:
+        raise SavedError(
+            f"{where} is a {name} of format {document['version']}; this addnorm reads format "
+            f"{version}. Train it again, or use the addnorm version that wrote it."
+        )
+    try:
+        content = dict(document["content"])
+        unchanged = text == dump_document(kind, version, content, attached, indent)
+    except (TypeError, ValueError, RecursionError):
+        unchanged = False
+    if not unchanged:
+        raise SavedError(f"{where} was changed after it was written. Use a backup.")
+    return content
+
+
+def kind_of(path: str | Path) -> str | None:
+    """Return the kind of a file that addnorm wrote, from its first bytes; None for other files.
+
+    The file is not checked: `read_document` and `read_tensors` do that.
+
+    >>> kind_of("nothing") is None
+    True
+    """
+    path = Path(path)
+    try:
+        if not path.is_file():
+            return None
+        with path.open("rb") as file:
+            start = file.read(128)
+    except OSError:
+        return None
+    match = _TENSOR_FILE_KIND.match(start) or _KIND.match(start)
+    return None if match is None else match[1].decode()
+
+
+def _dump(value: Any, indent: int | None) -> str:
+    separators = (",", ":") if indent is None else None
+    return json.dumps(value, indent=indent, separators=separators, allow_nan=False)
+
+
+def _sorted_keys(value: Any, where: str = "") -> Any:
+    """Return plain values as JSON has them: lists, and texts as keys, in order."""
+    if isinstance(value, Mapping):
+        parts = {str(name): part for name, part in value.items()}
+        return {name: _sorted_keys(parts[name], f"{where}.{name}") for name in sorted(parts)}
+    if isinstance(value, list | tuple):
+        return [_sorted_keys(part, f"{where}[{i}]") for i, part in enumerate(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{where.removeprefix('.')} must be finite: got {value}")
+    return value

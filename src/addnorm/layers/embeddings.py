@@ -1,0 +1,126 @@
+"""Embeddings of the input: token ids, image patches, or vectors of the model's width.
+
+Every embedding returns (batch, length, width).
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from addnorm.errors import InputError
+
+
+class Tokens(nn.Module):
+    """E[id], times √width if `scaled`. Vaswani et al. 2017, §3.4."""
+
+    def __init__(self, vocab: int, width: int, scaled: bool) -> None:
+        super().__init__()
+        self.vocab = vocab
+        self.scale = width**0.5 if scaled else 1.0
+        self.weight = nn.Parameter(torch.empty(vocab, width))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        self.check(ids)
+        x = F.embedding(ids.long(), self.weight)
+        return x if self.scale == 1.0 else x * self.scale
+
+    def check(self, ids: Tensor) -> None:
+        """Raise InputError unless the ids are integers below `vocab`, (batch, length)."""
+        if ids.is_floating_point() or ids.dtype == torch.bool or ids.ndim != 2:
+            raise InputError(
+                "token ids must be integers of shape (batch, length): "
+                f"got {ids.dtype} of shape {tuple(ids.shape)}."
+            )
+        if 0 in ids.shape:
+            raise InputError(
+                f"token ids must not be empty: got a tensor of shape {tuple(ids.shape)}."
+            )
+        # On other devices reading values would synchronise; their kernels report a bad id anyway.
+        if ids.device.type == "cpu" and not torch.compiler.is_compiling():
+            low, high = (int(end) for end in ids.aminmax())
+            if low < 0 or high >= self.vocab:
+                raise InputError(
+                    f"token ids must be 0 to {self.vocab - 1}: got {low if low < 0 else high}. "
+                    "Check that the tokenizer belongs to this model."
+                )
+
+
+class Patches(nn.Module):
+    """Square patches of an image, flattened and projected: E vec(patch) + b.
+
+    ViT: Dosovitskiy et al. 2021 (2010.11929), eq. 1. Takes (batch, channels, height, width).
+
+    Parameters
+    ----------
+    image, patch
+        Height and width of an image and of a patch, in pixels.
+    channels
+        Colour channels.
+    width
+        Width of the embedding.
+    """
+
+    def __init__(self, image: int, patch: int, channels: int, width: int) -> None:
+        super().__init__()
+        self.image, self.patch, self.channels = image, patch, channels
+        self.project = nn.Linear(channels * patch * patch, width)
+
+    def forward(self, images: Tensor) -> Tensor:
+        expected = (self.channels, self.image, self.image)
+        if images.ndim != 4 or tuple(images.shape[1:]) != expected:
+            raise InputError(
+                f"images must have shape (batch, {', '.join(map(str, expected))}): "
+                f"got {tuple(images.shape)}."
+            )
+        check_finite(images, "images")
+        return self.project(F.unfold(images, self.patch, stride=self.patch).transpose(1, 2))
+
+
+class Vectors(nn.Module):
+    """Identity on vectors of the model's width, which checks them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        if vectors.ndim != 3 or vectors.shape[-1] != self.width:
+            raise InputError(
+                f"vectors must have shape (batch, length, {self.width}): "
+                f"got {tuple(vectors.shape)}."
+            )
+        check_finite(vectors, "vectors")
+        return vectors
+
+
+class Summary(nn.Module):
+    """Put a learned summary vector before the first position (the CLS token)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width).normal_(std=0.02))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat((self.weight.expand(x.shape[0], 1, -1), x), dim=1)
+
+
+def check_finite(x: Tensor, name: str) -> None:
+    """Raise InputError if there is a NaN or an infinity, which would spread to the whole batch."""
+    if torch.compiler.is_compiling():
+        return
+    finite = x.isfinite()
+    if not bool(finite.all()):
+        where = tuple(int(i) for i in (~finite).nonzero()[0])
+        raise InputError(
+            f"{name} must be finite: got {float(x[where])} at {where}. "
+            "Fill or drop such values first."
+        )
+
+
+def shift_right(targets: Tensor, start: int) -> Tensor:
+    """Return the decoder's input to predict `targets`: the start token, then all but the last.
+
+    >>> shift_right(torch.tensor([[5, 6, 7]]), start=1).tolist()
+    [[1, 5, 6]]
+    """
+    return F.pad(targets[:, :-1], (1, 0), value=start)

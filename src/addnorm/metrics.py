@@ -1,0 +1,190 @@
+"""Evaluation metrics, the same for text and tables.
+
+BLEU and chrF of translations; accuracy, macro F1, AUC, log loss, Brier score and expected
+calibration error (ECE) of class probabilities; RMSE, MAE and R² of numeric predictions.
+Probabilities have the shape (rows, classes); labels are class indices, shape (rows,).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from addnorm.errors import InputError, require
+
+MIN_PROBABILITY = 1e-15
+"""Log loss clips probabilities below this, so that one impossible row leaves the mean finite."""
+CALIBRATION_BINS = 15
+
+
+def bleu(
+    hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False
+) -> dict[str, Any]:
+    """Return corpus BLEU (Papineni et al. 2002) from sacrebleu (Post 2018), with its signature.
+
+    >>> bleu(["a small cat sat down"], ["a small cat sat down"])["score"]
+    100.0
+    """
+    sacrebleu = require("sacrebleu", "text")
+    return _corpus_score(sacrebleu.metrics.BLEU(lowercase=lowercase), hypotheses, references)
+
+
+def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
+    """Return chrF (Popović 2015), the F2 of character n-grams up to 6, from sacrebleu."""
+    return _corpus_score(require("sacrebleu", "text").metrics.CHRF(), hypotheses, references)
+
+
+def _corpus_score(
+    metric: Any, hypotheses: Sequence[str], references: Sequence[str]
+) -> dict[str, Any]:
+    _require_equal_counts(len(hypotheses), len(references))
+    score = metric.corpus_score(list(hypotheses), [list(references)])
+    return {"score": round(score.score, 6), "signature": str(metric.get_signature())}
+
+
+def classification_metrics(probabilities: ArrayLike, labels: ArrayLike) -> dict[str, float]:
+    """Return accuracy, macro F1, AUC, log loss, Brier score and ECE by name.
+
+    >>> classification_metrics([[0.9, 0.1], [0.2, 0.8]], [0, 0])["accuracy"]
+    0.5
+    """
+    p, y = np.asarray(probabilities, dtype=float), np.asarray(labels)
+    _require_equal_counts(len(p), len(y))
+    return {
+        "accuracy": accuracy(p, y),
+        "f1": macro_f1(p, y),
+        "auc": mean_auc(p, y),
+        "log_loss": log_loss(p, y),
+        "brier": brier_score(p, y),
+        "ece": calibration_error(p, y),
+    }
+
+
+def accuracy(probabilities: NDArray[Any], labels: NDArray[Any]) -> float:
+    """Return the share of rows whose most probable class (the first, if tied) is their label."""
+    return float((probabilities.argmax(axis=1) == labels).mean())
+
+
+def macro_f1(probabilities: NDArray[Any], labels: NDArray[Any]) -> float:
+    """Return the mean F1 over the classes that occur among the labels or the predictions."""
+    predicted = probabilities.argmax(axis=1)
+    scores = [
+        2
+        * ((predicted == k) & (labels == k)).sum()
+        / ((predicted == k).sum() + (labels == k).sum())
+        for k in np.union1d(predicted, labels)
+    ]
+    return float(np.mean(scores))
+
+
+def log_loss(probabilities: NDArray[Any], labels: NDArray[Any]) -> float:
+    """Return −mean log p_y."""
+    of_label = probabilities[np.arange(len(labels)), labels]
+    return float(-np.log(np.clip(of_label, MIN_PROBABILITY, 1.0)).mean() + 0.0)
+
+
+def brier_score(probabilities: NDArray[Any], labels: NDArray[Any]) -> float:
+    """Return mean Σ_k (p_k − [k = y])², and half of it for two classes.
+
+    Brier 1950, "Verification of forecasts expressed in terms of probability". The half is the
+    squared error of the second class's probability. This is scikit-learn's `brier_score_loss` with
+    its default `scale_by_half="auto"`: from 0 to 1 for two classes, from 0 to 2 for more.
+    """
+    classes = probabilities.shape[1]
+    squares = (probabilities - np.eye(classes)[labels]) ** 2
+    return float(squares.sum(axis=1).mean() / (2 if classes == 2 else 1))
+
+
+def auc(scores: NDArray[Any], positive: NDArray[Any]) -> float:
+    """Return the probability that a positive row scores above a negative one; ties count half.
+
+    NaN if there are no positive rows, no negative rows, or scores that are NaN.
+
+    >>> auc(np.array([0.1, 0.4, 0.4, 0.8]), np.array([0, 0, 1, 1]))
+    0.875
+    """
+    positive = positive.astype(bool)
+    positives, negatives = int(positive.sum()), int((~positive).sum())
+    if not positives or not negatives or np.isnan(scores).any():
+        return float("nan")
+    _, index, ties = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(ties) - (ties - 1) / 2)[index]
+    above = ranks[positive].sum() - positives * (positives + 1) / 2
+    return float(above / (positives * negatives))
+
+
+def mean_auc(probabilities: NDArray[Any], labels: NDArray[Any]) -> float:
+    """Return the AUC of two classes, or the mean AUC of each class against the rest.
+
+    Classes that no label has are left out of the mean; it is NaN if there is none left.
+    """
+    classes = range(1, 2) if probabilities.shape[1] == 2 else range(probabilities.shape[1])
+    values = np.array([auc(probabilities[:, k], labels == k) for k in classes])
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else float("nan")
+
+
+def calibration_error(
+    probabilities: NDArray[Any], labels: NDArray[Any], bins: int = CALIBRATION_BINS
+) -> float:
+    """Return the expected calibration error of the predicted class.
+
+        ECE = Σ_b (rows in bin b / rows) · |accuracy in b − mean confidence in b|
+
+    The confidence of a row is the probability of its predicted class, whatever the number of
+    classes, in bins of equal width. Guo et al. 2017 (1706.04599), eq. 3, with their 15 bins.
+    """
+    correct = probabilities.argmax(axis=1) == labels
+    confidence, observed, rows = _binned(probabilities.max(axis=1), correct, bins)
+    return float((np.abs(confidence - observed) * rows).sum() / rows.sum())
+
+
+def reliability_bins(
+    probabilities: NDArray[Any], labels: NDArray[Any]
+) -> list[tuple[float, float, int]]:
+    """Return (mean probability, observed frequency, rows) of each bin of a reliability diagram.
+
+    The probabilities are those of the second of two classes, and of the predicted class of more.
+    There is one bin of equal width for every 40 rows, but 4 to 15; empty bins are left out.
+    """
+    if probabilities.shape[1] == 2:
+        stated, happened = probabilities[:, 1], labels == 1
+    else:
+        stated, happened = probabilities.max(axis=1), probabilities.argmax(axis=1) == labels
+    bins = int(np.clip(len(labels) // 40, 4, CALIBRATION_BINS))
+    columns = (column.tolist() for column in _binned(stated, happened, bins))
+    return [(mean, observed, rows) for mean, observed, rows in zip(*columns, strict=True) if rows]
+
+
+def _binned(
+    stated: NDArray[Any], happened: NDArray[Any], bins: int
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Mean probability, observed frequency and rows of each bin; zeros for an empty bin."""
+    index = np.clip((np.nan_to_num(stated) * bins).astype(int), 0, bins - 1)
+    rows = np.bincount(index, minlength=bins)
+    divisor = np.maximum(rows, 1)
+    mean = np.bincount(index, weights=stated, minlength=bins) / divisor
+    return mean, np.bincount(index, weights=happened, minlength=bins) / divisor, rows
+
+
+def regression_metrics(predictions: ArrayLike, targets: ArrayLike) -> dict[str, float]:
+    """Return RMSE, MAE and R² by name; R² is NaN if all targets are equal."""
+    predicted, actual = np.asarray(predictions, dtype=float), np.asarray(targets, dtype=float)
+    _require_equal_counts(len(predicted), len(actual))
+    error = predicted - actual
+    square = float((error**2).mean())
+    variance = float(((actual - actual.mean()) ** 2).mean())
+    return {
+        "rmse": square**0.5,
+        "mae": float(np.abs(error).mean()),
+        "r2": 1 - square / variance if variance else float("nan"),
+    }
+
+
+def _require_equal_counts(predictions: int, references: int) -> None:
+    if predictions != references or not predictions:
+        raise InputError(
+            "each prediction needs one reference, and there must be at least one: "
+            f"got {predictions} predictions and {references} references."
+        )

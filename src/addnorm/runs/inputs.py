@@ -1,0 +1,155 @@
+"""Data that a user has in memory, written to files, so that every run can be resumed.
+
+Training reads files only. Lists of texts and data frames go to the folder `inputs` of the run.
+"""
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from addnorm.errors import InputError
+from addnorm.files import make_directory
+
+INPUTS = "inputs"
+"""Folder of a run with the data that were given in memory."""
+
+
+def is_path(value: Any) -> bool:
+    """Whether a value names a file."""
+    return isinstance(value, str | Path)
+
+
+def files_of(task: str, options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return options in which everything in memory has become the path of a file in `folder`.
+
+    Parameters
+    ----------
+    task : name of the task.
+    options : options of `addnorm.train`; values may be paths, lists of texts or data frames.
+    folder : where files are written; made only if something is written.
+    """
+    writers = {"table": _table_files, "language": _document_files}
+    known = {name: value for name, value in options.items() if value is not None}
+    if "source" in known and not is_path(known.get("text", "")):
+        raise InputError("give the texts once: as data, as source or as text.")
+    changed = writers.get(task, _text_files)(known, folder)
+    return {name: str(v) if isinstance(v, Path) else v for name, v in changed.items()}
+
+
+def _document_files(options: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """A list of texts is one text, a line for each."""
+    for name in ("source", "text", "valid_source"):
+        if name in options and not is_path(options[name]):
+            lines = _texts(options[name], name)
+            path = _new(folder, f"{name}.txt")
+            path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+            options[name] = path
+    return options
+
+
+def _text_files(options: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Lists of texts, with translations or labels, are columns of a .csv file."""
+    if "source" not in options and "text" in options and not is_path(options["text"]):
+        options["source"] = options.pop("text")
+    for prefix in ("", "valid_"):
+        source, other = options.get(f"{prefix}source"), f"{prefix}target"
+        if source is None or is_path(source):
+            if other in options and not is_path(options[other]):
+                raise InputError(f"{other} is a list: give {prefix}source as a list, too.")
+            continue
+        path = _new(folder, f"{prefix or 'train_'}data.csv")
+        if not _is_list(source):
+            _write_frame(path, _frame(source))
+        else:
+            columns = {"text": _texts(source, f"{prefix}source")}
+            if other in options:
+                columns["label"] = _texts(options.pop(other), other)
+            elif not is_path(options.get("label", "")):
+                columns["label"] = [str(value) for value in options.pop("label")]
+            if "label" in columns:
+                options["label"] = "label"
+            _write_columns(path, columns)
+            options["text"] = "text"
+        options[f"{prefix}source"] = path
+    return options
+
+
+def _table_files(options: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Data frames and arrays are .csv files; what they say about types goes to a schema."""
+    from addnorm.data.table.frame import to_frame
+    from addnorm.data.table.infer import infer
+
+    if "source" in options and not is_path(options["source"]):
+        frame, target = _frame(options["source"]), options.get("target")
+        if target is not None and not isinstance(target, str):
+            column = to_frame({"target": target}).columns["target"]
+            if len(column) != len(frame):
+                raise InputError(
+                    f"target must have a value for each row: got {len(column)} for {len(frame)}."
+                )
+            name = "target"
+            while name in frame.columns:
+                name += "_"
+            frame = replace(frame, columns={**frame.columns, name: column})
+            options["target"] = name
+        if frame.declared and "schema" not in options:
+            path = _new(folder, "schema.toml")
+            # The column of groups is left to training, which does not learn from it.
+            infer(frame.without(options.get("groups")), options.get("target")).save(path)
+            options["schema"] = path
+        options["source"] = _write_frame(_new(folder, "train.csv"), frame)
+    for name in ("test", "unlabelled"):
+        if name in options and not is_path(options[name]):
+            options[name] = _write_frame(_new(folder, f"{name}.csv"), _frame(options[name]))
+    return options
+
+
+def _frame(data: Any) -> Any:
+    from addnorm.data.table.frame import to_frame
+
+    return to_frame(data, "the data")
+
+
+def _write_frame(path: Path, frame: Any) -> Path:
+    """Write a frame as a person would: whole numbers without a point, dates as dates."""
+    from addnorm.data.table.frame import to_texts
+    from addnorm.data.table.reader import open_table_writer
+
+    columns = {name: to_texts(column) for name, column in frame.columns.items()}
+    with open_table_writer(path) as writer:
+        writer.write(replace(frame, columns=columns))
+    return path
+
+
+def _write_columns(path: Path, columns: Mapping[str, Sequence[str]]) -> None:
+    lengths = {name: len(values) for name, values in columns.items()}
+    if len(set(lengths.values())) > 1:
+        sizes = " and ".join(f"{count} of {name}" for name, count in lengths.items())
+        raise InputError(f"there must be one value for each text: got {sizes}.")
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
+
+
+def _is_list(value: Any) -> bool:
+    """Whether a value is a sequence of texts, and not a table."""
+    if isinstance(value, list | tuple):
+        return not value or not isinstance(value[0], Mapping)
+    return hasattr(value, "tolist") and getattr(value, "ndim", 2) == 1
+
+
+def _texts(values: Any, name: str) -> list[str]:
+    texts = list(values)
+    for place, text in enumerate(texts, start=1):
+        if not isinstance(text, str):
+            raise InputError(
+                f"{name} must be a list of str: item {place} is {type(text).__name__}."
+            )
+    return texts
+
+
+def _new(folder: Path, name: str) -> Path:
+    return make_directory(folder) / name

@@ -1,0 +1,267 @@
+"""Who watches a run: a bar, lines, a journal of figures, TensorBoard."""
+
+import html
+import json
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import TaskID as BarID
+
+from addnorm.errors import require
+from addnorm.files import to_json, write_whole
+from addnorm.training.loop import Loop, Observer, Step
+
+LINE_EVERY = 10.0
+"""Seconds between two lines where there is no terminal."""
+BAR_EVERY = 0.2
+PERCENT = ("accuracy", "f1")
+"""Figures that are shown as percentages."""
+
+
+class RecentSpeed:
+    """Moving averages of loss and speed, and the time that is left."""
+
+    def __init__(self) -> None:
+        self.loss, self.tokens, self.step_seconds = math.nan, math.nan, math.nan
+
+    def add(self, step: Step) -> None:
+        """Means that forget: a step of long ago counts for little."""
+        seconds = max(step.seconds, 1e-9)
+        for name, value in (
+            ("loss", step.loss),
+            ("tokens", step.tokens / seconds),
+            ("step_seconds", seconds),
+        ):
+            before = getattr(self, name)
+            mixed = value if math.isnan(before) else 0.95 * before + 0.05 * value
+            setattr(self, name, mixed if math.isfinite(mixed) else before)
+
+    def left(self, loop: Loop) -> float:
+        """Seconds that are left, evaluations counted as they were so far."""
+        at = loop.state
+        share = at.evaluation_seconds / at.training_seconds if at.training_seconds else 0.0
+        rest = (loop.settings.steps - at.step) * self.step_seconds * (1 + share)
+        limit = loop.settings.max_seconds
+        return min(rest, limit - at.total_seconds) if limit else rest
+
+
+def say_time(seconds: float) -> str:
+    """A duration for people.
+
+    >>> say_time(75), say_time(7300), say_time(float("nan"))
+    ('1:15', '2:01:40', '–')
+    """
+    if not math.isfinite(seconds):
+        return "–"
+    whole = max(0, round(seconds))
+    hours, minutes = whole // 3600, whole // 60 % 60
+    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+
+
+def say_figures(figures: Mapping[str, Any]) -> str:
+    """Return figures in a line; those that are not numbers are left out.
+
+    >>> say_figures({"loss": 2.314, "accuracy": 0.781, "auc": None})
+    'loss 2.314, accuracy 78.1%'
+    """
+    return ", ".join(
+        f"{name.replace('_', ' ')} " + (f"{value:.1%}" if name in PERCENT else f"{value:.4g}")
+        for name, value in figures.items()
+        if isinstance(value, int | float)
+    )
+
+
+class Lines(Observer):
+    """Plain lines, for logs."""
+
+    def __init__(self, stream: TextIO | None = None, every: float = LINE_EVERY) -> None:
+        self.stream, self.every, self.speed = stream or sys.stderr, every, RecentSpeed()
+        self.said_at = time.monotonic()
+
+    def on_step(self, loop: Loop, step: Step) -> None:
+        self.speed.add(step)
+        if time.monotonic() - self.said_at < self.every and step.number > 1:
+            return
+        self.said_at = time.monotonic()
+        self._print(
+            f"step {step.number:>6}/{loop.settings.steps}  loss {self.speed.loss:.4f}  "
+            f"{self.speed.tokens:,.0f} {_unit(loop)}/s  lr {step.rate:.2e}  "
+            f"{say_time(self.speed.left(loop))} left"
+        )
+
+    def on_evaluate(self, loop: Loop, figures: dict[str, float], better: bool) -> None:
+        mark = "  (best)" if better else ""
+        self._print(f"step {loop.state.step:>6}  held out: {say_figures(figures)}{mark}")
+
+    def on_message(self, loop: Loop, text: str) -> None:
+        self._print(text)
+
+    def _print(self, text: str) -> None:
+        print(text, file=self.stream, flush=True)
+
+
+class Bar(Observer):
+    """A live bar: loss, speed, rate, time left, best so far."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(stderr=True)
+        self.speed, self.drawn_at = RecentSpeed(), 0.0
+        self.progress = Progress(
+            TextColumn("{task.completed}/{task.total}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[text]}"),
+            console=self.console,
+            expand=True,
+        )
+        self.live = Live(self.progress, console=self.console, refresh_per_second=8)
+        self.bar: BarID | None = None
+        self.best = ""
+
+    def on_begin(self, loop: Loop) -> None:
+        self.bar = self.progress.add_task("", total=loop.settings.steps, text="")
+        self.live.start()
+
+    def on_step(self, loop: Loop, step: Step) -> None:
+        self.speed.add(step)
+        if time.monotonic() - self.drawn_at < BAR_EVERY or self.bar is None:
+            return
+        self.drawn_at = time.monotonic()
+        text = (
+            f"loss {self.speed.loss:.4f} · {self.speed.tokens:,.0f} {_unit(loop)}/s · "
+            f"lr {step.rate:.1e} · {say_time(self.speed.left(loop))} left{self.best}"
+        )
+        self.progress.update(self.bar, completed=step.number, text=text)
+
+    def on_evaluate(self, loop: Loop, figures: dict[str, float], better: bool) -> None:
+        at = loop.state
+        if at.best is not None:
+            self.best = f" · best {loop.task.metric} {at.best:.4g}"
+        mark = "  [green]best[/green]" if better else ""
+        self.console.print(f"step {at.step:>6}  {say_figures(figures)}{mark}", highlight=False)
+
+    def on_message(self, loop: Loop, text: str) -> None:
+        self.console.print(text, markup=False, highlight=False)
+
+    def on_end(self, loop: Loop) -> None:
+        if self.bar is not None:
+            self.progress.update(self.bar, completed=loop.state.step)
+        self.live.stop()
+
+
+class Journal(Observer):
+    """metrics.jsonl: a line for every evaluation, and for a step now and then."""
+
+    def __init__(self, path: Path, every: int = 10) -> None:
+        self.path, self.every = path, every
+
+    def on_begin(self, loop: Loop) -> None:
+        """Lines about steps after the one a resumed run goes on from are of a past that is gone."""
+        kept = []
+        if self.path.exists():
+            for line in self.path.read_text(encoding="utf-8").splitlines():
+                try:
+                    if json.loads(line)["step"] <= loop.state.step:
+                        kept.append(line)
+                except (ValueError, KeyError):
+                    continue
+        write_whole(self.path, "".join(line + "\n" for line in kept).encode())
+        self.file = self.path.open("a", encoding="utf-8")
+
+    def on_step(self, loop: Loop, step: Step) -> None:
+        if step.number % self.every == 0 or step.number <= self.every or not step.applied:
+            at = loop.state
+            self._write(
+                step=step.number,
+                loss=step.loss,
+                rate=step.rate,
+                norm=step.norm,
+                tokens=at.tokens,
+                seconds=round(at.total_seconds, 3),
+            )
+
+    def on_evaluate(self, loop: Loop, figures: dict[str, float], better: bool) -> None:
+        at = loop.state
+        held = {f"valid_{name}": value for name, value in figures.items()}
+        self._write(step=at.step, best=better, seconds=round(at.total_seconds, 3), **held)
+
+    def on_message(self, loop: Loop, text: str) -> None:
+        if hasattr(self, "file"):
+            self._write(step=loop.state.step, text=text)
+
+    def on_end(self, loop: Loop) -> None:
+        self.file.close()
+
+    def _write(self, **row: Any) -> None:
+        self.file.write(to_json(row, indent=None) + "\n")
+        self.file.flush()
+
+
+class Board(Observer):
+    """The same figures for TensorBoard, by tensorboardX."""
+
+    def __init__(self, folder: Path) -> None:
+        self.writer: Any = require("tensorboardX", "track").SummaryWriter(str(folder))
+
+    def on_step(self, loop: Loop, step: Step) -> None:
+        for name in ("loss", "rate", "norm"):
+            self.writer.add_scalar(f"train/{name}", getattr(step, name), step.number)
+
+    def on_evaluate(self, loop: Loop, figures: dict[str, float], better: bool) -> None:
+        for name, value in figures.items():
+            self.writer.add_scalar(f"valid/{name}", value, loop.state.step)
+
+    def on_end(self, loop: Loop) -> None:
+        self.writer.close()
+
+
+class NotebookBar(Observer):
+    """A line in the output of a notebook's cell, updated as training goes on."""
+
+    def __init__(self) -> None:
+        display = require("IPython.display", "dev")
+        self.speed, self.drawn_at, self.best = RecentSpeed(), 0.0, ""
+        self.html, self.handle = display.HTML, display.display(display.HTML(""), display_id=True)
+
+    def on_step(self, loop: Loop, step: Step) -> None:
+        self.speed.add(step)
+        if time.monotonic() - self.drawn_at > 1.0 or step.number == loop.settings.steps:
+            self.drawn_at = time.monotonic()
+            self._show(loop)
+
+    def on_evaluate(self, loop: Loop, figures: dict[str, float], better: bool) -> None:
+        self.best = f" · held out: {say_figures(figures)}" if better else self.best
+        self._show(loop)
+
+    def _show(self, loop: Loop) -> None:
+        at, steps = loop.state, loop.settings.steps
+        text = f"step {at.step:,}/{steps:,} · loss {self.speed.loss:.4f}{self.best}"
+        bar = f"<progress value={at.step} max={steps}></progress>"
+        self.handle.update(self.html(f"<div>{bar} {html.escape(text)}</div>"))
+
+
+def in_notebook() -> bool:
+    """Whether the code runs in a cell of a notebook."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return type(shell).__name__ == "ZMQInteractiveShell"
+
+
+def make_loggers(
+    path: Path, *, terminal: bool, board: bool = False, progress: bool = True
+) -> Sequence[Observer]:
+    """Return the loggers of a run: a bar or lines, metrics.jsonl, TensorBoard if asked for."""
+    loggers: list[Observer] = [Journal(path / "metrics.jsonl")]
+    if progress:
+        loggers.insert(0, NotebookBar() if in_notebook() else Bar() if terminal else Lines())
+    return [*loggers, *([Board(path / "board")] if board else [])]
+
+
+def _unit(loop: Loop) -> str:
+    """Return what the task counts its batches in."""
+    return str(getattr(loop.task, "unit", "tokens"))

@@ -1,0 +1,123 @@
+"""What a user asks for: a task, a file of settings, options, and `section.field=value` settings."""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from addnorm.config import SCHEMA, Config
+from addnorm.errors import ConfigError, nearest
+from addnorm.files import read_text
+from addnorm.tasks import TASKS
+
+COMMON = {
+    "start": "run.start",
+    "minutes": "run.minutes",
+    "seed": "run.seed",
+}
+"""Options of every task, and the fields that they set."""
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """Values that a user set, over whatever configuration they are laid.
+
+    Parameters
+    ----------
+    table : sections with their fields, as a TOML file has them.
+    settings : `section.field=value` texts; they win over the table.
+    """
+
+    table: Mapping[str, Any] = field(default_factory=dict)
+    settings: Sequence[str] = ()
+
+    @staticmethod
+    def load(path: str | Path, settings: Sequence[str] = ()) -> "RunRequest":
+        """Return the request of a TOML file."""
+        try:
+            table = tomllib.loads(read_text(path))
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{path} is not TOML: {error}.") from None
+        if table.get("schema", SCHEMA) != SCHEMA:
+            raise ConfigError(
+                f"{path} has schema {table['schema']!r}; this version reads schema {SCHEMA}. "
+                "Write the file again, with the field names of `addnorm show base --fields`."
+            )
+        return RunRequest(table, settings)
+
+    @property
+    def preset(self) -> str | None:
+        """The published model that the model section starts from."""
+        return self.table.get("preset")
+
+    @property
+    def task(self) -> str | None:
+        return self.over(Config()).run.task
+
+    def over(self, base: Config) -> Config:
+        """Return a configuration with the requested values."""
+        sections = {k: v for k, v in self.table.items() if k not in ("schema", "preset")}
+        return base.updated(sections).override(*self.settings)
+
+    def with_values(self, values: Mapping[str, Any]) -> "RunRequest":
+        """Return the request with fields set, given as {"section.field": value}."""
+        table = {**self.table}
+        for path, value in values.items():
+            section, _, name = path.partition(".")
+            table[section] = {**table.get(section, {}), name: value}
+        return RunRequest(table, self.settings)
+
+    def with_settings(self, *settings: str) -> "RunRequest":
+        """Return the request with more settings, which win over the others."""
+        return RunRequest(self.table, (*self.settings, *settings))
+
+    def with_options(self, options: Mapping[str, Any]) -> "RunRequest":
+        """Return the request with options of its task, named as on the command line.
+
+        >>> RunRequest({"run": {"task": "language"}}).with_options({"txt": "book.txt"})
+        Traceback (most recent call last):
+        addnorm.errors.ConfigError: train language has no option 'txt'. Did you mean 'text'?
+        """
+        task = self.task
+        known = {**COMMON, **(TASKS[task].options if task in TASKS else {})}
+        given = {name: value for name, value in options.items() if value is not None}
+        for name in given:
+            if name not in known:
+                raise ConfigError(f"train {task} has no option {name!r}. {nearest(name, known)}")
+        unnamed = "source" not in given and self.over(Config()).data.source is None
+        if task in ("language", "masked") and "text" in given and unnamed:
+            given["source"] = given.pop("text")  # the text itself, not a column of a file
+        return self.with_values({known[name]: value for name, value in given.items()})
+
+
+def make_request(
+    task: str | None,
+    options: Mapping[str, Any],
+    settings: Sequence[str] | Mapping[str, Any] = (),
+) -> RunRequest:
+    """Return the request of a task's name or TOML file, with options and settings.
+
+    Parameters
+    ----------
+    task : name of a task, or a TOML file that names one.
+    options : options of that task, by their names on the command line.
+    settings : `section.field=value` texts, or a mapping of "section.field" to value.
+    """
+    if task is None:
+        raise ConfigError(f"train needs a task ({', '.join(TASKS)}), a TOML file or --resume RUN.")
+    if task in TASKS:
+        request = RunRequest({"run": {"task": task}})
+    elif task.endswith(".toml"):
+        request = RunRequest.load(task)
+    else:
+        raise ConfigError(f"there is no task {task!r}. {nearest(task, TASKS)}")
+    if isinstance(settings, Mapping):
+        for path in settings:
+            if "." not in path:
+                raise ConfigError(
+                    f"a setting must be named section.field: got {path!r}. Try 'model.depth'."
+                )
+        request = request.with_options(options)
+        return request.with_values({path: settings[path] for path in settings})
+    return RunRequest(request.table, settings).with_options(options)

@@ -1,0 +1,30 @@
+"""A text that a model wrote, with its score and its tokens."""
+
+from addnorm.data.text.special_tokens import END
+from addnorm.data.text.tokenizer import Tokenizer
+from addnorm.generate import Hypothesis
+
+
+class Answer(str):
+    """A text with the model's score and the log-probability of each piece.
+
+    >>> answer = Answer("ein Haus", score=-0.3, pieces=[("ein", -0.1), (" Haus", -0.2)])
+    >>> answer.upper(), answer.score
+    ('EIN HAUS', -0.3)
+    """
+
+    score: float
+    pieces: list[tuple[str, float]]
+
+    def __new__(cls, text: str, *, score: float, pieces: list[tuple[str, float]]) -> "Answer":
+        answer = super().__new__(cls, text)
+        answer.score, answer.pieces = score, pieces
+        return answer
+
+
+def make_answer(hypothesis: Hypothesis, tokenizer: Tokenizer) -> Answer:
+    """Return a decoded hypothesis as text."""
+    values = hypothesis.log_probabilities
+    ids = [*hypothesis.tokens, END][: len(values)]
+    pieces = [(tokenizer.piece(token), value) for token, value in zip(ids, values, strict=True)]
+    return Answer(tokenizer.decode(hypothesis.tokens), score=hypothesis.score, pieces=pieces)

@@ -1,0 +1,187 @@
+"""Masked pre-training: texts, an encoder that predicts hidden tokens."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from addnorm.config import Config
+from addnorm.data.delimited import is_delimited
+from addnorm.data.text.batches import Batches
+from addnorm.data.text.collate import pad, text_lengths
+from addnorm.data.text.files import read_lines
+from addnorm.data.text.labelled import read_text_column
+from addnorm.data.text.masking import mask_tokens
+from addnorm.data.text.pairs import RowFilter, filter_rows, limit_tokens
+from addnorm.data.text.reading_report import ReadingReport
+from addnorm.data.text.special_tokens import BEGIN, END, IGNORE
+from addnorm.data.text.split import split_by_source
+from addnorm.errors import InputError
+from addnorm.models.transformer import Encoder
+from addnorm.tasks.base import (
+    Fields,
+    Figures,
+    Say,
+    TextTask,
+    Tokenizers,
+    TrainedText,
+    choose_vocab,
+    make_tokenizer,
+    require_source,
+    say_nothing,
+)
+from addnorm.training.loop import Batch
+from addnorm.training.loss import token_loss
+
+LONGEST = 128
+"""Tokens a text may have, unless configured."""
+HELD_OUT_SEED = 77
+"""What is hidden in held-out text is the same at every evaluation."""
+
+
+def encoder_size(width: int, depth: int, heads: int, length: int, **more: Any) -> Fields:
+    """Return the fields of a BERT-like encoder of a given size."""
+    shape = {"width": width, "depth": depth, "heads": heads, "length": length}
+    kind = {"addnorm": "pre", "ffn": "gelu", "positions": "learned", "pool": "mean"}
+    return {**shape, **kind, "scale_embedding": False, "init": "normal", **more}
+
+
+class TrainedMasked(TrainedText):
+    """A trained masked encoder: a model to start others from."""
+
+    def evaluate_files(self, source: str, *, say: Say = say_nothing, **options: Any) -> Figures:
+        task = self._held_out(source)
+        for note in read_texts(self._reading(), source)[1].lines():
+            say(note)
+        return self._loss(task) | {"texts": len(task.valid)}
+
+
+class Masked(TextTask):
+    """Learn to predict hidden tokens from those around them (Devlin et al. 2019)."""
+
+    name, mode, head = "masked", "encoder", "masked"
+    trained = TrainedMasked
+    longest, ends = LONGEST, 2
+    epochs = 40
+    train_defaults: ClassVar[Fields] = {"weight_decay": 0.01, "eps": 1e-8, "batch": 4096}
+    sizes: ClassVar[dict[str, Fields]] = {
+        "tiny": encoder_size(128, 2, 4, 130),
+        "small": encoder_size(256, 4, 4, 130),
+        "base": encoder_size(768, 12, 12, 514),
+        "big": encoder_size(1024, 24, 16, 514),
+    }
+    size_limits = ((5_000_000, "tiny"), (300_000_000, "small"))
+
+    def __init__(
+        self,
+        tokenizers: Tokenizers,
+        train: list[list[int]],
+        valid: list[list[int]],
+        notes: list[str],
+    ) -> None:
+        self.tokenizers, self.train, self.valid, self.notes = tokenizers, train, valid, notes
+        self.size = sum(text_lengths(train)[0])
+
+    @classmethod
+    def read_files(cls, config: Config, tokenizers: Tokenizers | None) -> Self:
+        data = config.data
+        texts, report = read_texts(config, require_source(config, "texts to learn from"))
+        notes = report.lines()
+        if data.valid_source is None:
+            assert data.valid_fraction is not None
+            split = split_by_source(texts, data.valid_fraction, most=2000, seed=config.run.seed)
+            notes.append(split.note)
+            held = [texts[row] for row in split.valid]
+            texts = [texts[row] for row in split.train]
+        else:
+            held, report = read_texts(config, data.valid_source)
+            notes += report.lines()
+        if tokenizers is None:
+            size = choose_vocab(sum(map(len, texts)))
+            tokenizers = {"text": make_tokenizer(texts, config, "bpe", size)}
+        notes += tokenizers["text"].notes
+        parts = []
+        for part in (texts, held):
+            (ids,), _, found = limit_tokens(
+                [tokenizers["text"].encode_many(part)],
+                data.max_length or LONGEST,
+                long=data.on_too_long,
+            )
+            notes += [found.describe("text")] if found.count else []
+            parts.append(ids)
+        return cls(tokenizers, parts[0], parts[1], notes)
+
+    def _bind(self, config: Config) -> None:
+        assert config.train.batch is not None
+        lengths = text_lengths(self.train)
+        self.batches = Batches(lengths, config.train.batch, seed=config.run.seed)
+        held, most = text_lengths(self.valid), 0
+        for most, total in enumerate(_running(held[0]), start=1):  # noqa: B007 (the last counts)
+            if total > self.max_held_out:
+                break
+        self.held = Batches([held[0][:most]], config.train.batch).epoch(0)
+
+    def epoch(self, number: int) -> Sequence[Sequence[int]]:
+        return self.batches.epoch(number)
+
+    def positions_needed(self, config: Config) -> int:
+        return max(*text_lengths(self.train)[0], *text_lengths(self.valid)[0])
+
+    def held_out(self) -> Sequence[Sequence[int]]:
+        return self.held
+
+    def collate(self, part: Sequence[int], *, train: bool) -> Batch:
+        rows = self.train if train else self.valid
+        seed = (self.config.run.seed, self.place[0]) if train else (HELD_OUT_SEED, 0)
+        hidden = [self._hide(rows[i], hash((*seed, i))) for i in part]
+        inputs, targets = zip(*hidden, strict=True)
+        return {"inputs": pad(inputs), "targets": pad(targets, IGNORE)}
+
+    def _hide(self, row: list[int], seed: int) -> tuple[list[int], list[int]]:
+        """Return a text with some tokens hidden, and its targets; neighbours do not matter."""
+        inputs, targets = mask_tokens(
+            torch.tensor([BEGIN, *row, END]),
+            vocab=self.tokenizers["text"].size,
+            rate=self.config.data.mask_rate,
+            generator=torch.Generator().manual_seed(seed % 2**63),
+        )
+        return inputs.tolist(), targets.tolist()
+
+    def total_loss(self, model: nn.Module, batch: Batch, total: int, smoothing: float) -> Tensor:
+        assert isinstance(model, Encoder)
+        hidden = model.hidden(batch["inputs"])
+        return token_loss(model, hidden, batch["targets"], smoothing=smoothing, total=total)
+
+    def contents(self) -> Iterable[object]:
+        yield from (self.train, self.valid)
+
+
+TrainedMasked.task = Masked
+
+
+def read_texts(config: Config, path: str) -> tuple[list[str], ReadingReport]:
+    """Return the texts of a file, one a line, or of a column of a table."""
+    data = config.data
+    notes: list[str] = []
+    if is_delimited(path):
+        texts, lines, notes = read_text_column(path, data.text, limit=data.max_rows)
+    else:
+        texts = list(read_lines(path))[: data.max_rows]
+        lines = list(range(1, len(texts) + 1))
+    rows = [(text,) for text in texts]
+    row_filter = RowFilter(empty=data.on_empty, repeated=data.on_duplicate)
+    kept, issues = filter_rows(rows, lines, row_filter, sides=1)
+    if not kept:
+        raise InputError(f"{path!r} must hold texts to learn from: it has none.")
+    report = ReadingReport(
+        name=path, row_name="text", read=len(rows), kept=len(kept), issues=issues, notes=(*notes,)
+    )
+    return [row[0] for _, row in kept], report
+
+
+def _running(lengths: Sequence[int]) -> Iterable[int]:
+    total = 0
+    for length in lengths:
+        total += length
+        yield total

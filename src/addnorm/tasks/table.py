@@ -1,0 +1,612 @@
+"""Tables: predict one column from the others, as class probabilities or as numbers."""
+
+import copy
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from addnorm import presets
+from addnorm.config import Config, ModelConfig
+from addnorm.data.table.column_arrays import is_missing
+from addnorm.data.table.encode import TableEncoder
+from addnorm.data.table.frame import Array, Frame, read_frame, to_frame
+from addnorm.data.table.reader import read_parts
+from addnorm.data.table.schema import Schema
+from addnorm.data.table.target import (
+    join_rows,
+    parse_known_target,
+    parse_target,
+    resolve_schema,
+    rows_with_target,
+)
+from addnorm.errors import ConfigError, InputError
+from addnorm.files import COLUMNS, read_document, write_document
+from addnorm.metrics import classification_metrics, regression_metrics, reliability_bins
+from addnorm.models.size import cost
+from addnorm.models.tabular import TabularModel, trunk_of
+from addnorm.report import Page
+from addnorm.tabular import load, save
+from addnorm.tabular.base import TableEstimator
+from addnorm.tabular.choices import choose_batch, choose_epochs
+from addnorm.tabular.compare import compare
+from addnorm.tabular.estimators import ESTIMATORS, RECOMMENDED
+from addnorm.tabular.explain import Explanation, RowExplanation, explain, explain_row
+from addnorm.tabular.fitting import Fitted, Plan, SplitRows, TableTraining
+from addnorm.tabular.holdout import hold_out, need_one_way
+from addnorm.tabular.inputs import to_groups
+from addnorm.tabular.page import add_results
+from addnorm.tasks.base import (
+    BEST,
+    DataFacts,
+    Figures,
+    Say,
+    Task,
+    Trained,
+    load_matching_weights_,
+    require_source,
+    say_nothing,
+)
+from addnorm.training import parallel
+from addnorm.training.loop import Batch, TrainingState
+
+NAMES = {"ft": "FTTransformer", "tab": "TabTransformer", "saint": "SAINT"}
+ENCODER = "columns.json"
+NOT_NUMERIC = "column .* are not numeric"
+"""The warning of a column encoder that we repeat in our own words."""
+TRUNK = ("width", "depth", "heads", "ffn_width")
+CHUNK = 20_000
+"""Rows that are predicted together."""
+
+
+class UnknownValues:
+    """Values of a file that training did not have, counted over its parts."""
+
+    def __init__(self, encoder: TableEncoder) -> None:
+        self.encoder = encoder
+        self.counts: dict[str, tuple[int, list[str]]] = {}
+        self.empty = {column.name for column in encoder.schema.used}
+
+    def update(self, part: Frame) -> None:
+        """Count the unknown values of some rows."""
+        for name, (rows, values) in self.encoder.unknown_values(part).items():
+            before, shown = self.counts.get(name, (0, []))
+            self.counts[name] = before + rows, list(dict.fromkeys([*shown, *values]))[:3]
+        self.empty -= {name for name in self.empty if not is_missing(part.columns[name]).all()}
+
+    def describe(self) -> list[str]:
+        """Return sentences about them."""
+        return [
+            *self.encoder.describe_unknown(self.counts),
+            *(
+                f"{name}: no row has a value; all are predicted as missing it."
+                for name in sorted(self.empty)
+            ),
+        ]
+
+
+class TrainedTable(Trained):
+    """A trained model for tables: rows in, probabilities of classes or numbers out."""
+
+    @cached_property
+    def estimator(self) -> Any:
+        """The fitted scikit-learn estimator of this run."""
+        if self.int8:
+            raise ConfigError("--int8 is for models of text, not for tables. Leave it out.")
+        return load(self.path / BEST)
+
+    @property
+    def model(self) -> TabularModel:
+        model: TabularModel = self.estimator.model_
+        return model
+
+    @property
+    def schema(self) -> Schema:
+        """What each column is."""
+        schema: Schema = self.estimator.encoder_.schema
+        return schema
+
+    def predict(self, data: Any) -> Array:
+        """Return the predicted class or number of each row.
+
+        Parameters
+        ----------
+        data : a file (.csv, .tsv, .parquet, .feather) or a data frame with the columns of the
+            training data; the target column may be missing and is not looked at.
+        """
+        return np.asarray(self.estimator.predict(self._rows(data)))
+
+    def predict_proba(self, data: Any) -> Array:
+        """Return the probability of each class of `labels` for each row, (rows, classes)."""
+        self.require_classes("predict_proba")
+        return np.asarray(self.estimator.predict_proba(self._rows(data)))
+
+    def require_classes(self, what: str) -> None:
+        """Raise where the model predicts numbers."""
+        if not hasattr(self.estimator, "classes_"):
+            raise ConfigError(
+                f"{what} needs a model of classes: this one predicts numbers. Leave it out."
+            )
+
+    def explain(
+        self, data: Any, row: int | None = None, *, say: Say = say_nothing
+    ) -> Explanation | RowExplanation:
+        """Return which columns matter for all rows, or what each adds for one row.
+
+        Parameters
+        ----------
+        data : a file or data frame; with the target column, unless `row` is given.
+        row : a row to explain, counted from 1.
+        say : receives sentences about what was noticed in the rows.
+        """
+        if row is None:
+            rows, targets = self.read_targets(data, say)
+            with without_warnings():
+                return explain(self.estimator, rows, targets)
+        table = to_frame(data)
+        self.schema.check(table)
+        for note in self.estimator.encoder_.unknown_notes(table):
+            say(note)
+        if not 1 <= row <= len(table):
+            raise InputError(f"--row must be 1 to {len(table)}: got {row}.")
+        with without_warnings():
+            return explain_row(self.estimator, table, row - 1)
+
+    def evaluate(self, *data: Any, say: Say = say_nothing, **options: Any) -> Figures:
+        source = data[0] if data else options.get("source")
+        if source is None:
+            raise ConfigError(
+                "a run of a table keeps no rows to evaluate on: give a file. "
+                f"Try: addnorm evaluate {self.path} later.csv."
+            )
+        rows, targets = self.read_targets(source, say)
+        with without_warnings():
+            return {**self.estimator.evaluate(rows, targets), "rows": len(rows)}
+
+    def iter_predictions(
+        self, path: str, *, proba: bool, unknown: UnknownValues, on_read: Any = None
+    ) -> Iterator[tuple[Frame, dict[str, Array]]]:
+        """Yield the rows of a file part by part, each with its new columns."""
+        name = self.schema.target or "target"
+        for part in read_parts(path, CHUNK, *([on_read] if on_read else [])):
+            rows = part.without(name) if name in part.columns else part
+            classes = getattr(self.estimator, "classes_", None)
+            with without_warnings():
+                if classes is None:
+                    scored = {f"{name} (predicted)": self.estimator.predict(rows)}
+                else:
+                    chances = self.estimator.predict_proba(rows)
+                    best = np.array(classes, dtype=object)[chances.argmax(axis=1)]
+                    scored = {f"{name} (predicted)": best}
+                    if proba:
+                        scored |= {f"p({c})": chances[:, i] for i, c in enumerate(classes)}
+            unknown.update(rows)
+            yield part, scored
+
+    def read_targets(self, data: Any, say: Say) -> tuple[Frame, Array]:
+        """Return the rows that have a target, and their targets; notes go to `say`."""
+        return read_known_rows(self.estimator, data, say)
+
+    def _rows(self, data: Any) -> Frame:
+        table = to_frame(data)
+        self.schema.check(table)
+        target = self.schema.target
+        return table.without(target) if target in table.columns else table
+
+
+def read_known_rows(
+    estimator: Any,
+    data: Any,
+    say: Say,
+    advice: str = "Use addnorm.tabular.load(...).evaluate(X, y).",
+) -> tuple[Frame, Array]:
+    """Return rows that have a target, and their targets, for a fitted estimator.
+
+    Parameters
+    ----------
+    estimator : the fitted estimator.
+    data : a file or a data frame.
+    say : receives sentences about what was noticed in the rows.
+    advice : what to do with a model that has no name for its target.
+    """
+    schema, encoder = estimator.encoder_.schema, estimator.encoder_
+    if schema.target is None:
+        raise ConfigError(f"this model was saved without the name of its target. {advice}")
+    table = to_frame(data)
+    schema.check(table)
+    for note in [*table.notes, *encoder.unknown_notes(table)]:
+        say(note)
+    table, values = rows_with_target(table, schema.target, say)
+    classes = getattr(estimator, "classes_", None)
+    return table, parse_known_target(values, schema, classes, say)
+
+
+@dataclass(frozen=True)
+class TestRows:
+    """Rows that are evaluated after training, and where they come from."""
+
+    rows: Frame
+    targets: Array
+    name: str
+
+
+class Table(Task):
+    """Learn to predict a column of a table."""
+
+    name = "table"
+    trained = TrainedTable
+    metrics = ("loss", "accuracy")
+    unit = "rows"
+    epochs = 100.0
+    train_defaults: ClassVar[dict[str, Any]] = {
+        **{"beta2": 0.999, "eps": 1e-8, "weight_decay": 1e-5},
+        **{"schedule": "constant", "warmup": 0, "patience": 16},
+    }
+
+    def __init__(
+        self,
+        estimator: TableEstimator,
+        split: SplitRows,
+        classes: int,
+        notes: list[str],
+        *,
+        train: tuple[Frame, Array],
+        test: TestRows | None,
+        unlabelled: Frame | None,
+        start: ModelConfig | None,
+    ) -> None:
+        self.estimator, self.split, self.classes, self.notes = estimator, split, classes, notes
+        self.train, self.test, self.unlabelled, self.start = train, test, unlabelled, start
+        self.labels = [str(label) for label in getattr(estimator, "classes_", ())]
+
+    @classmethod
+    def read(cls, config: Config, assets: Any = None, start: Any = None) -> Self:
+        options, notes = config.table, list[str]()
+        if options.target is None:
+            raise ConfigError("table.target must name the column to predict. Try --target price.")
+        need_one_way(options.split, options.groups is not None)
+        if options.pretrain is not None and options.unlabelled is None:
+            raise ConfigError(
+                f"--pretrain {options.pretrain} needs rows to learn from: give --unlabelled FILE, "
+                "too."
+            )
+        table = read_frame(require_source(config, "a table to learn from"))
+        notes += table.notes
+        schema = resolve_schema(table, options.target, options.schema, options.groups, notes.append)
+        table, values = rows_with_target(table, options.target, notes.append)
+        targets = parse_target(values, schema)
+        if schema.form:
+            notes.append(f"column {options.target!r} is read as numbers like {schema.form}.")
+        groups = to_groups(
+            None if options.groups is None else table.columns[options.groups], len(table)
+        )
+        estimator = make_estimator(config, schema)
+        rows, test = table.without(options.target), None
+        if options.test is not None:
+            test = read_test_rows(options.test, schema, targets, notes.append)
+        elif options.compare:
+            inside, aside, note = set_aside(rows, targets, groups, schema, estimator)
+            notes.append(note)
+            test = TestRows(rows.take(aside), targets[aside], "rows set aside")
+            rows, targets = rows.take(inside), targets[inside]
+            groups = None if groups is None else groups[inside]
+        unlabelled = None
+        if options.unlabelled is not None:
+            more = read_frame(options.unlabelled)
+            schema.check(more)
+            unlabelled = join_rows(rows, more)
+        with warnings_as_notes(notes):
+            places, classes = estimator.learn_target(targets)
+            frame = estimator.check_rows(rows, places)
+            encoder = assets or (None if start is None else start[1])
+            if encoder is None and unlabelled is not None:
+                encoder = estimator.pretraining_split(unlabelled)[0]
+            if encoder is not None:
+                encoder.schema.check(frame)
+            split = estimator.split_rows(
+                frame, places, classes, np.ones(len(frame)), groups=groups, encoder=encoder
+            )
+        notes += [note for note in split.notes if note not in notes]
+        return cls(
+            estimator,
+            split,
+            classes,
+            notes,
+            train=(rows, targets),
+            test=test,
+            unlabelled=unlabelled,
+            start=None if start is None else start[0].config.trunk,
+        )
+
+    @classmethod
+    def load_assets(cls, path: Path) -> TableEncoder:
+        return TableEncoder.parse(read_document(path / ENCODER, *COLUMNS))
+
+    def save_assets(self, path: Path) -> None:
+        encoder = self.estimator.encoder_
+        write_document(path / ENCODER, *COLUMNS, encoder.dump())
+        encoder.schema.save(path / "schema.toml")
+
+    @classmethod
+    def load_start(cls, path: Path) -> tuple[nn.Module, TableEncoder]:
+        estimator = load(path / BEST)
+        return estimator.model_, estimator.encoder_
+
+    def facts(self) -> DataFacts:
+        rows, held_out = len(self.split.rows), self.split.valid is not None
+        return DataFacts(
+            size=rows,
+            batches=lambda config: -(-rows // (config.train.batch or choose_batch(rows))),
+            longest=lambda config: 1,
+            details={"held_out": held_out, "classes": self.classes},
+            start=self.start,
+        )
+
+    @classmethod
+    def defaults(cls, request: Config, facts: DataFacts, preset: str | None) -> Config:
+        """FT-Transformer as we recommend it; the others as they were published."""
+        kind, task = request.table.model, "classes" if facts.details["classes"] else "number"
+        settings = dict(RECOMMENDED[task]) if kind == "ft" else {}
+        estimator = ESTIMATORS[f"{NAMES[kind]}Classifier"]
+        fields = {name: settings[name] for name in TRUNK if name in settings}
+        model = trunk_of(kind, **fields)
+        if preset is not None:
+            model = presets.find(preset).model.replace(summary=False, head="none")
+        if facts.start is not None:
+            model = facts.start
+        batch = request.train.batch or choose_batch(facts.size)
+        per_epoch = -(-facts.size // batch)
+        usual = settings.get("epochs", choose_epochs(facts.size, batch, facts.details["held_out"]))
+        epochs = request.train.epochs or usual
+        steps = request.train.steps or max(1, round(epochs * per_epoch))
+        evaluate = per_epoch if facts.details["held_out"] else steps
+        train = cls.train_defaults | {
+            "lr": settings.get("learning_rate", estimator.rate),
+            "weight_decay": settings.get("weight_decay", 1e-5),
+            "patience": settings.get("patience", 16),
+            "ema": settings.get("ema", 0.0),
+            "batch": batch,
+            "steps": steps,
+            "evaluate_every": evaluate,
+            "save_every": evaluate * max(1, round(steps / 20 / evaluate)),
+        }
+        cells = {name: settings[name] for name in ("drop_cells", "swap_cells", "members")
+                 if name in settings}  # fmt: skip
+        embedding = settings.get("embedding", estimator.number_embedding)
+        base = Config(model=model)
+        return base.replace(
+            train=base.train.replace(**train),
+            table=base.table.replace(embedding=embedding, **cells),
+        )
+
+    def _bind(self, config: Config) -> None:
+        train, table = config.train, config.table
+        assert train.batch is not None and train.lr is not None
+        settings = Plan(
+            batch=train.batch,
+            epochs=1,
+            rate=train.lr,
+            weight_decay=train.weight_decay,
+            drop_cells=table.drop_cells,
+            swap_cells=table.swap_cells,
+            seed=config.run.seed,
+            metric=train.metric,
+        )
+        self.training = TableTraining(self.split.rows, self.split.valid, settings, self.classes)
+        self.estimator = copy.copy(self.estimator).set_params(**parameters_of(config))
+        self.estimator.batch_ = train.batch
+        self.estimator.report_, self.estimator.temperature_ = {}, 1.0
+        self.estimator.n_iter_ = 1
+
+    @property
+    def metric(self) -> str:
+        return self.training.metric
+
+    def make_model(self, start: nn.Module | None, say: Say) -> TabularModel:
+        config, estimator = self.config, copy.copy(self.estimator)
+        if self.unlabelled is not None and start is None:
+            method = config.table.pretrain or "masked"
+            say(f"pre-training ({method}) on {len(self.unlabelled):,} rows, those of both files.")
+            estimator.pretrain_frame(self.unlabelled, method, trunk=config.model)
+        torch.manual_seed(config.run.seed)
+        model = estimator.make_model(self.split, self.classes, config.model)
+        if start is not None:
+            say(load_matching_weights_(model, start))
+        return model
+
+    def empty_model(self) -> TabularModel:
+        return self.estimator.make_model(self.split, self.classes, self.config.model)
+
+    def save_model(self, model: nn.Module, state: Mapping[str, Tensor], directory: Path) -> None:
+        assert isinstance(model, TabularModel)
+        estimator = copy.copy(self.estimator)
+        estimator.model_ = model
+        save(estimator, directory)
+
+    def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+        assert isinstance(model, TabularModel)
+        return model.parameter_groups(weight_decay)
+
+    def epoch(self, number: int) -> Sequence[Tensor]:
+        return self.training.plan(number)
+
+    def plan(self, epoch: int) -> Sequence[Tensor]:
+        rank, world = parallel.rank(), parallel.world_size()
+        return [part[rank::world] for part in self.training.plan(epoch)]
+
+    def batch(self, part: Tensor) -> Batch:
+        if len(part):
+            return self.training.batch(part)
+        # A worker without rows takes part in the step with a row that does not count.
+        batch = self.training.batch(torch.tensor([0]))
+        return {**batch, "weight": torch.tensor([-1.0])}
+
+    def tokens(self, batch: Batch) -> int:
+        return int((batch["weight"] >= 0).sum())
+
+    def loss(self, model: nn.Module, batch: Batch, total: int) -> Tensor:
+        counted = {**batch, "weight": batch["weight"].clamp(min=0.0)}
+        return self.training.loss(model, counted, total)
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        return self.training.evaluate(model)
+
+    def cost(self, model: nn.Module) -> Figures:
+        config, batch = self.config, self.config.train.batch or 1
+        columns = self.split.rows.table
+        length = columns.numbers.shape[1] + columns.codes.shape[1] + 1
+        trunk = cost(Config(model=config.model), length, batch * config.table.members)
+        return {
+            "parameters": model.count() if isinstance(model, TabularModel) else 0,
+            "step_flops": trunk.forward + trunk.backward,
+            "activation_bytes": trunk.activations,
+        }
+
+    def describe_model(self, parameters: int) -> str:
+        model, table = self.config.model, self.split.rows.table
+        columns = f"{table.numbers.shape[1]} numbers, {table.codes.shape[1]} categories"
+        sizes = f"width {model.width}, depth {model.depth}, {model.heads} heads"
+        name = type(self.estimator).__name__
+        return f"{name}: {columns}; {sizes}, {model.addnorm}-norm; {parameters:,} parameters."
+
+    def finish(self, path: Path, progress: TrainingState, say: Say) -> Figures:
+        """Calibrate the best model on the held-out rows; evaluate it on test rows."""
+        if not (path / BEST).is_dir():
+            return {}
+        estimator: Any = copy.copy(self.estimator)
+        estimator.model_ = load(path / BEST).model_
+        fitted = Fitted(progress, [], stopped=not progress.finished)
+        with without_warnings():
+            estimator.finish(self.split, fitted)
+        report = estimator.report_
+        report["seconds"] = progress.total_seconds
+        held = {**report.get("valid", {}), "fit_seconds": report["seconds"]}
+        report["results"] = [{"model": type(estimator).__name__, "on": "held-out rows", **held}]
+        if self.test is not None and progress.finished:
+            for note in estimator.encoder_.unknown_notes(self.test.rows):
+                say(note)
+            with without_warnings():
+                report["results"] += self._measure(estimator, self.test)
+        save(estimator, path / BEST)
+        kept = {k: v for k, v in report.items() if k not in ("history", "notes", "stopped")}
+        return {**kept, "best": report.get("valid", {})}
+
+    def _measure(self, estimator: Any, test: TestRows) -> list[dict[str, Any]]:
+        """Return figures on test rows: ours, and those of gradient boosting if configured."""
+        (rows, targets), test_targets = self.train, test.targets
+        classes = getattr(estimator, "classes_", None)
+        if classes is not None:
+            targets, test_targets = (np.searchsorted(classes, y) for y in (targets, test_targets))
+        began = time.perf_counter()
+        if classes is None:
+            figures = regression_metrics(estimator.predict(test.rows), test_targets)
+        else:
+            chances = estimator.predict_proba(test.rows)
+            figures = classification_metrics(chances, test_targets)
+            pictures = estimator.report_.setdefault("reliability", {})
+            pictures["test"] = reliability_bins(chances, test_targets)
+        seconds = {
+            "fit_seconds": estimator.report_["seconds"],
+            "predict_seconds": time.perf_counter() - began,
+        }
+        results = [{"model": type(estimator).__name__, **figures, **seconds}]
+        if self.config.table.compare:
+            encode, count = estimator.encoder_.encode, 0 if classes is None else len(classes)
+            train, other = (encode(rows), targets), (encode(test.rows), test_targets)
+            results += compare(train, other, count, self.config.run.seed)
+        return [{"model": row.pop("model"), "on": test.name, **row} for row in results]
+
+    def add_to_page(self, page: Page, figures: Figures) -> None:
+        add_results(page, figures, self.estimator.encoder_.schema, self.labels)
+
+    def contents(self) -> Iterable[object]:
+        for rows in (self.split.rows, self.split.valid):
+            if rows is not None:
+                tensors = (rows.table.numbers, rows.table.codes, rows.target, rows.weight)
+                yield from (tensor.numpy().tobytes() for tensor in tensors)
+
+
+def make_estimator(config: Config, schema: Schema) -> TableEstimator:
+    """Return the estimator that a configuration and a schema stand for."""
+    ending = "Regressor" if schema.task == "number" else "Classifier"
+    kind = ESTIMATORS[f"{NAMES[config.table.model]}{ending}"]
+    return kind(**parameters_of(config)).set_params(schema=schema)
+
+
+def parameters_of(config: Config) -> dict[str, Any]:
+    """Return the parameters of an estimator that a configuration sets."""
+    table, train = config.table, config.train
+    options = dict(table.embedding_options)
+    return {
+        **{name: getattr(table, name) for name in ("bins", "members", "scaling", "impute")},
+        **{name: getattr(table, name) for name in ("drop_cells", "swap_cells", "split")},
+        "embedding": table.embedding,
+        "embedding_options": options or None,
+        "rare": table.min_count,
+        "learning_rate": train.lr,
+        "weight_decay": train.weight_decay,
+        "ema": train.ema,
+        "batch_size": train.batch,
+        "patience": train.patience,
+        "valid": config.data.valid_fraction,
+        "random_state": config.run.seed,
+    }
+
+
+def read_test_rows(path: str, schema: Schema, targets: Array, say: Say) -> TestRows:
+    """Return rows to evaluate on; raise before training where they do not match."""
+    target = str(schema.target)
+    rows, values = rows_with_target(read_frame(path), target, say)
+    schema.check(rows)
+    classes = None if schema.task == "number" else np.unique(targets)
+    wanted = parse_known_target(values, schema, classes, say)
+    return TestRows(rows.without(target), wanted, path)
+
+
+def set_aside(
+    rows: Frame,
+    targets: Array,
+    groups: Array | None,
+    schema: Schema,
+    estimator: TableEstimator,
+) -> tuple[Array, Array, str]:
+    """Return the rows to train on, a fifth to compare on, and a sentence about it."""
+    classes = None if schema.task == "number" else targets
+    seed, order = estimator.random_state, estimator.split
+    inside, aside = hold_out(len(rows), 0.2, classes=classes, groups=groups, order=order, seed=seed)
+    if not len(aside):
+        raise InputError(
+            f"{rows.name} must have rows enough to set some aside for --compare: got {len(rows)}. "
+            "Give --test FILE."
+        )
+    whole = "" if groups is None else f", {len(set(groups[aside]))} groups of {len(set(groups))}"
+    note = (
+        f"{len(aside):,} rows{whole} are set aside to compare on; with --test FILE all rows would "
+        "be used for training."
+    )
+    return inside, aside, note
+
+
+@contextmanager
+def warnings_as_notes(notes: list[str]) -> Iterator[None]:
+    """Collect the warnings of a column encoder as notes."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.filterwarnings("always", message=NOT_NUMERIC)
+        yield
+    notes += dict.fromkeys(str(warning.message) for warning in caught)
+
+
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """Silence the warnings of a column encoder, where notes say the same."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=NOT_NUMERIC)
+        yield

@@ -1,0 +1,270 @@
+"""Translation: pairs of lines, an encoder-decoder."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+from torch import Tensor, nn
+
+from addnorm.config import Config
+from addnorm.data.text.batches import Batches
+from addnorm.data.text.collate import collate_pairs, pair_lengths
+from addnorm.data.text.pairs import Pairs, limit_tokens, read_pairs
+from addnorm.data.text.special_tokens import BEGIN, END
+from addnorm.data.text.split import overlap, split_by_source
+from addnorm.generate import Decoding, translate
+from addnorm.metrics import bleu, chrf
+from addnorm.models.transformer import EncoderDecoder
+from addnorm.tasks.answer import Answer, make_answer
+from addnorm.tasks.base import (
+    Fields,
+    Figures,
+    Say,
+    TextTask,
+    Tokenizers,
+    TrainedText,
+    choose_vocab,
+    list_of_texts,
+    make_tokenizer,
+    require_source,
+    require_text,
+    say_nothing,
+    sides_of,
+)
+from addnorm.training.loop import Batch
+from addnorm.training.loss import token_loss
+
+LONGEST = 256
+"""Tokens of a side, unless configured."""
+MOST_BLEU = 500
+"""Held-out pairs that are translated in an evaluation during training."""
+
+
+def _size(width: int, depth: int, heads: int, ffn_width: int, **more: Any) -> Fields:
+    shape = {"width": width, "depth": depth, "heads": heads, "ffn_width": ffn_width}
+    return {"addnorm": "pre", **shape, **more}
+
+
+@dataclass(frozen=True)
+class EncodedPairs:
+    """Pairs as token ids, and the texts they are of."""
+
+    pairs: Pairs
+    sources: list[list[int]]
+    targets: list[list[int]]
+
+
+class TrainedTranslator(TrainedText):
+    """A trained encoder-decoder: text in one language, translations out."""
+
+    def iter_translations(self, texts: Iterable[str], decoding: Decoding) -> Iterator[list[Answer]]:
+        """Yield the best translations of each text, in order, as they are ready."""
+        model = self.decoder
+        assert isinstance(model, EncoderDecoder)
+        source, target = sides_of(self.tokenizers)
+        ids = (
+            [*source.encode(require_text(text, place)), END] for place, text in enumerate(texts, 1)
+        )
+        for hypotheses in translate(model, ids, decoding, begin=BEGIN, end=END):
+            yield [make_answer(hypothesis, target) for hypothesis in hypotheses]
+
+    def translate(
+        self, texts: str | Iterable[str], *, beam: int = 5, nbest: int = 1, **options: Any
+    ) -> Any:
+        """Return the translation of each text.
+
+        Parameters
+        ----------
+        texts : texts to translate; one str is one text.
+        beam : hypotheses kept in beam search; 1 is greedy.
+        nbest : translations of each text. With more than one, a list of lists is returned.
+        options : other fields of `addnorm.generate.Decoding`: penalty, alpha, workers, ...
+
+        Each translation is an `Answer`: a str with `score` and `pieces`.
+        """
+        decoding = Decoding(beam=max(beam, nbest), nbest=nbest, **options)
+        best = self.iter_translations(list_of_texts(texts), decoding)
+        return [answers if nbest > 1 else answers[0] for answers in best]
+
+    def evaluate_files(
+        self,
+        source: str,
+        target: str | None = None,
+        *,
+        beam: int = 5,
+        say: Say = say_nothing,
+        **options: Any,
+    ) -> Figures:
+        pairs = read_config_pairs(self._reading(), source, target)
+        for note in pairs.report.lines():
+            say(note)
+        figures = self._loss(self._held_out(source, target))
+        texts = self.translate(pairs.source, beam=beam)
+        lower, cased = bleu(texts, pairs.target, lowercase=True), bleu(texts, pairs.target)
+        letters = chrf(texts, pairs.target)
+        return figures | {
+            "sentences": len(texts),
+            "bleu": cased["score"],
+            "bleu_signature": cased["signature"],
+            "bleu_lower": lower["score"],
+            "bleu_lower_signature": lower["signature"],
+            "chrf": letters["score"],
+            "chrf_signature": letters["signature"],
+            "exact": sum(map(str.__eq__, texts, pairs.target)) / len(texts),
+            "beam": beam,
+        }
+
+
+class Translate(TextTask):
+    """Learn to write the target line, given the source line."""
+
+    name, mode, head = "translate", "encoder-decoder", "token"
+    trained = TrainedTranslator
+    metrics = ("loss", "bleu")
+    longest, ends = LONGEST, 1
+    epochs = 40
+    train_defaults: ClassVar[Fields] = {
+        **{"label_smoothing": 0.1, "average_checkpoints": 5, "batch": 4096}
+    }
+    # base and big as in Vaswani et al. 2017, table 3
+    sizes: ClassVar[dict[str, Fields]] = {
+        "tiny": _size(128, 4, 4, 256, dropout=0.3, addnorm="post"),
+        "small": _size(256, 6, 4, 1024, dropout=0.2),
+        "base": _size(512, 6, 8, 2048, dropout=0.1),
+        "big": _size(1024, 6, 16, 4096, dropout=0.3),
+    }
+    size_limits = ((4_000_000, "tiny"), (60_000_000, "small"))
+
+    def __init__(
+        self, tokenizers: Tokenizers, train: EncodedPairs, valid: EncodedPairs, notes: list[str]
+    ) -> None:
+        self.tokenizers, self.train, self.valid, self.notes = tokenizers, train, valid, notes
+        self.size = sum(map(sum, pair_lengths(train.sources, train.targets)))
+
+    @classmethod
+    def read_files(cls, config: Config, tokenizers: Tokenizers | None) -> Self:
+        data = config.data
+        source = require_source(config, "the lines to translate from")
+        pairs = read_config_pairs(config, source, data.target)
+        notes = pairs.report.lines()
+        if data.valid_source is None:
+            assert data.valid_fraction is not None
+            split = split_by_source(
+                pairs.source, data.valid_fraction, most=2000, seed=config.run.seed
+            )
+            notes.append(split.note)
+            pairs, held = pairs.take(split.train), pairs.take(split.valid)
+        else:
+            held = read_config_pairs(config, data.valid_source, data.valid_target)
+            notes += held.report.lines()
+            if shared := overlap(pairs.source, held.source):
+                notes.append(f"{len(shared)} of the sources to validate with are also learnt from.")
+        tokenizers = tokenizers or _train_tokenizers(config, pairs)
+        notes += [note for tokenizer in tokenizers.values() for note in tokenizer.notes]
+        train, cut = encode(config, pairs, tokenizers)
+        valid, _ = encode(config, held, tokenizers)
+        return cls(tokenizers, train, valid, [*notes, *cut])
+
+    def model_fields(self) -> Fields:
+        source, target = sides_of(self.tokenizers)
+        more = {} if source is target else {"target_vocab": target.size, "tie_embeddings": "output"}
+        return super().model_fields() | more
+
+    def _bind(self, config: Config) -> None:
+        assert config.train.batch is not None
+        train, valid, batch = self.train, self.valid, config.train.batch
+        lengths = pair_lengths(train.sources, train.targets)
+        self.batches = Batches(lengths, batch, seed=config.run.seed)
+        lengths = pair_lengths(valid.sources, valid.targets)
+        most = _within(lengths, self.max_held_out)
+        self.held = Batches([side[:most] for side in lengths], batch).epoch(0)
+
+    def epoch(self, number: int) -> Sequence[Sequence[int]]:
+        return self.batches.epoch(number)
+
+    def positions_needed(self, config: Config) -> int:
+        rows = (self.train, self.valid)
+        return max(max(map(max, pair_lengths(part.sources, part.targets))) for part in rows)
+
+    def held_out(self) -> Sequence[Sequence[int]]:
+        return self.held
+
+    def collate(self, part: Sequence[int], *, train: bool) -> Batch:
+        rows = self.train if train else self.valid
+        source, target_in, targets = collate_pairs(
+            [rows.sources[i] for i in part], [rows.targets[i] for i in part]
+        )
+        return {"source": source, "target_in": target_in, "targets": targets}
+
+    def total_loss(self, model: nn.Module, batch: Batch, total: int, smoothing: float) -> Tensor:
+        assert isinstance(model, EncoderDecoder)
+        hidden = model.hidden(batch["source"], batch["target_in"])
+        return token_loss(model, hidden, batch["targets"], smoothing=smoothing, total=total)
+
+    def figures(self, model: nn.Module, loss: float) -> dict[str, float]:
+        figures = super().figures(model, loss)
+        if self.metric == "bleu":
+            assert isinstance(model, EncoderDecoder)
+            sources = [[*row, END] for row in self.valid.sources[:MOST_BLEU]]
+            decoder = sides_of(self.tokenizers)[1]
+            texts = [
+                decoder.decode(best[0].tokens)
+                for best in translate(model, sources, Decoding(), begin=BEGIN, end=END)
+            ]
+            figures["bleu"] = bleu(texts, self.valid.pairs.target[: len(texts)])["score"]
+        return figures
+
+    def contents(self) -> Iterable[object]:
+        yield from (self.train.sources, self.train.targets, self.valid.sources, self.valid.targets)
+
+
+TrainedTranslator.task = Translate
+
+
+def read_config_pairs(config: Config, source: str, target: str | None) -> Pairs:
+    """Return the pairs of one file or two, read as configured."""
+    data = config.data
+    columns = None
+    if target is None and (data.text or data.label):
+        columns = (data.text or "1", data.label or "2")
+    return read_pairs(
+        source,
+        target,
+        columns=columns,
+        limit=data.max_rows,
+        empty=data.on_empty,
+        repeated=data.on_duplicate,
+    )
+
+
+def encode(config: Config, pairs: Pairs, tokenizers: Tokenizers) -> tuple[EncodedPairs, list[str]]:
+    """Return pairs as ids, limited in length, and sentences about it."""
+    one, other = sides_of(tokenizers)
+    ids = [one.encode_many(pairs.source), other.encode_many(pairs.target)]
+    longest = config.data.max_length or LONGEST
+    (sources, targets), kept, found = limit_tokens(
+        ids, longest, long=config.data.on_too_long, lines=pairs.lines
+    )
+    notes = [found.describe("pair")] if found.count else []
+    return EncodedPairs(pairs.take(kept), sources, targets), notes
+
+
+def _train_tokenizers(config: Config, pairs: Pairs) -> Tokenizers:
+    sides = {"source": pairs.source, "target": pairs.target}
+    if config.data.shared_vocab:
+        lines = [*pairs.source, *pairs.target]
+        return {"text": make_tokenizer(lines, config, "bpe", choose_vocab(sum(map(len, lines))))}
+    return {
+        name: make_tokenizer(lines, config, "bpe", choose_vocab(sum(map(len, lines))))
+        for name, lines in sides.items()
+    }
+
+
+def _within(lengths: Sequence[Sequence[int]], tokens: int) -> int:
+    """Return how many of the first rows have at most this many tokens; at least one."""
+    total = 0
+    for count, row in enumerate(zip(*lengths, strict=True)):
+        total += sum(row)
+        if total > tokens:
+            return max(count, 1)
+    return len(lengths[0])

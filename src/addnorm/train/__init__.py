@@ -1,1 +1,0 @@
-"""Training: the loss now; the loop, schedules and checkpoints have their room here."""

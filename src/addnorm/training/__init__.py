@@ -1,0 +1,1 @@
+"""Training: the loop, loss, optimizers, schedules, checkpoints and parallel processes."""

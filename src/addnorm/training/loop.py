@@ -1,0 +1,465 @@
+"""The training loop. It knows steps, not tasks: a task provides batches and losses.
+
+    each step:   g ← Σ over its parts of the gradient of (sum of the part's losses / all its tokens)
+                 clip ‖g‖;   w ← optimizer(w, g, peak · schedule(step))
+
+Accumulated parts therefore equal one large batch exactly, token by token. A step whose loss or
+gradient is not finite is skipped and saved for inspection, with a message. The checkpoint holds
+everything that decides the next step, so that a run that was killed and resumed equals an unbroken
+one bit for bit. Observers are notified of each event; the loop knows nothing else about them.
+"""
+
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from addnorm.errors import AddnormError
+from addnorm.files import FAILED_STEP_BATCH, FAILED_STEP_MODEL
+from addnorm.models.saved import write_tensors
+from addnorm.training import checkpoint, parallel
+from addnorm.training.optimizer import set_rate
+from addnorm.training.schedule import Schedule
+
+Batch = dict[str, Tensor]
+
+
+class DivergedError(AddnormError, ArithmeticError):
+    """Too many steps in a row whose loss or gradient was not finite."""
+
+
+class LoopTask(Protocol):
+    """What the loop needs from a task."""
+
+    @property
+    def metric(self) -> str:
+        """The metric of `evaluate` that decides which weights are best."""
+
+    @property
+    def higher_is_better(self) -> bool: ...
+
+    def plan(self, epoch: int) -> Sequence[Any]:
+        """Return the parts of an epoch in order; the same epoch always has the same parts."""
+
+    def batch(self, part: Any) -> Batch:
+        """Return the tensors of one part."""
+
+    def tokens(self, batch: Batch) -> int:
+        """Return the number of targets in a batch, over which its loss is a mean."""
+
+    def loss(self, model: nn.Module, batch: Batch, total: int) -> Tensor:
+        """Return the sum of the batch's losses divided by `total`."""
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """Return metrics on held-out data; `metric` is one of them."""
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """How long to train, and what to do in between."""
+
+    steps: int
+    """Optimizer steps in total."""
+    schedule: Schedule
+    accumulate: int = 1
+    """Parts whose gradients are accumulated in one step."""
+    clip: float = 0.0
+    """Largest norm of the gradient; 0 for no clipping."""
+    evaluate_every: int = 0
+    """Steps between evaluations; 0 for only one, at the end."""
+    save_every: int = 0
+    """Steps between checkpoints; 0 for only one, at the end."""
+    keep_checkpoints: int = 2
+    """Number of checkpoints to keep."""
+    patience: int = 0
+    """Evaluations without an improvement before stopping early; 0 for never."""
+    average: int = 0
+    """Number of last evaluations whose weights are averaged; 0 for none."""
+    ema: float = 0.0
+    """Decay of the exponential moving average of the weights; 0 for none."""
+    max_skipped_steps: int = 20
+    """Skipped steps in a row before training fails with DivergedError."""
+    max_seconds: float = 0.0
+    """Time limit, after which the run is evaluated, saved and finished; 0 for none."""
+    precision: torch.dtype = torch.float32
+    """What matrix products are computed in: float32, or bfloat16 where that is fast."""
+
+
+@dataclass
+class TrainingState:
+    """Where a run is. All of it is saved in every checkpoint."""
+
+    step: int = 0
+    epoch: int = 0
+    index: int = 0
+    """Parts of the epoch that are done."""
+    tokens: int = 0
+    training_seconds: float = 0.0
+    """Time spent in steps."""
+    evaluation_seconds: float = 0.0
+    best: float | None = None
+    best_step: int = 0
+    evaluations_since_best: int = 0
+    skipped_in_a_row: int = 0
+    finished: bool = False
+    history: list[dict[str, float]] = field(default_factory=list)
+    """Step and metrics of each evaluation."""
+
+    @property
+    def total_seconds(self) -> float:
+        return self.training_seconds + self.evaluation_seconds
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step, as observers receive it."""
+
+    number: int
+    loss: float
+    tokens: int
+    rate: float
+    """Learning rate of the first parameter group."""
+    norm: float
+    """Norm of the gradient before clipping."""
+    seconds: float
+    applied: bool
+    """False for a step that was skipped because its loss or gradient was not finite."""
+
+
+class Observer:
+    """Base class of observers of a run. Override the events of interest."""
+
+    def on_begin(self, loop: "Loop") -> None: ...
+
+    def on_gradients(self, loop: "Loop", step: int) -> None:
+        """After the backward pass, before the optimizer's step."""
+
+    def on_step(self, loop: "Loop", step: Step) -> None: ...
+
+    def on_evaluate(self, loop: "Loop", figures: dict[str, float], better: bool) -> None:
+        """After an evaluation; `better` is True if the metric is the best so far."""
+
+    def on_message(self, loop: "Loop", text: str) -> None: ...
+
+    def on_end(self, loop: "Loop") -> None: ...
+
+
+class Loop:
+    """One training run: a model, a task, an optimizer and a state.
+
+    Parameters
+    ----------
+    model : the model, trained in place
+    task : provides batches, losses and evaluations
+    optimizer : one that `make_optimizer` returned, or whose groups have a `peak` rate
+    settings : how long to train, and what to do in between
+    run_directory : directory for checkpoints and skipped steps; None to write nothing
+    observers : notified of each event
+    on_best : called with the model whenever an evaluation is the best so far
+    forward : the model as `parallel.distribute` returns it, if there are several processes
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        task: LoopTask,
+        optimizer: Optimizer,
+        settings: LoopSettings,
+        *,
+        run_directory: Path | None = None,
+        observers: Sequence[Observer] = (),
+        on_best: Callable[[nn.Module], None] | None = None,
+        forward: nn.Module | None = None,
+    ) -> None:
+        self.model, self.task, self.optimizer, self.settings = model, task, optimizer, settings
+        self.run_directory, self.observers, self.on_best = run_directory, list(observers), on_best
+        self.forward = forward or parallel.CallWithModel(model)
+        self.device = next(model.parameters()).device
+        self.state = TrainingState()
+        self.averages: dict[str, Tensor] = {}
+        self.stop_requested = False
+
+    def run(self) -> TrainingState:
+        """Train until finished or until a stop is requested; return the state."""
+        state = self.state
+        self.notify("on_begin")
+        try:
+            with _StopOnSignals(self), parallel.detect_lost_workers():
+                for parts in self._remaining_parts():
+                    self._step(parts)
+                    stop = self._must_stop()
+                    if self._is_due(self.settings.evaluate_every) or state.finished:
+                        self.evaluate()
+                    if self._is_due(self.settings.save_every) or stop or state.finished:
+                        self.save()
+                    if stop or state.finished:
+                        break
+        finally:
+            self.notify("on_end")
+        return state
+
+    def _must_stop(self) -> bool:
+        """Return whether a stop was requested; also set `finished` at the last step or time limit.
+
+        Clocks differ and signals arrive at any time, but all workers must stop after the same step.
+        """
+        state, limit = self.state, self.settings.max_seconds
+        done = state.step >= self.settings.steps
+        late = bool(limit) and not done and state.total_seconds > limit
+        requests, over = parallel.sum_over_workers(float(self.stop_requested), float(late))
+        if over:
+            self.log(f"time limit reached after {state.step} steps.")
+        state.finished = done or over > 0
+        return requests > 0
+
+    def _is_due(self, every: int) -> bool:
+        return every > 0 and self.state.step % every == 0
+
+    def _remaining_parts(self) -> Iterator[list[Any]]:
+        """Yield the parts of each remaining step, epoch after epoch."""
+        state = self.state
+        while state.step < self.settings.steps and not state.finished:
+            plan = self.task.plan(state.epoch)
+            while (
+                state.index < len(plan) and state.step < self.settings.steps and not state.finished
+            ):
+                parts = list(plan[state.index : state.index + self.settings.accumulate])
+                state.index += len(parts)
+                yield parts
+            if state.index >= len(plan):
+                state.epoch, state.index = state.epoch + 1, 0
+
+    def _step(self, parts: list[Any]) -> None:
+        start = time.perf_counter()
+        state, number = self.state, self.state.step + 1
+        self.model.train()
+        batches = [self._to_device(self.task.batch(part)) for part in parts]
+        (count,) = parallel.sum_over_workers(sum(self.task.tokens(batch) for batch in batches))
+        total, loss = int(count), 0.0
+        workers = parallel.world_size()
+        for place, batch in enumerate(batches, start=1):
+            last = place == len(batches)
+            with parallel.defer_gradient_sync(self.forward, last=last), self._autocast():
+                part = self.forward(partial(self.task.loss, batch=batch, total=total))
+            torch.autograd.backward(part if workers == 1 else part * workers)
+            loss += float(part.detach())
+        (loss,) = parallel.sum_over_workers(loss)
+        self.notify("on_gradients", number)
+        limit = self.settings.clip or math.inf
+        norm = float(parallel.unshard(nn.utils.clip_grad_norm_(self.model.parameters(), limit)))
+        rate = set_rate(self.optimizer, self.settings.schedule(number))
+        applied = math.isfinite(loss) and math.isfinite(norm)
+        if applied:
+            self.optimizer.step()
+            self._update_ema()
+        self.optimizer.zero_grad(set_to_none=True)
+        seconds = time.perf_counter() - start
+        state.step, state.tokens = number, state.tokens + total
+        state.training_seconds += seconds
+        state.skipped_in_a_row = 0 if applied else state.skipped_in_a_row + 1
+        self.notify("on_step", Step(number, loss, total, rate, norm, seconds, applied))
+        if not applied:
+            self._save_skipped_step(number, loss, norm, batches)
+
+    def _to_device(self, batch: Batch) -> Batch:
+        return {name: tensor.to(self.device) for name, tensor in batch.items()}
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        if self.settings.precision == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.device.type, self.settings.precision)
+
+    def _save_skipped_step(
+        self, number: int, loss: float, norm: float, batches: list[Batch]
+    ) -> None:
+        """Write the batches and weights of a skipped step; raise after too many in a row."""
+        text = f"step {number}: " + (
+            f"the gradient norm is {norm}" if math.isfinite(loss) else f"the loss is {loss}"
+        )
+        weights = ((name, parallel.unshard(p)) for name, p in self.model.named_parameters())
+        bad = [name for name, tensor in weights if not bool(tensor.isfinite().all())]
+        text += f"; the weights of {bad[0]} are not finite" if bad else ""
+        if self.run_directory is not None:
+            folder = self.run_directory / "cases" / f"step-{number:08d}"
+            folder.mkdir(parents=True, exist_ok=True)
+            content = {"step": number}
+            for i, batch in enumerate(batches):
+                name = (
+                    f"batch-{i}.safetensors"
+                    if parallel.world_size() == 1
+                    else f"batch-{parallel.rank()}-{i}.safetensors"
+                )
+                write_tensors(folder / name, batch, *FAILED_STEP_BATCH, content)
+            weights_now = parallel.unshard_all(self.model.state_dict())
+            if parallel.rank() == 0:
+                write_tensors(
+                    folder / "weights.safetensors", weights_now, *FAILED_STEP_MODEL, content
+                )
+            text += f"; the step was skipped, its batch is in {folder}"
+        self.log(text)
+        if self.state.skipped_in_a_row >= self.settings.max_skipped_steps:
+            raise DivergedError(
+                f"{self.state.skipped_in_a_row} steps in a row were not finite; the last: {text}. "
+                "Try a lower learning rate, warm-up, or addnorm=pre."
+            )
+
+    def _update_ema(self) -> None:
+        decay = self.settings.ema
+        if not decay:
+            return
+        with torch.no_grad():
+            for name, tensor in self.model.state_dict().items():
+                average = self.averages.setdefault(f"ema.{name}", tensor.detach().clone())
+                if tensor.is_floating_point():
+                    average.lerp_(tensor, 1 - decay)
+                else:
+                    average.copy_(tensor)
+
+    def evaluate(self) -> dict[str, float]:
+        """Return metrics on held-out data, of averaged weights if the settings ask for them."""
+        state, start = self.state, time.perf_counter()
+        self._store_for_average()
+        own = self._swap_in_averages()
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                figures = parallel.without_ddp(self.forward)(self.task.evaluate)
+            state.evaluation_seconds += time.perf_counter() - start
+            state.history.append({"step": state.step, **figures})
+            value = figures[self.task.metric]
+            better = math.isfinite(value) and (
+                state.best is None
+                or (value > state.best if self.task.higher_is_better else value < state.best)
+            )
+            if better:
+                state.best, state.best_step, state.evaluations_since_best = value, state.step, 0
+                if self.on_best is not None:
+                    self.on_best(self.model)
+            else:
+                state.evaluations_since_best += 1
+        finally:
+            if own is not None:
+                self.model.load_state_dict(own)
+        self.notify("on_evaluate", figures, better)
+        count = state.evaluations_since_best
+        if self.settings.patience and count >= self.settings.patience:
+            self.log(
+                f"stopping early: no improvement in {self.task.metric} for {count} evaluations."
+            )
+            state.finished = True
+        return figures
+
+    def _store_for_average(self) -> None:
+        """Store the current weights with those of the last evaluations, for their mean."""
+        if not self.settings.average:
+            return
+        steps = sorted({int(name.split(".")[1]) for name in self.averages if name[:5] == "last."})
+        while len(steps) >= self.settings.average:
+            oldest = f"last.{steps.pop(0)}."
+            self.averages = {k: v for k, v in self.averages.items() if not k.startswith(oldest)}
+        for name, tensor in self.model.state_dict().items():
+            self.averages[f"last.{self.state.step}.{name}"] = tensor.detach().clone()
+
+    def _swap_in_averages(self) -> dict[str, Tensor] | None:
+        """Load the averaged weights into the model; return its own, to be restored."""
+        averaged = self.averaged_weights()
+        if averaged is None:
+            return None
+        own = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        self.model.load_state_dict(averaged)
+        return own
+
+    def averaged_weights(self) -> dict[str, Tensor] | None:
+        """Return the averaged weights that the settings ask for, or None."""
+        if self.settings.average:
+            stored: dict[str, list[Tensor]] = {}
+            for name, tensor in self.averages.items():
+                if name.startswith("last."):
+                    stored.setdefault(_weight_name(name), []).append(tensor)
+            return {
+                name: torch.stack(last).mean(dim=0) if last[0].is_floating_point() else last[-1]
+                for name, last in stored.items()
+            }
+        if self.settings.ema and self.averages:
+            return {_weight_name(name): tensor for name, tensor in self.averages.items()}
+        return None
+
+    def save(self) -> None:
+        """Write a checkpoint, if there is a run directory."""
+        if self.run_directory is not None:
+            checkpoint.write(
+                self.run_directory,
+                self.state.step,
+                self.model,
+                self.optimizer,
+                {"state": asdict(self.state)},
+                self.averages,
+                self.settings.keep_checkpoints,
+            )
+
+    def resume(self) -> bool:
+        """Restore the newest intact checkpoint; return False if there is none."""
+        if self.run_directory is None:
+            return False
+        notes: list[str] = []
+        saved = checkpoint.newest(self.run_directory, notes)
+        for note in notes:
+            self.log(note)
+        if saved is None:
+            return False
+        own = self.model.state_dict()
+        self.averages = {
+            name: parallel.shard_like(tensor, own.get(_weight_name(name), tensor))
+            for name, tensor in checkpoint.restore_(saved, self.model, self.optimizer).items()
+        }
+        self.state = TrainingState(**saved.plain["state"])
+        return True
+
+    def notify(self, event: str, *arguments: Any) -> None:
+        """Call the method `event` of every observer."""
+        for observer in self.observers:
+            getattr(observer, event)(self, *arguments)
+
+    def log(self, text: str) -> None:
+        """Send a message to every observer."""
+        self.notify("on_message", text)
+
+
+def _weight_name(average: str) -> str:
+    """Return the name of the weights that an average is of."""
+    return average.removeprefix("ema.") if average[:4] == "ema." else average.split(".", 2)[2]
+
+
+class _StopOnSignals:
+    """Context in which SIGINT and SIGTERM stop after the current step; a second one immediately."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.loop = loop
+        self.previous: dict[int, Any] = {}
+
+    def __enter__(self) -> None:
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self.previous[number] = signal.signal(number, self._request_stop)
+        except ValueError:
+            pass  # not the main thread, which handles signals itself
+
+    def __exit__(self, *failure: object) -> None:
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)
+
+    def _request_stop(self, number: int, frame: FrameType | None) -> None:
+        if self.loop.stop_requested:
+            raise KeyboardInterrupt
+        self.loop.stop_requested = True
+        self.loop.log("stopping after this step; interrupt again to stop immediately.")

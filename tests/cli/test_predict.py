@@ -1,0 +1,448 @@
+"""Verbs that use a trained run: translate, generate, classify, predict, explain, evaluate, runs."""
+
+import io
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from addnorm.cli.main import main
+from addnorm.data.table.frame import read_frame
+from addnorm.errors import AddnormError
+from addnorm.runs.run import Run
+from tests.cli.tables import rows, run, train
+from tests.runs.common import Trained, answer, label, lines
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "test.source"
+    path.write_text("".join(text + "\n" for text in lines(6, seed=5)))
+    return path
+
+
+def feed(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="utf-8"))
+
+
+@pytest.mark.trains
+def test_translations_a_line_each(
+    trained: Trained, source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(trained["translate"])
+    assert main(["translate", run, str(source), "--beam", "2"]) == 0
+    said = capsys.readouterr()
+    wanted = Run.open(run).translate(lines(6, seed=5), beam=2)
+    assert said.out.splitlines() == wanted and not said.err
+    assert main(["translate", run, str(source), "--nbest", "3", "--scores", "--beam", "2"]) == 0
+    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert [row[0] for row in rows] == [str(n) for n in range(1, 7) for _ in range(3)]
+    best = Run.open(run).translate(lines(6, seed=5), beam=3, nbest=3)
+    found = [answer for answers in best for answer in answers]
+    assert [row[1:] for row in rows] == [[f"{a.score:.4f}", a] for a in found]
+    assert main(["translate", run, str(source), "--json", "--nbest", "2", "--scores"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["line"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    best = rows[0]["answers"][0]
+    assert best.keys() == {"text", "score", "pieces"} and len(rows[0]["answers"]) == 2
+    assert sum(value for _, value in best["pieces"]) < 0
+    assert main(["translate", run, str(source), "--json"]) == 0
+    assert "pieces" not in capsys.readouterr().out
+
+
+@pytest.mark.trains
+def test_lines_of_the_standard_input(
+    trained: Trained,
+    source: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = str(trained["translate"])
+    assert main(["translate", run, str(source), "--beam", "1"]) == 0
+    wanted = capsys.readouterr().out
+    feed(monkeypatch, source.read_bytes().replace(b"\n", b"\r\n"))
+    assert main(["translate", run, "--beam", "1"]) == 0
+    assert capsys.readouterr().out == wanted
+    feed(monkeypatch, b"ba\nbe\ncaf\xe9\n")
+    assert main(["translate", run, "-", "--beam", "1"]) == 2
+    said = capsys.readouterr()
+    assert said.err == (
+        "addnorm: the standard input must be UTF-8 text: line 3 is not. If it is Latin-1, "
+        "convert it: iconv -f LATIN1 -t UTF-8.\n"
+    )
+
+
+@pytest.mark.trains
+def test_generation(trained: Trained, capsys: pytest.CaptureFixture[str]) -> None:
+    ask = ["generate", str(trained["language"]), "--prompt", "Ba", "--tokens", "30"]
+    said = []
+    for more in (["--seed", "1"], ["--seed", "1"], ["--seed", "2"]):
+        assert main([*ask, "--temperature", "2", *more]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] != said[2] and all(text.startswith("Ba") for text in said)
+    assert main([*ask, "--temperature", "0", "--json"]) == 0
+    greedy = json.loads(capsys.readouterr().out)
+    assert greedy["prompt"] == "Ba" and len(greedy["pieces"]) == 30
+    assert main([*ask, "--top-k", "1", "--seed", "9"]) == 0
+    assert capsys.readouterr().out == "Ba" + greedy["text"] + "\n"
+    assert main([*ask, "--top-p", "0.0001", "--seed", "9"]) == 0
+    assert capsys.readouterr().out == "Ba" + greedy["text"] + "\n"
+
+
+@pytest.mark.trains
+def test_labels(
+    trained: Trained,
+    source: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = str(trained["classify"])
+    rows = list(Run.open(run).trained.iter_labels(lines(6, seed=5)))
+    best = [max(row, key=row.__getitem__) for row in rows]
+    wanted = "".join(f"{b}\t{row[b]:.4f}\n" for b, row in zip(best, rows, strict=True))
+    assert main(["classify", run, str(source)]) == 0
+    assert capsys.readouterr().out == wanted
+    feed(monkeypatch, source.read_bytes())
+    assert main(["classify", run, "--json"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert found == rows and all(sum(row.values()) == pytest.approx(1) for row in found)
+
+
+@pytest.mark.trains
+def test_figures(
+    trained: Trained, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "test.target"
+    target.write_text("".join(answer(text) + "\n" for text in lines(6, seed=5)))
+    files = ["--source", str(source), "--target", str(target), "--beam", "2"]
+    assert main(["evaluate", str(trained["translate"]), *files, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == Run.open(trained["translate"]).evaluate(str(source), str(target), beam=2)
+    assert main(["evaluate", str(trained["translate"]), *files]) == 0
+    said = capsys.readouterr().out
+    assert f"{'bleu':<22} {found['bleu']:.4g}\n" in said and f"beam{' ' * 19}2" in said
+    assert f"{'exact':<22} {found['exact']:.1%}\n" in said
+    assert f"{'bleu lower signature':<22} {found['bleu_lower_signature']}\n" in said
+    table = tmp_path / "test.csv"
+    table.write_text("text,label\n" + "".join(f"{t},{label(t)}\n" for t in lines(9, seed=5)))
+    assert main(["evaluate", str(trained["classify"]), str(table)]) == 0
+    assert "%\n" in capsys.readouterr().out
+    assert main(["evaluate", str(trained["language"]), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["bits_per_byte"] > 0
+    assert main(["evaluate", str(trained["language"]), "a", "--source", "b"]) == 2
+    assert "one file to evaluate on, not two: 'a' and 'b'." in capsys.readouterr().err
+
+
+@pytest.mark.trains
+def test_runs_are_listed(
+    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [trained["language"], trained["translate"]]
+    assert main(["runs", str(trained.folder)]) == 0
+    said = capsys.readouterr().out.splitlines()
+    for path in runs:
+        (line,) = [line for line in said if line.startswith(f"{path} ")]
+        assert path.name in line and "finished" in line and "loss " in line
+    assert main(["runs", str(trained.folder), "--json"]) == 0
+    rows = {row["run"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows[str(runs[0])]["best"]["loss"] > 0 and rows[str(runs[1])]["task"] == "translate"
+    (trained.folder / "killed").mkdir(exist_ok=True)
+    for name in ("run.json", "config.toml"):
+        (trained.folder / "killed" / name).write_bytes((runs[0] / name).read_bytes())
+    assert main(["runs", str(trained.folder / "killed")]) == 0
+    assert "running or killed" in capsys.readouterr().out
+    (tmp_path / "empty").mkdir()
+    assert main(["runs", str(tmp_path / "empty")]) == 0
+    assert capsys.readouterr().err == f"no runs in {tmp_path / 'empty'}\n"
+    assert main(["runs", str(tmp_path / "none")]) == 2
+    assert "there is no folder" in capsys.readouterr().err
+
+
+MISTAKES = {
+    "no run": ("translate {folder}/none {text}", "there is no run in '{folder}/none'. Check"),
+    "no file": ("translate {translate} {folder}/none", "there is no file '{folder}/none'. "),
+    "empty line": ("translate {translate} {blank}", "there must be a text on each line: line 2 is"),
+    "empty text": ("classify {classify} {blank}", "there must be a text on each line: line 2 is"),
+    "binary": ("classify {classify} {binary}", "'{binary}' is not text: byte 3 of line 1 is 0."),
+    "latin-1": ("classify {classify} {latin}", "'{latin}' must be UTF-8 text: byte 4 of line 1"),
+    "other task": (
+        "translate {language} {text}",
+        "'{language}' was trained for language: it can generate, not translate. ",
+    ),
+    "long prompt": (
+        "generate {language} --prompt bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb",
+        "a prompt must fit the context of 32 tokens: got 42. Shorten it, or give only its end.",
+    ),
+    "strange": ("generate {language} --prompt baß", "the prompt has a character that the model"),
+    "beam": ("translate {translate} {text} --beam 0", "nbest must be 1 or more, and at most"),
+    "nbest": ("translate {translate} {text} --nbest 0", "nbest must be 1 or more"),
+    "penalty": ("translate {translate} {text} --penalty none-such", "penalty"),
+    "top-p": ("generate {language} --prompt ba --top-p 2", "top_p must be above 0 and at most 1"),
+    "temperature": ("generate {language} --prompt ba --temperature -1", "temperature must be"),
+    "one side": ("evaluate {translate} {text}", "pairs need a source and a target: got only"),
+    "newer": (
+        "evaluate {newer}",
+        "'{newer}/run.json' is a run of format 3; this addnorm reads format 2. Train",
+    ),
+}
+
+
+@pytest.mark.trains
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_one_line(
+    name: str, trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text").write_text("ba be\n")
+    (tmp_path / "blank").write_text("ba be\n \nbi\n")
+    (tmp_path / "binary").write_bytes(b"ba\x00\n")
+    (tmp_path / "latin").write_bytes(b"caf\xe9\n")
+    (tmp_path / "newer").mkdir()
+    (tmp_path / "newer" / "run.json").write_text('{"version": 3}')
+    places = {task: trained[task] for task in ("translate", "language", "classify")}
+    places |= {file: tmp_path / file for file in ("text", "blank", "binary", "latin", "newer")}
+    places |= {"folder": tmp_path}
+    arguments, message = (text.format(**places) for text in MISTAKES[name])
+    assert main(arguments.split()) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith(f"addnorm: {message}") and said.err.count("\n") == 1, said.err
+    assert not said.out
+
+
+# ── Tables ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.trains
+def test_every_verb_prints_json(
+    trained_table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = trained_table.parent / "run"
+    capsys.readouterr()
+    run("schema", trained_table, "--target", "y", "--json")
+    found = json.loads(capsys.readouterr().out)
+    assert (found["target"], found["task"]) == ("y", "classes")
+    assert [column["kind"] for column in found["columns"]] == ["number", "category"]
+    run("predict", where, trained_table, "--json", "--proba")
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["row"] for line in lines] == list(range(1, 61))
+    assert list(lines[0]) == ["row", "y (predicted)", "p(no)", "p(yes)"]
+    assert lines[0]["p(no)"] + lines[0]["p(yes)"] == pytest.approx(1)
+    run("predict", where, trained_table, "--json", "-o", tmp_path / "o.csv")
+    shown = capsys.readouterr()
+    wanted = {"rows": 60, "out": str(tmp_path / "o.csv"), "columns": ["y (predicted)"]}
+    assert json.loads(shown.out) == wanted and not shown.err
+
+
+@pytest.mark.trains
+def test_what_training_did_not_know_is_said_when_predicting(
+    trained_table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    where, new = trained_table.parent / "run", tmp_path / "new.csv"
+    new.write_text("age,job\n" + "old,astronaut\n" * 5 + "-,diver\n" * 4 + "30,a\n")
+    monkeypatch.setattr("addnorm.tasks.table.CHUNK", 3)
+    for more in ((), ("-o", tmp_path / "o.csv")):
+        run("predict", where, new, *more)
+        said = capsys.readouterr().err
+        assert "age: 5 values are not numeric (for example 'old'); treated as missing" in said
+        assert "job: 9 values are unknown or were rare in training (for example 'astronaut'" in said
+    new.write_text("age,job\n,a\n?,b\n")
+    run("predict", where, new)
+    assert "age: no row has a value; all are predicted as missing it" in capsys.readouterr().err
+    run("explain", where, new, "--row", 1)
+    new.write_text("age,job\nold,a\n")
+    run("explain", where, new, "--row", 1)
+    assert "age: 1 values are not numeric" in capsys.readouterr().err
+
+
+@pytest.mark.trains
+@pytest.mark.parametrize("name", ("model.safetensors", "schema.toml", "report.json"))
+@pytest.mark.parametrize("harm", (b"", b"\0nothing", None))
+def test_a_damaged_run_is_one_clear_error(
+    trained_table: Path, tmp_path: Path, name: str, harm: bytes | None, capsys: Any
+) -> None:
+    where = tmp_path / "run"
+    shutil.copytree(trained_table.parent / "run", where)
+    file = where / "best" / name
+    content = file.read_bytes()
+    file.write_bytes(content[: len(content) // 2] if harm is None else harm)
+    assert main(["predict", str(where), str(trained_table)]) == 2
+    shown = capsys.readouterr()
+    assert not shown.out and shown.err.count("\n") == 1 and name in shown.err
+    file.unlink()
+    status = 2 if name == "model.safetensors" else 0
+    assert main(["predict", str(where), str(trained_table)]) == status
+
+
+@pytest.mark.trains
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    (
+        *((b"", "is damaged"), (b"\0nothing", "is damaged"), (None, "is damaged")),
+        *((b"[]", "was not written by addnorm"), (b"{}", "was not written by addnorm")),
+    ),
+)
+def test_a_table_with_damaged_columns_is_not_resumed(
+    trained_table: Path, tmp_path: Path, harm: bytes | None, said: str, capsys: Any
+) -> None:
+    where = tmp_path / "run"
+    shutil.copytree(trained_table.parent / "run", where)
+    content = (where / "columns.json").read_bytes()
+    (where / "columns.json").write_bytes(content[: len(content) // 2] if harm is None else harm)
+    assert main(["train", "--resume", str(where)]) == 2
+    shown = capsys.readouterr()
+    assert not shown.out and shown.err.count("\n") == 1
+    assert f"{str(where / 'columns.json')!r} {said}" in shown.err
+
+
+@pytest.mark.trains
+def test_files_that_would_be_lost_are_kept(trained_table: Path, tmp_path: Path) -> None:
+    where, path = trained_table.parent / "run", tmp_path / "t.csv"
+    path.write_text("x,y\n" + "".join(f"{i / 7},{i * 1.5}\n" for i in range(40)))
+    with pytest.raises(AddnormError, match="-o must name another file than the one that is read"):
+        run("predict", where, trained_table, "-o", trained_table)
+    with pytest.raises(AddnormError, match=r"is not empty\. Choose another --out"):
+        train(path, "--out", path)
+    train(path)
+    with pytest.raises(
+        AddnormError, match=r"--proba needs a model of classes: this one predicts numbers"
+    ):
+        run("predict", tmp_path / "run", path, "--proba")
+
+
+class Screen(io.StringIO):
+    """A terminal to write to."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.trains
+@pytest.mark.parametrize("terminal", (True, False))
+def test_a_bar_is_for_terminals(
+    trained_table: Path, tmp_path: Path, terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = Screen() if terminal else io.StringIO()
+    monkeypatch.setattr("addnorm.tasks.table.CHUNK", 7)
+    monkeypatch.setattr("sys.stderr", screen)
+    run("predict", trained_table.parent / "run", trained_table, "-o", tmp_path / "out.csv")
+    shown = screen.getvalue()
+    assert shown.endswith("60 rows predicted: " + str(tmp_path / "out.csv") + "\n")
+    assert ("\x1b[" in shown) == terminal and ("0 rows" in shown)
+    assert terminal or shown.count("\n") == 1
+
+
+@pytest.mark.trains
+@pytest.mark.parametrize("name", ("out.csv", "out.parquet"))
+def test_predict_adds_columns(
+    trained_table: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("addnorm.tasks.table.CHUNK", 7)
+    run("predict", trained_table.parent / "run", trained_table, "-o", tmp_path / name, "--proba")
+    found = read_frame(tmp_path / name)
+    assert found.names == ["age", "job", "y", "y (predicted)", "p(no)", "p(yes)"]
+    assert len(found) == 60
+    total = [
+        float(a) + float(b)
+        for a, b in zip(found.columns["p(no)"], found.columns["p(yes)"], strict=True)
+    ]
+    assert total == pytest.approx([1.0] * 60)
+    with pytest.raises(
+        AddnormError, match=r"already has a column 'y \(predicted\)'|which training"
+    ):
+        run("predict", trained_table.parent / "run", tmp_path / name, "-o", tmp_path / "again.csv")
+
+
+@pytest.mark.trains
+def test_predict_prints(trained_table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run("predict", trained_table.parent / "run", trained_table)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "y (predicted)" and len(lines) == 61 and set(lines[1:]) <= {"yes", "no"}
+
+
+@pytest.mark.trains
+def test_explain(trained_table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = trained_table.parent / "run"
+    run("explain", where, trained_table, "--out", tmp_path / "why.html")
+    assert "agreement of ranks: permutation and gradient" in capsys.readouterr().out
+    assert "<svg" in (tmp_path / "why.html").read_text()
+    run("explain", where, trained_table, "--row", 17)
+    assert "row 17: the log-odds of yes is" in capsys.readouterr().out
+    run("explain", where, trained_table, "--row", 17, "--out", tmp_path / "one.html")
+    assert "row 17" in (tmp_path / "one.html").read_text()
+    capsys.readouterr()
+    run("explain", where, trained_table, "--row", 1, "--json")
+    assert json.loads(capsys.readouterr().out)["columns"] == ["age", "job"]
+    with pytest.raises(AddnormError, match="--row must be 1 to 60: got 61"):
+        run("explain", where, trained_table, "--row", 61)
+
+
+@pytest.mark.trains
+def test_a_run_is_evaluated_on_other_rows(
+    trained_table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The figures are those of its predictions, row by row."""
+    later = tmp_path / "later.csv"
+    later.write_text(rows(40))
+    assert main(["evaluate", str(trained_table.parent / "run"), str(later), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    run("predict", trained_table.parent / "run", later, "-o", tmp_path / "scored.csv")
+    scored = read_frame(tmp_path / "scored.csv").columns
+    right = [str(a) == str(b) for a, b in zip(scored["y"], scored["y (predicted)"], strict=True)]
+    assert told["accuracy"] == pytest.approx(sum(right) / 40) and told["rows"] == 40
+    assert set(told) == {"accuracy", "auc", "log_loss", "brier", "ece", "f1", "rows"}
+    shutil.copytree(trained_table.parent / "run", tmp_path / "bare")
+    for path in (tmp_path / "bare").rglob("schema.toml"):
+        path.unlink()  # it is for people, and may be deleted
+    assert main(["evaluate", str(tmp_path / "bare"), "--source", str(later)]) == 0
+    assert f"{told['accuracy']:.1%}" in capsys.readouterr().out
+    for more, said in (
+        ((), "keeps no rows to evaluate on: give a file"),
+        ((str(later), "--int8"), "--int8 is for models of text, not for tables"),
+        ((str(later), "--target", "y"), "--target is for translations, not for tables"),
+    ):
+        assert main(["evaluate", str(trained_table.parent / "run"), *more]) == 2
+        assert said in capsys.readouterr().err
+
+
+@pytest.mark.trains
+def test_runs_of_tables_are_listed(
+    trained_table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(trained_table.parent / "run", tmp_path / "runs" / "one")
+    shutil.copytree(trained_table.parent / "run", tmp_path / "runs" / "two")
+    (tmp_path / "runs" / "two" / "summary.json").write_text("{")
+    assert main(["runs", str(tmp_path / "runs")]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith(f"{tmp_path / 'runs' / 'one'}  table      finished ")
+    assert "accuracy " in said.out and len(said.out.splitlines()) == 1
+    assert "left out: " in said.err and "summary.json' is damaged" in said.err
+    assert main(["runs", str(tmp_path / "runs"), "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["task"] == "table" and row["finished"] and row["best"]["accuracy"] <= 1
+
+
+@pytest.mark.trains
+def test_runs_of_texts_and_tables_are_listed_together(
+    trained: Trained, trained_table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, path in (("a", trained["language"]), ("b", trained_table.parent / "run")):
+        shutil.copytree(path, tmp_path / name)
+    assert main(["runs", str(tmp_path)]) == 0
+    one, other = capsys.readouterr().out.splitlines()
+    assert one.startswith(f"{tmp_path / 'a'}  language   finished ") and "perplexity" in one
+    assert other.startswith(f"{tmp_path / 'b'}  table      finished ") and "auc" in other
+    assert main(["runs", str(tmp_path), "--json"]) == 0
+    assert [row["task"] for row in json.loads(capsys.readouterr().out)] == ["language", "table"]
+
+
+@pytest.mark.trains
+def test_verbs_of_texts_say_what_a_table_can(
+    trained_table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["translate", str(trained_table.parent / "run")]) == 2
+    assert (
+        "was trained for table: it can predict, predict_proba, explain, not translate."
+        in capsys.readouterr().err
+    )

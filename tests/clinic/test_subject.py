@@ -1,0 +1,123 @@
+"""The subject of an examination: which model, which batches, which loss and plan."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from addnorm import Config, ModelConfig
+from addnorm.clinic import TrainingPlan
+from addnorm.clinic.subject import (
+    SUBJECT_ROWS,
+    batch_count,
+    is_transformers_directory,
+    plan_from_config,
+    subject_from_config,
+    subject_from_task,
+    subject_from_transformers,
+    subject_with_random_batches,
+    text_task_of,
+)
+from addnorm.errors import ConfigError, InputError
+from tests.clinic import models
+from tests.clinic.subjects import decoder, ids
+
+SMALL = ModelConfig(mode="decoder", vocab=32, width=16, depth=1, heads=2, dropout=0.0)
+
+
+def test_a_configuration_becomes_an_untrained_model_with_random_batches() -> None:
+    config = Config(model=SMALL).override("train.lr=0.01", "train.warmup=7")
+    subject = subject_from_config(config)
+    assert subject.config is config and len(subject.batches) == 1 and subject.loss is None
+    assert subject.plan == plan_from_config(config) == TrainingPlan(lr=0.01, warmup=7)
+    assert subject.source == "the batch was drawn at random: 8 × 32 tokens of 32"
+    again = subject_from_config(config, TrainingPlan(lr=0.1))
+    assert again.plan == TrainingPlan(lr=0.1) and len(again.batches) == batch_count(again.plan) > 1
+    for one, two in zip(subject.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(one, two)
+    assert plan_from_config(Config(model=SMALL)) is None
+
+
+def test_admin_is_measured_on_the_first_batch() -> None:
+    subject = subject_from_config(Config(model=SMALL.replace(addnorm="admin")))
+    omegas = [p for name, p in subject.model.named_parameters() if name.endswith("omega")]
+    assert omegas and not all(bool((omega == 1).all()) for omega in omegas)
+
+
+def test_a_task_becomes_rows_with_their_targets() -> None:
+    model, inputs = decoder(), ids(20, 8)
+    targets = inputs.roll(-1, dims=1)
+    targets[:, -1] = -100
+    subject = subject_from_task(model, [{"inputs": inputs, "targets": targets}], "a test")
+    (batch,) = subject.batches
+    assert batch.row_count == SUBJECT_ROWS and batch.targets is not None
+    assert torch.equal(batch.targets, targets[:SUBJECT_ROWS])
+    seen = subject.examine(sharpness=False)
+    expected = torch.nn.functional.cross_entropy(
+        model.eval()(inputs[:SUBJECT_ROWS]).flatten(0, 1), targets[:SUBJECT_ROWS].flatten()
+    )
+    assert seen.evidence.loss == pytest.approx(float(expected.detach()), rel=1e-5)
+    assert seen.evidence.loss_description == "cross-entropy of the task's targets"
+    assert seen.evidence.uniform_loss == pytest.approx(float(torch.tensor(32.0).log()))
+    pair = {"source": inputs, "target_in": inputs[:, :4], "targets": targets[:, :4]}
+    (batch,) = subject_from_task(model, [pair], "a test").batches
+    assert [tensor.shape[1] for tensor in batch.tensors] == [8, 4]
+
+
+def test_the_text_task_of_a_model_is_by_mode_and_head() -> None:
+    assert text_task_of(SMALL) == "language"
+    assert text_task_of(SMALL.replace(mode="encoder-decoder")) == "translate"
+    assert text_task_of(SMALL.replace(mode="encoder", head="masked")) == "masked"
+    with pytest.raises(ConfigError, match=r"head=none has no text task. .* try model.head=masked"):
+        text_task_of(SMALL.replace(mode="encoder", head="none"))
+
+
+def test_the_first_batch_is_examined_and_the_others_are_learnt_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    subject = subject_with_random_batches(decoder(), TrainingPlan(lr=1e-3))
+    lengths = []
+    monkeypatch.setattr(
+        "addnorm.clinic.evidence.rehearse_plan",
+        lambda model, batches, aim, plan: lengths.append(len(batches)) or {"planned": LEARNS},
+    )
+    subject.examine(sharpness=False)
+    assert lengths == [len(subject.batches)] == [batch_count(subject.plan)]
+    replace(subject, plan=None).examine(sharpness=False)
+    assert len(lengths) == 1
+
+
+class Learns:
+    learns = True
+    losses, before, after = (1.0,), 1.0, 0.5
+
+
+LEARNS = Learns()
+
+
+@pytest.mark.slow
+def test_a_directory_of_transformers(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    folder = tmp_path / "theirs"
+    theirs: Any = models.gpt2()[0]
+    theirs.save_pretrained(folder)
+    assert is_transformers_directory(folder) and not is_transformers_directory(tmp_path)
+    subject = subject_from_transformers(folder)
+    assert type(subject.model).__name__ == "GPT2LMHeadModel" and len(subject.batches) == 1
+    with pytest.raises(InputError, match=r"a\.txt must hold lines that are not empty"):
+        subject_from_transformers(folder, lines=["", " "], text_name="a.txt")
+    vocabulary = {"[PAD]": 0, "[UNK]": 1, "the": 2, "cat": 3, "sat": 4}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]"
+    ).save_pretrained(folder)
+    subject = subject_from_transformers(folder, lines=["the cat sat", "", "the"], text_name="a.txt")
+    assert subject.source == "the batches are lines of a.txt"
+    assert subject.batches[0].arguments["input_ids"].tolist() == [[2, 3, 4], [2, 0, 0]]
+    assert subject.batches[0].arguments["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
+    (folder / "config.toml").write_text("")
+    assert not is_transformers_directory(folder)

@@ -1,0 +1,172 @@
+"""What columns are guessed to be, on both sides of every line that is drawn."""
+
+from typing import Any
+
+import pytest
+
+from addnorm.data.table.frame import to_frame
+from addnorm.data.table.infer import infer, infer_task
+from addnorm.data.table.schema import Column
+from addnorm.errors import InputError
+
+
+def guess(values: list[Any], name: str = "x") -> Column:
+    """The guess for a column that stands beside one that says nothing."""
+    rows = len(values)
+    other = [0.5 * (i % 2) for i in range(rows)]
+    return next(c for c in infer(to_frame({name: values, "other": other})).columns)
+
+
+def words(count: int) -> list[str]:
+    return [f"w{i}" for i in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    (
+        (words(50), "category"),
+        (words(51), "ignore"),
+        (words(51) + ["w0"] * 50, "ignore"),
+        (words(51) + ["w0"] * 51, "category"),
+        (words(60) * 3, "category"),
+        ([*words(51), *[None] * 900], "ignore"),
+    ),
+)
+def test_texts_that_hardly_repeat_are_no_category(values: list[Any], kind: str) -> None:
+    """More than fifty, and more than half of the rows that have one."""
+    assert guess(values).kind == kind
+
+
+@pytest.mark.parametrize(("strays", "kind"), ((0, "number"), (2, "number"), (3, "category")))
+def test_two_texts_in_a_hundred_are_mistakes_in_a_column_of_numbers(strays: int, kind: str) -> None:
+    numbers = [str(i % 20) for i in range(100 - strays)]
+    found = guess([*numbers, *["many"] * strays])
+    assert found.kind == kind
+    assert (f"{strays} values are not numeric ('many')" in found.note) is (strays == 2)
+
+
+@pytest.mark.parametrize(
+    ("values", "name", "kind"),
+    (
+        (list(range(51)), "n", "ignore"),
+        (list(range(50)), "n", "number"),
+        ([3 * i for i in range(51)], "n", "number"),
+        ([3 * i for i in range(51)], "id", "ignore"),
+        ([3 * i for i in range(51)], "customer_id", "ignore"),
+        ([3 * i for i in range(51)], "customerId", "ignore"),
+        ([3 * i for i in range(51)], "Customer Key", "ignore"),
+        ([3 * i for i in range(51)], "AccountNumber", "ignore"),
+        ([3 * i for i in range(51)], "paid", "number"),
+        ([3 * i for i in range(51)], "hyaluronid", "number"),
+        ([3.5 * i for i in range(51)], "customer_id", "number"),
+        ([*range(50), 49], "customer_id", "number"),
+        ([*range(100, 0, -1)], "n", "ignore"),
+        ([*range(51), None], "customer_id", "number"),
+    ),
+)
+def test_a_different_whole_number_in_every_row_is_an_identifier(
+    values: list[Any], name: str, kind: str
+) -> None:
+    """If they are counted without a gap, or if the column's name says so; and of 51 rows on."""
+    found = guess(values, name)
+    assert found.kind == kind
+    assert ("looks like an identifier" in found.note) is (kind == "ignore")
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "note"),
+    (
+        (["a", "a"], "ignore", "constant: always 'a'"),
+        ([7, 7, 7], "ignore", "constant: always '7'"),
+        ([7, None, 7], "number", "1 values from 7 to 7, 1 of 3 missing"),
+        ([None, "a", None], "category", "1 values, 2 of 3 missing"),
+        ([None, None], "ignore", "all values are missing"),
+        (["2024-05-31", None, "2024-06-01"], "date", "dates, 1 of 3 missing"),
+        (["2024-05-31", "soon", "soon"], "category", "2 values"),
+        ([1.0, float("inf"), 2.0], "number", "2 values from 1 to 2, with infinities"),
+        (["1", "2.5", "-3"], "number", "3 values from -3 to 2.5"),
+    ),
+)
+def test_notes_say_what_was_found(values: list[Any], kind: str, note: str) -> None:
+    found = guess(values)
+    assert (found.kind, found.note) == (kind, note)
+
+
+def test_a_date_that_comes_late_is_looked_at() -> None:
+    """The first thousand are dates; the next is none."""
+    days = [f"2024-01-{1 + i % 28:02}" for i in range(1000)]
+    assert guess([*days, "2024-02-01"]).kind == "date"
+    assert guess([*days, "never"]).kind == "category"
+
+
+@pytest.mark.parametrize(
+    ("values", "task"),
+    (
+        (list(range(20)), "classes"),
+        (list(range(21)), "number"),
+        (list(range(20)) * 50, "classes"),
+        ([0, 1, None], "classes"),
+        ([0.5, 1, None], "number"),
+        (["1", "2"] * 9, "classes"),
+        ([*(str(i) for i in range(30)), "many"], "classes"),
+        ([None, None], "classes"),
+        (["2024-05-31", "2024-06-01"], "classes"),
+    ),
+)
+def test_whole_numbers_are_classes_up_to_twenty(values: list[Any], task: str) -> None:
+    assert infer_task(to_frame({"y": values}).columns["y"]) == task
+    assert infer(to_frame({"y": values, "x": words(len(values))}), "y").task == task
+
+
+def test_the_task_can_be_told() -> None:
+    table = to_frame({"y": [0, 1, 1], "x": ["a", "b", "b"]})
+    assert infer(table, "y", "number").task == "number"
+    with pytest.raises(InputError, match="must have a column besides the target 'y'"):
+        infer(table.without("x"), "y")
+
+
+@pytest.mark.parametrize(
+    ("column", "told"),
+    (
+        ([i % 2 for i in range(100)], True),
+        ([i % 4 for i in range(100)], True),
+        ([i % 9 if i % 9 % 2 == i % 2 else i % 2 for i in range(100)], True),
+        ([*(i % 2 for i in range(99)), 0], False),
+        ([i % 10 for i in range(100)], False),
+        ([f"n{i}" for i in range(100)], False),
+    ),
+)
+def test_a_column_that_tells_the_target_repeats_itself(column: list[Any], told: bool) -> None:
+    """Each value goes with one answer, and there are fewer values than a tenth of the rows."""
+    table = to_frame({"y": [i % 2 for i in range(100)], "x": column, "z": ["q", "r"] * 50})
+    (found,) = (c for c in infer(table, "y").columns if c.name == "x")
+    assert ("determines 'y' exactly: is it known when predicting?" in found.note) is told
+
+
+def test_one_answer_is_told_by_nothing() -> None:
+    table = to_frame({"y": [1] * 40, "x": ["a", "b"] * 20})
+    assert "tells" not in infer(table, "y").columns[0].note
+
+
+def test_the_same_in_other_words_is_a_copy() -> None:
+    """Numbers and their texts are the same; one cell that differs makes two columns."""
+    rows = [float(i % 7) for i in range(30)]
+    table = to_frame(
+        {
+            "x": rows,
+            "text": [f"{v:g}" for v in rows],
+            "nearly": [*rows[:-1], 99.0],
+            "gone": [*rows[:-1], None],
+            "word": ["ab"[i % 2] for i in range(30)],
+            "again": ["ab"[i % 2] for i in range(30)],
+            "hole": [*("ab"[i % 2] for i in range(29)), None],
+            "nil": ["z"] * 30,
+            "nix": ["z"] * 30,
+        }
+    )
+    kinds = infer(table).kinds()
+    copies = {name for name, kind in kinds.items() if kind == "ignore"}
+    assert copies == {"text", "again", "nil", "nix"}
+    notes = {c.name: c.note for c in infer(table).columns}
+    assert notes["text"] == "equal to 'x' in every row"
+    assert notes["nix"] == "constant: always 'z'"

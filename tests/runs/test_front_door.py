@@ -1,0 +1,385 @@
+"""addnorm.train and addnorm.open: files, lists and data frames in, one run out."""
+
+import csv
+import gc
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import addnorm
+from addnorm.errors import AddnormError, ConfigError, InputError, SavedError
+from addnorm.runs.run import Run
+from addnorm.training.loop import Loop
+from tests.portable import training
+from tests.runs.common import ALL_TASKS, SMALL, Trained, answer, label, lines
+
+SETTINGS: dict[str, Any] = {
+    **{f"model.{name}": value for name, value in SMALL.items()},
+    **{"train.steps": 2, "train.evaluate_every": 1, "train.lr": 0.01},
+}
+TEXT = SETTINGS | {"train.batch": 512, "data.tokenizer": "characters"}
+TEXTS = lines(40)
+LABELS = [label(text) for text in TEXTS]
+
+
+def settings(task: str) -> dict[str, Any]:
+    """Settings of a run that takes a moment."""
+    found = SETTINGS | {"train.batch": 16} if task == "table" else dict(TEXT)
+    return found | ({"model.length": 32} if task == "language" else {})
+
+
+def train(task: str, *data: Any, **options: Any) -> Run:
+    options = {"progress": False, "seed": training.seed, "set": settings(task)} | options
+    return addnorm.train(task, *data, **options)
+
+
+def table() -> Any:
+    """Numbers, texts and a column of a declared category, as a data frame."""
+    pandas = pytest.importorskip("pandas")
+    return pandas.DataFrame(
+        {
+            "words": [len(text.split()) for text in TEXTS],
+            "first": [text[:2] for text in TEXTS],
+            "code": pandas.Categorical([len(text) % 3 for text in TEXTS]),
+            "label": LABELS,
+        }
+    )
+
+
+FILES: dict[str, dict[str, str]] = {
+    "translate": {"source": "a.source", "target": "a.target"},
+    "language": {"text": "book.txt"},
+    "masked": {"text": "texts.txt"},
+    "classify": {"data": "labelled.csv"},
+    "table": {"data": "table.csv"},
+}
+MEMORY: dict[str, dict[str, Any]] = {
+    "translate": {"source": TEXTS, "target": [answer(text) for text in TEXTS]},
+    "language": {"text": TEXTS},
+    "masked": {"text": TEXTS},
+    "classify": {"data": TEXTS, "label": LABELS},
+    "table": {"data": {"size": [len(text) for text in TEXTS], "y": LABELS}, "target": "y"},
+}
+
+
+@pytest.mark.trains
+@pytest.mark.parametrize("task", ALL_TASKS)
+def test_files_are_trained_on_in_a_directory(task: str, data: Path, tmp_path: Path) -> None:
+    files = {name: data / file for name, file in FILES[task].items()}
+    more = {"target": "label"} if task == "table" else {}
+    run = train(task, out=tmp_path / "run", **files, **more)
+    assert run.task == task and run.summary["finished"] and run.summary["steps"] == 2
+    assert run.path == tmp_path / "run" and not (run.path / "inputs").exists()
+    assert addnorm.open(run.path).config == run.config
+    assert run.labels == (["no", "yes"] if task in ("classify", "table") else [])
+    assert run.model.config is not None and len(run.history) == 4
+
+
+@pytest.mark.trains
+@pytest.mark.parametrize("task", ALL_TASKS)
+def test_data_in_memory_are_trained_on(task: str, tmp_path: Path) -> None:
+    run = train(task, out=tmp_path / "run", **MEMORY[task])
+    assert run.summary["finished"]
+    assert Path(str(run.config.data.source)).parent == run.path / "inputs"
+    read = sum(1 for note in run.record.notes if f"{len(TEXTS)} " in note)
+    assert read or task in ("language", "table")
+
+
+@pytest.mark.trains
+@pytest.mark.parametrize("task", ("translate", "masked", "classify"))
+def test_texts_are_kept_as_they_are(task: str, tmp_path: Path) -> None:
+    """Commas, quotes and spaces of a text are part of it."""
+    texts = [f'{text}, "said" {number} ' for number, text in enumerate(TEXTS)]
+    first = {"source": texts} if task == "translate" else {"text": texts}
+    second = {"translate": {"target": texts[::-1]}, "classify": {"label": LABELS}}.get(task, {})
+    run = train(task, out=tmp_path / "run", **first, **second)
+    characters = set("".join(texts))
+    assert all(run.tokenizer.decode(run.tokenizer.encode(c)) == c for c in characters - {" "})
+    with (run.path / "inputs" / "train_data.csv").open(encoding="utf-8", newline="") as file:
+        assert [row[0] for row in csv.reader(file)][1:] == texts
+
+
+@pytest.mark.trains
+def test_a_data_frame_of_texts_and_labels(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(
+        {"id": range(40), "review": TEXTS, "stars": [len(t) % 2 for t in TEXTS]}
+    )
+    run = train("classify", frame, text="review", label="stars", out=tmp_path / "run")
+    assert run.labels == ["0", "1"] and run.config.data.text == "review"
+    same = train("classify", list(frame["review"]), label=frame["stars"], out=tmp_path / "same")
+    assert same.labels == run.labels
+    ours, theirs = (load_file(r.path / "best/model.safetensors") for r in (run, same))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.trains
+def test_a_table_with_a_target_by_name_or_as_values() -> None:
+    frame = table()
+    named = train("table", frame, target="label")
+    separate = train("table", frame.drop(columns="label"), target=frame["label"])
+    assert named.labels == separate.labels == ["no", "yes"]
+    for run in (named, separate):
+        assert run.trained.schema.kinds()["code"] == "category"
+        assert run.predict(frame.drop(columns="label")).shape == (40,)
+        chances = run.predict_proba(frame.drop(columns="label"))
+        assert chances.shape == (40, 2) and chances.sum(axis=1) == pytest.approx([1] * 40)
+    assert (named.predict_proba(frame) == separate.predict_proba(frame.drop(columns="label"))).all()
+    numbers = train("table", frame, target=[len(text) % 2 for text in TEXTS])
+    assert numbers.labels == ["0", "1"], "whole numbers have no point"
+    # The name of a column that there is already is not taken for the target.
+    taken = train("table", frame.rename(columns={"words": "target"}), target=list(range(40)))
+    assert taken.config.table.target == "target_" and taken.labels == []
+
+
+@pytest.mark.trains
+def test_groups_of_a_data_frame_are_not_learnt_from() -> None:
+    frame = table().assign(patient=[f"p{number // 4}" for number in range(40)])
+    run = train("table", frame, target="label", groups="patient")
+    assert "patient" not in run.trained.estimator.encoder_.names
+    assert any("2 of 10 groups are held out, whole." in note for note in run.record.notes)
+
+
+@pytest.mark.trains
+def test_test_rows_and_unlabelled_rows_may_be_data_frames() -> None:
+    frame = table()
+    more = frame.drop(columns="label")
+    run = train("table", frame, target="label", test=frame, unlabelled=more)
+    assert [row["on"] == "held-out rows" for row in run.summary["results"]] == [True, False]
+
+
+@pytest.mark.trains
+def test_a_temporary_directory_vanishes_with_the_run() -> None:
+    run = train("language", text=TEXTS)
+    path = run.path
+    assert path.is_dir() and run.generate("ba", tokens=3)
+    del run
+    gc.collect()
+    assert not path.exists()
+
+
+@pytest.mark.trains
+def test_a_directory_with_a_name_stays(tmp_path: Path) -> None:
+    run = train("language", text=TEXTS, out=tmp_path / "run")
+    del run
+    gc.collect()
+    assert addnorm.open(tmp_path / "run").summary["finished"]
+
+
+@pytest.mark.trains
+def test_progress_may_be_silent(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for task in ALL_TASKS:
+        if task in ("masked", "table"):
+            train(task, **MEMORY[task])
+    train("classify", TEXTS, label=LABELS, minutes=1000)
+    assert capfd.readouterr() == ("", "")
+    train("language", text=TEXTS, out=tmp_path / "run", progress=True)
+    shown = capfd.readouterr()
+    assert not shown.out and "characters read." in shown.err and "held out: loss" in shown.err
+
+
+@pytest.mark.trains
+def test_one_str_is_one_text(trained: Trained) -> None:
+    run = addnorm.open(trained["translate"])
+    assert run.translate("ba be") == run.translate(["ba be"]) and len(run.translate("ba be")) == 1
+    run = addnorm.open(trained["classify"])
+    assert run.classify("ba be") == run.classify(["ba be"]) and len(run.classify("ba be")) == 1
+
+
+class PowerCut(Exception):
+    pass
+
+
+@pytest.mark.trains
+@pytest.mark.parametrize("task", ALL_TASKS)
+def test_a_run_on_data_in_memory_resumes_like_an_unbroken_one(
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = settings(task) | {"train.steps": 5, "train.save_every": 2, "model.dropout": 0.2}
+    given = MEMORY[task]
+    train(task, out=tmp_path / "whole", set=chosen, **given)
+    whole_step = Loop._step
+
+    def cut(loop: Loop, *arguments: Any) -> Any:
+        if loop.state.step == 3:
+            raise PowerCut
+        return whole_step(loop, *arguments)
+
+    with monkeypatch.context() as patch, pytest.raises(PowerCut):
+        patch.setattr(Loop, "_step", cut)
+        train(task, out=tmp_path / "cut", set=chosen, **given)
+    assert (tmp_path / "cut" / "inputs").is_dir(), "a run that has begun keeps its data"
+    run = addnorm.train(resume=tmp_path / "cut", progress=False)
+    assert run.summary["finished"] and run.summary["steps"] == 5
+    ours, theirs = (
+        load_file(tmp_path / name / "best/model.safetensors") for name in ("whole", "cut")
+    )
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[k], theirs[k]) for k in ours)
+
+
+def nothing_was_made(folder: Path) -> bool:
+    return list(folder.iterdir()) == []
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "task": ({"task": "translat"}, "there is no task 'translat'. Did you mean 'translate'?"),
+    "no task": ({}, "train needs a task"),
+    "option": ({"task": "language", "text": TEXTS, "label": "a"}, "train language has no option"),
+    "option of tables": (
+        {"task": "classify", "data": TEXTS, "label": LABELS, "groups": "a"},
+        "train classify has no option 'groups'",
+    ),
+    "setting": (
+        {"task": "language", "text": TEXTS, "set": {"model.dept": 3}},
+        "model has no field 'dept'. Did you mean 'depth'?",
+    ),
+    "setting without section": (
+        {"task": "language", "text": TEXTS, "set": {"depth": 3}},
+        "a setting must be named section.field: got 'depth'",
+    ),
+    "not a str": (
+        {"task": "masked", "text": ["ba be", 3]},
+        "source must be a list of str: item 2 is int",
+    ),
+    "translation is not a str": (
+        {"task": "translate", "source": ["ba", "be"], "target": ["BA", None]},
+        "target must be a list of str: item 2 is NoneType",
+    ),
+    "lengths": (
+        {"task": "classify", "data": TEXTS, "label": LABELS[1:]},
+        "there must be one value for each text: got 40 of text and 39 of label",
+    ),
+    "lengths of translations": (
+        {"task": "translate", "source": TEXTS, "target": TEXTS[1:]},
+        "there must be one value for each text: got 40 of text and 39 of label",
+    ),
+    "given twice": (
+        {"task": "masked", "data": TEXTS, "source": TEXTS},
+        "give the data once: as the second argument, or as source",
+    ),
+    "texts given twice": (
+        {"task": "masked", "data": TEXTS, "text": TEXTS},
+        "give the texts once: as data, as source or as text",
+    ),
+    "target of another length": (
+        {"task": "table", "data": {"x": [1, 2, 3, 4]}, "target": [1, 2, 3]},
+        "target must have a value for each row: got 3 for 4",
+    ),
+    "only one list": (
+        {"task": "translate", "source": "a.txt", "target": TEXTS},
+        "target is a list: give source as a list, too",
+    ),
+    "no target": ({"task": "table", "data": {"x": [1, 2]}}, "table.target must name the column"),
+    "nothing": ({"task": "language"}, "data.source must name a text to learn from"),
+    "resume": ({"task": "language", "resume": "x"}, "resume takes no other options"),
+    "resume with data": ({"text": TEXTS, "resume": "x"}, "resume takes no other options"),
+    "resume with settings": ({"set": {"train.steps": 3}, "resume": "x"}, "resume takes no other"),
+}
+
+
+@pytest.mark.parametrize("temporary", (False, True))
+@pytest.mark.parametrize("name", WRONG)
+def test_a_mistake_leaves_nothing_behind(
+    name: str, temporary: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, message = WRONG[name]
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    more: dict[str, Any] = {"progress": False}
+    if not temporary and "resume" not in options:
+        more["out"] = tmp_path / "run"
+    with pytest.raises(AddnormError) as caught:
+        addnorm.train(**options, **more)
+    assert message in str(caught.value) and isinstance(caught.value, ConfigError | InputError)
+    assert nothing_was_made(tmp_path)
+
+
+def test_an_empty_directory_stays_and_a_full_one_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(AddnormError):
+        train("masked", ["ba", 3], out=tmp_path / "empty")
+    assert list((tmp_path / "empty").iterdir()) == []
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").touch()
+    for out in (tmp_path / "full", tmp_path / "full" / "mine.txt"):
+        with pytest.raises(SavedError, match="is not empty"):
+            train("masked", TEXTS, out=out)
+    with pytest.raises(SavedError, match="cannot be created: Not a directory"):
+        train("masked", TEXTS, out=tmp_path / "full" / "mine.txt" / "run")
+    assert [entry.name for entry in (tmp_path / "full").iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.trains
+@pytest.mark.parametrize("task", ALL_TASKS)
+def test_figures_are_a_plain_dict(task: str, trained: Trained) -> None:
+    run = addnorm.open(trained[task])
+    figures = run.evaluate(str(trained.data / "table.csv")) if task == "table" else run.evaluate()
+    assert type(figures) is dict and all(isinstance(name, str) for name in figures)
+    wanted = "log_loss" if task == "table" else "loss"
+    assert isinstance(figures[wanted], float) and figures[wanted] > 0
+
+
+@pytest.mark.trains
+@pytest.mark.parametrize("task", ALL_TASKS)
+def test_a_run_describes_itself(task: str, trained: Trained) -> None:
+    run = addnorm.open(trained[task])
+    text, page = repr(run), run._repr_html_()
+    assert text.startswith(f"Run({str(run.path)!r}: task {task}, model ") and "\n" not in text
+    assert "state finished" in text and f"{run.summary['parameters']:,}" in text
+    assert page.startswith("<table><tr><th>run</th>") and f"<td>{task}</td>" in page
+    verbs = {
+        **{"translate": {"translate"}, "language": {"generate"}, "masked": set()},
+        **{"classify": {"classify"}, "table": {"predict", "predict_proba", "explain"}},
+    }
+    every = set().union(*verbs.values())
+    assert set(dir(run)) & every == verbs[task]
+    assert {"path", "evaluate", "summary", "history", "model"} <= set(dir(run))
+    for verb in every:
+        assert hasattr(run, verb) == (verb in verbs[task])
+        if verb not in verbs[task]:
+            with pytest.raises(InputError, match=f"trained for {task}: it can .*, not {verb}"):
+                getattr(run, verb)
+    with pytest.raises(AttributeError, match="a run has no attribute 'sing'"):
+        _ = run.sing
+
+
+@pytest.mark.trains
+def test_the_page_of_a_run_escapes_its_path(trained: Trained, tmp_path: Path) -> None:
+    path = shutil.copytree(trained["language"], tmp_path / "<b>")
+    assert "<b>" not in addnorm.open(path)._repr_html_()
+
+
+@pytest.mark.trains
+def test_only_tables_are_explained(trained: Trained) -> None:
+    run = addnorm.open(trained["table"])
+    file = str(trained.data / "table.csv")
+    assert addnorm.explain(run, file).columns == ("words", "first")
+    assert addnorm.explain(run.path, file, row=1).columns == ("words", "first")
+    with pytest.raises(InputError, match=r"explain is for tables: .* is for language"):
+        addnorm.explain(trained["language"], file)
+
+
+def test_opening_nothing_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(SavedError, match=r"there is no run in .*none'. Check the path"):
+        addnorm.open(tmp_path / "none")
+
+
+@pytest.mark.trains
+def test_a_run_starts_from_the_weights_of_another(trained: Trained, tmp_path: Path) -> None:
+    masked = trained["masked"]
+    more = {name: value for name, value in TEXT.items() if not name.startswith("model.")}
+    run = train("classify", TEXTS, label=LABELS, start=masked, set=more)
+    assert run.config.run.start == str(masked) and run.config.model.width == 16
+    assert run.tokenizers == addnorm.open(masked).tokenizers
+
+
+@pytest.mark.trains
+def test_a_file_of_settings_names_the_task(data: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("[run]\ntask = 'language'\n[train]\nsteps = 1\n")
+    chosen = [f"{name}={value}" for name, value in SETTINGS.items() if name != "train.steps"]
+    run = addnorm.train(str(path), data / "book.txt", progress=False, set=chosen)
+    assert run.task == "language" and run.summary["steps"] == 1

@@ -1,0 +1,115 @@
+"""A run on disk: made, opened strictly, listed."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from addnorm.config import Config
+from addnorm.errors import SavedError
+from addnorm.files import RUN, write_document
+from addnorm.runs.run import Run, RunRecord, require_unused, runs_in
+from tests.runs.common import Trained
+
+
+def make(path: Path) -> Run:
+    return Run.create(path, Config(), RunRecord("language", "0" * 64, ["größer"], ["a", "b"]))
+
+
+def test_a_run_opens_as_it_was_made(tmp_path: Path) -> None:
+    made, found = make(tmp_path / "deep" / "run"), Run.open(tmp_path / "deep" / "run")
+    assert (found.path, found.config, found.record) == (made.path, made.config, made.record)
+    assert found.record.notes == ["größer"]
+    assert json.loads((found.path / "run.json").read_text())["version"] == RUN.version == 2
+    assert found.summary == {} and found.history == []
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"version": 3}', r"is a run of format 3; this addnorm reads format 2\. Train it again"),
+        ("[]", "run.json' was not written by addnorm"),
+        ('{"version": 2,', "run.json' is damaged: "),
+        ('{"version": 2, "task": "language"}', "run.json' was changed after it was written"),
+    ],
+    ids=["newer", "list", "cut", "incomplete"],
+)
+def test_a_run_is_read_strictly(tmp_path: Path, content: str, message: str) -> None:
+    run = make(tmp_path / "run")
+    (run.path / "run.json").write_text(content)
+    with pytest.raises(SavedError, match=message):
+        Run.open(run.path)
+    write_document(run.path / "run.json", *RUN, {"task": "language"})
+    with pytest.raises(SavedError, match=r"run.json' is damaged: .*fingerprint"):
+        Run.open(run.path)
+
+
+def test_a_run_that_lacks_something_says_what(tmp_path: Path) -> None:
+    with pytest.raises(SavedError, match=r"there is no run in .*nothing'. Check the path"):
+        Run.open(tmp_path / "nothing")
+    run = make(tmp_path / "run")
+    with pytest.raises(SavedError, match=r"has no model yet.*addnorm train --resume .*run"):
+        _ = run.model
+    (run.path / "best").mkdir()
+    with pytest.raises(SavedError, match="has no tokenizer: the folder is missing"):
+        _ = run.tokenizers
+    (run.path / "config.toml").unlink()
+    with pytest.raises(SavedError, match=r"there is no file .*config.toml"):
+        Run.open(run.path)
+
+
+def test_a_new_run_takes_only_an_empty_place(tmp_path: Path) -> None:
+    run = make(tmp_path / "run")
+    with pytest.raises(SavedError, match=r"holds a run already.*addnorm train --resume"):
+        require_unused(run.path)
+    (tmp_path / "empty").mkdir()
+    assert require_unused(tmp_path / "empty") == tmp_path / "empty"
+    (tmp_path / "file").touch()
+    for path in (tmp_path, tmp_path / "file"):
+        with pytest.raises(SavedError, match=r"is not empty\. Choose another --out"):
+            require_unused(path)
+    with pytest.raises(SavedError, match="cannot be created: Not a directory"):
+        make(tmp_path / "file" / "run")
+
+
+def test_lines_of_metrics_that_are_cut_off_are_passed_over(tmp_path: Path) -> None:
+    run = make(tmp_path / "run")
+    (run.path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"st')
+    assert run.history == [{"step": 1}, {"step": 2}]
+
+
+def test_runs_are_listed_by_name_wherever_they_lie(tmp_path: Path) -> None:
+    for name in ("b", "a/deep"):
+        make(tmp_path / name)
+    assert runs_in(tmp_path) == [tmp_path / "a/deep", tmp_path / "b"]
+
+
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_a_damaged_summary_is_said_to_be(tmp_path: Path, text: str) -> None:
+    run = make(tmp_path / "run")
+    assert run.summary == {}
+    (run.path / "summary.json").write_text(text)
+    with pytest.raises(SavedError, match=r"summary\.json' is damaged"):
+        _ = run.summary
+
+
+@pytest.mark.trains
+def test_the_directory_holds_nothing_else(trained: Trained, tmp_path: Path) -> None:
+    path = trained["translate"]
+    assert sorted(entry.name for entry in path.iterdir()) == [
+        "best",
+        "checkpoints",
+        "config.toml",
+        "metrics.jsonl",
+        "run.json",
+        "summary.html",
+        "summary.json",
+        "tokenizer",
+    ]
+    assert len(list((path / "checkpoints").iterdir())) == 2
+    facts = json.loads((path / "run.json").read_text())["content"]
+    assert facts["task"] == "translate" and facts["labels"] == []
+    assert Run.open(trained["classify"]).record.labels == ["no", "yes"]
+    moved = shutil.copytree(path, tmp_path / "moved")
+    assert Run.open(moved).model.count() == Run.open(path).model.count()

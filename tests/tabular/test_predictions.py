@@ -1,0 +1,247 @@
+"""Calibration, training losses and explanations against naive loops."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from addnorm.data.table.encode import EncodedTable
+from addnorm.data.table.frame import Frame
+from addnorm.errors import InputError
+from addnorm.models.tabular import FTTransformerModel
+from addnorm.tabular import (
+    FTTransformerClassifier,
+    FTTransformerRegressor,
+    TabTransformerClassifier,
+)
+from addnorm.tabular.calibration import fit_temperature, logits_of, probabilities_of
+from addnorm.tabular.compare import compare, matrix, small_categories
+from addnorm.tabular.explain import attend, explain, explain_row, integrated, spearman
+from addnorm.tabular.fitting import answer, drop_cells, losses, swap_cells
+from tests.tabular.data import QUICK, people
+
+# ── Temperature ───────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("classes", (2, 4))
+@pytest.mark.parametrize("true", (0.5, 1.0, 3.0))
+def test_the_temperature_is_found(classes: int, true: float) -> None:
+    torch.manual_seed(1)
+    logits = 2 * torch.randn(20_000, classes)
+    target = torch.distributions.Categorical(logits=logits).sample()
+    given = true * (logits[:, 1:] - logits[:, :1] if classes == 2 else logits)
+    found = fit_temperature(given, target, torch.ones(20_000))
+    assert found == pytest.approx(true, rel=0.05)
+    grid = true * torch.linspace(0.9, 1.1, 41)
+    values = [
+        float(-torch.log_softmax(logits_of(given) / t, 1).gather(1, target[:, None]).mean())
+        for t in grid
+    ]
+    assert found == pytest.approx(float(grid[int(np.argmin(values))]), rel=0.005)
+
+
+def test_temperature_keeps_the_order_and_needs_rows() -> None:
+    answers = torch.randn(50, 3)
+    for temperature in (0.3, 4.0):
+        told = probabilities_of(answers, temperature)
+        assert torch.equal(told.argmax(dim=1), answers.argmax(dim=1))
+    assert fit_temperature(answers[:5], torch.zeros(5).long(), torch.ones(5)) == 1.0
+    assert fit_temperature(answers, torch.zeros(50).long(), torch.ones(50)) == 1.0
+
+
+def test_the_temperature_heeds_weights() -> None:
+    answers = 2 * torch.randn(60, 3)
+    target = torch.where(torch.arange(60) % 4 > 0, answers.argmax(dim=1), torch.randint(3, (60,)))
+    weight = (torch.arange(60) % 3).float()
+    again = torch.repeat_interleave(torch.arange(60), weight.long())
+    found = fit_temperature(answers, target, weight)
+    one = torch.ones(len(again))
+    assert found == pytest.approx(fit_temperature(answers[again], target[again], one), rel=1e-6)
+    assert found != pytest.approx(fit_temperature(answers, target, torch.ones(60)), rel=1e-3)
+
+
+# ── Training ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("classes", (0, 2, 4))
+def test_losses_are_means_over_members(classes: int) -> None:
+    answers = torch.randn(5, 3, classes if classes > 2 else 1)
+    target = torch.randint(max(classes, 1), (5,)) if classes else torch.randn(5)
+    found = losses(answers, target, classes)
+    for row in range(5):
+        each = []
+        for member in range(3):
+            y = answers[row, member]
+            if classes > 2:
+                each.append(-float(y.log_softmax(0)[target[row]]))
+            elif classes:
+                p = float(torch.sigmoid(y[0]))
+                each.append(-math.log(p if target[row] else 1 - p))
+            else:
+                each.append(float((y[0] - target[row]) ** 2))
+        assert float(found[row]) == pytest.approx(sum(each) / 3, rel=1e-4)
+
+
+def test_cells_are_dropped_at_the_rate_asked_for() -> None:
+    table = EncodedTable(torch.zeros(4000, 3), torch.full((4000, 2), 5))
+    numbers, codes = drop_cells(table, 0.2)
+    assert float(numbers.isnan().float().mean()) == pytest.approx(0.2, abs=0.02)
+    assert float((codes == 0).float().mean()) == pytest.approx(0.15, abs=0.02)
+    assert float((codes == 1).float().mean()) == pytest.approx(0.05, abs=0.02)
+    assert drop_cells(table, 0.0)[0] is table.numbers
+
+
+@pytest.mark.trains
+def test_cells_are_swapped_inside_their_column() -> None:
+    rows = torch.arange(4000)
+    table = EncodedTable(torch.stack((rows, rows + 9000), dim=1).float(), rows[:, None] + 100)
+    found = swap_cells(table, 0.2)
+    for given, part in ((table.numbers, found.numbers), (table.codes, found.codes)):
+        changed = (part != given).float().mean(dim=0)
+        assert changed.tolist() == pytest.approx([0.2] * len(changed), abs=0.02)
+        assert bool((part.amin(dim=0) >= given.amin(dim=0)).all())
+        assert bool((part.amax(dim=0) <= given.amax(dim=0)).all())
+    assert swap_cells(table, 0.0) is table
+    settings = QUICK | {"epochs": 1, "swap_cells": 0.5}
+    one, other = (FTTransformerClassifier(**s).fit(X, Y) for s in (settings, QUICK | {"epochs": 1}))
+    assert not np.array_equal(one.predict_proba(X), other.predict_proba(X))
+
+
+# ── Explanations ──────────────────────────────────────────────────────────────────────────────────
+
+X, Y = people()
+
+
+@pytest.fixture(scope="module")
+def fitted() -> FTTransformerClassifier:
+    return FTTransformerClassifier(**QUICK | {"epochs": 25}).fit(X, Y)
+
+
+@pytest.mark.slow
+@pytest.mark.trains
+def test_the_columns_that_matter_come_first(fitted: FTTransformerClassifier) -> None:
+    found = explain(fitted, *people(seed=1))
+    assert {name for name, _ in found.ranked()[:2]} == {"age", "job"}
+    assert found.columns == ("age", "noise", "start", "job")
+    assert found.attention is not None and 0 < sum(found.attention) < 1
+    assert found.looks.shape == (len(found.looking),) * 2
+    assert set(found.agreement) == {
+        "permutation and gradient",
+        "permutation and attention",
+        "gradient and attention",
+    }
+    with pytest.raises(InputError, match="X and y must have as many rows: got 240 and 2"):
+        explain(fitted, X, ["yes", "no"])
+
+
+@pytest.mark.slow
+@pytest.mark.trains
+@pytest.mark.parametrize("kind", (FTTransformerClassifier, TabTransformerClassifier))
+def test_shares_add_up(kind: Any) -> None:
+    model = kind(**QUICK | {"epochs": 3}).fit(X, Y)
+    one = explain_row(model, X, 4)
+    assert sum(one.shares) == pytest.approx(one.answer - one.typical, abs=0.02, rel=0.03)
+    told = model.predict_proba(X.take(np.array([4])))[0]
+    odds = math.log(told[1] / told[0]) * model.temperature_
+    assert one.answer == pytest.approx(odds, abs=1e-4) and one.about == "the log-odds of yes"
+    assert one.values[0] == f"{X.columns['age'][4]:g}"
+    shares, end, start = integrated(model.model_, model.encoder_.encode(X), steps=512)
+    assert torch.allclose(shares.sum(dim=1), end - start, atol=0.05, rtol=0.02)
+    with pytest.raises(InputError, match="row must be 0 to 239: got 240"):
+        explain_row(model, X, 240)
+
+
+@pytest.mark.trains
+def test_gradients_are_taken_in_the_middle_of_each_step(fitted: FTTransformerClassifier) -> None:
+    """A loop over rows, columns and the middles of three parts of the path."""
+    model, table = fitted.model_, fitted.encoder_.encode(X.take(np.arange(4)))
+    assert isinstance(model, FTTransformerModel)
+    tokens = model.tokens(table.numbers, table.codes).detach()
+    start = tokens.mean(dim=0)
+    found, _, _ = integrated(model, table, steps=3)
+    for row in range(4):
+        slopes = torch.zeros_like(start)
+        for middle in (1 / 6, 3 / 6, 5 / 6):
+            at = (start + middle * (tokens[row] - start)).requires_grad_()
+            model.head(model.hidden(at[None])).sum().backward()
+            assert at.grad is not None
+            slopes += at.grad / 3
+        for column in range(len(start)):
+            share = float((slopes[column] * (tokens[row] - start)[column]).sum())
+            assert float(found[row, column]) == pytest.approx(share, abs=1e-5)
+
+
+@pytest.mark.trains
+def test_attention_is_from_the_summary_and_from_column_to_column() -> None:
+    model = FTTransformerClassifier(**QUICK | {"epochs": 1, "depth": 2}).fit(X, Y)
+    table = model.encoder_.encode(X.take(np.arange(5)))
+    looks, names, summary = attend(model, table)
+    assert names == model.encoder_.names and summary is not None
+    maps: dict[str, torch.Tensor] = {}
+    with torch.no_grad():
+        model.model_(table.numbers, table.codes, maps=maps)
+    for i in range(len(names) + 1):
+        for j in range(len(names)):
+            each = [
+                float(maps[f"{layer}.attention"][row, head, i, 1 + j])
+                for layer in range(2)
+                for row in range(5)
+                for head in range(2)
+            ]
+            told = float(summary[j]) if i == 0 else float(looks[i - 1, j])
+            assert told == pytest.approx(sum(each) / len(each), abs=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.trains
+def test_numbers_are_explained_in_their_unit() -> None:
+    y = 500 + 10 * X.columns["noise"]
+    model = FTTransformerRegressor(**QUICK).fit(X, y)
+    one = explain_row(model, X, 0)
+    assert one.answer == pytest.approx(float(model.predict(X.take(np.array([0])))[0]), rel=1e-5)
+    assert explain(model, X, y).ranked()[0][0] == "noise"
+
+
+def test_spearman() -> None:
+    assert spearman(np.array([1.0, 2, 3]), np.array([10.0, 20, 90])) == pytest.approx(1)
+    assert spearman(np.array([1.0, 2, 3]), np.array([3.0, 2, 1])) == pytest.approx(-1)
+    assert spearman(np.array([1.0, 1, 3, 4]), np.array([1.0, 2, 3, 3])) == pytest.approx(8 / 9)
+    assert math.isnan(spearman(np.ones(3), np.arange(3.0)))
+
+
+@pytest.mark.trains
+def test_boosting_stands_beside(fitted: FTTransformerClassifier) -> None:
+    encode, target = fitted.encoder_.encode, (Y == "yes").astype(int)
+    found = compare((encode(X), target), (encode(X), target), 2)
+    assert found[0]["model"] == "HistGradientBoosting" and found[0]["accuracy"] > 0.9
+    (first, *_) = compare((encode(X), X.columns["noise"]), (encode(X), X.columns["noise"]), 0)
+    assert first["rmse"] < 0.5 and first["fit_seconds"] > 0
+
+
+def test_boosters_are_given_missing_values_as_missing() -> None:
+    table = EncodedTable(torch.tensor([[1.0], [float("nan")]]), torch.tensor([[0], [7]]))
+    assert np.array_equal(matrix(table), [[1.0, np.nan], [np.nan, 7.0]], equal_nan=True)
+    many = EncodedTable(torch.zeros(1, 2), torch.tensor([[300, 4]]))
+    assert small_categories(many) == [3]
+
+
+@pytest.mark.trains
+def test_answers_do_not_depend_on_company(fitted: FTTransformerClassifier) -> None:
+    table = fitted.encoder_.encode(X)
+    whole = answer(fitted.model_, table, 64)
+    for rows in ([3], [9, 8], list(range(40))):
+        part = answer(fitted.model_, table.take(torch.tensor(rows)), 64)
+        assert torch.equal(part, whole[rows])
+    assert answer(fitted.model_, table.take(torch.tensor([], dtype=torch.long)), 64).shape == (
+        0,
+        1,
+        1,
+    )
+
+
+@pytest.mark.trains
+def test_explaining_needs_no_frame_of_ours(fitted: FTTransformerClassifier) -> None:
+    assert isinstance(X, Frame)
+    assert explain_row(fitted, dict(X.columns), 0) == explain_row(fitted, X, 0)
