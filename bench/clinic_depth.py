@@ -12,7 +12,7 @@ or so on one core; goes on where it was stopped.
 import argparse
 from pathlib import Path
 
-from addnorm.races import race, vary
+from addnorm.races import entries_of, run_entries
 from addnorm.races.page import race_page
 from addnorm.runs.request import RunRequest
 
@@ -20,7 +20,7 @@ DEPTHS = {"18+18": (18, "post,pre,admin", 400), "6+6": (6, "post,pre", 800)}
 """Blocks a side, who takes part, and for how many steps."""
 
 
-def wish(folder: Path, depth: int, steps: int) -> RunRequest:
+def request(folder: Path, depth: int, steps: int) -> RunRequest:
     files = {
         "source": "train.en.gz",
         "target": "train.de.gz",
@@ -64,8 +64,8 @@ def main() -> None:
     args = parser.parse_args()
     for name, (depth, kinds, steps) in DEPTHS.items():
         out = args.out / name
-        asked = wish(args.folder, depth, steps)
-        done = race(asked, vary([f"model.addnorm={kinds}"]), out, jobs=args.jobs)
+        asked = request(args.folder, depth, steps)
+        done = run_entries(asked, entries_of([f"model.addnorm={kinds}"]), out, jobs=args.jobs)
         race_page(done, f"{name} blocks").write(out / "race.html")
         print(f"{name} blocks\n{done.text()}", flush=True)
         for result in done.results:

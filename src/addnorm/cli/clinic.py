@@ -118,16 +118,15 @@ def clinic(args: argparse.Namespace) -> None:
 
 def race(args: argparse.Namespace) -> None:
     """Run a race and print its result, the best entry first."""
-    from addnorm.races import race as run_race
-    from addnorm.races import vary
+    from addnorm.races import entries_of, run_entries
     from addnorm.races.page import race_page
     from addnorm.runs.request import RunRequest
 
     request = RunRequest.load(args.config, args.settings)
     out = Path(args.out or Path("runs") / f"race-{Path(args.config).stem}")
-    result = run_race(
+    result = run_entries(
         request,
-        vary(args.vary),
+        entries_of(args.vary),
         out,
         seeds=args.seeds,
         minutes=args.minutes,
@@ -286,7 +285,7 @@ def _replay(args: argparse.Namespace) -> None:
 
 def _try(args: argparse.Namespace) -> None:
     """Examine a model, then race it against the remedies."""
-    from addnorm.races import race as run_race
+    from addnorm.races import run_entries
     from addnorm.races.entries import remedy_entries
     from addnorm.races.page import race_page
 
@@ -304,7 +303,7 @@ def _try(args: argparse.Namespace) -> None:
     out = Path(args.out or Path("runs") / f"try-{Path(args.target).stem}")
     assert subject.config is not None
     entries = remedy_entries(examination.findings, subject.config)
-    result = run_race(request, entries, out, jobs=args.jobs, say=say)
+    result = run_entries(request, entries, out, jobs=args.jobs, say=say)
     page = race_page(result, "The model and its remedies", request.settings)
     say(f"page: {page.write(out / 'race.html')}")
     print(result.json() if args.json else f"{result.text()}\n{result.recovery()}")

@@ -121,3 +121,22 @@ def make_request(
         request = request.with_options(options)
         return request.with_values({path: settings[path] for path in settings})
     return RunRequest(request.table, settings).with_options(options)
+
+
+def as_settings(settings: Mapping[str, Any] | Sequence[str]) -> list[str]:
+    """Return settings as `section.field=value` texts; the values of a list are joined by commas.
+
+    >>> as_settings({"train.lr": 0.01, "model.addnorm": ["post", "pre"], "model.bias": True})
+    ['train.lr=0.01', 'model.addnorm=post,pre', 'model.bias=true']
+    """
+    if isinstance(settings, str):
+        return [settings]
+    if not isinstance(settings, Mapping):
+        return list(settings)
+
+    def text(value: Any) -> str:
+        if isinstance(value, list | tuple):
+            return ",".join(text(each) for each in value)
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
+    return [f"{path}={text(value)}" for path, value in settings.items()]
