@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "clinic": {*_BASE, "models", "layers", "config", "presets", "report"},
     "tabular": {*_SETTINGS, "models", "data", "training", "metrics", "report"},
     "tasks": _TASK,
-    "runs": {*_TASK, "tasks", "cpu"},
+    "runs": {*_TASK, "tasks", "cpu", "clinic"},
     "races": {*_TASK, "tasks", "runs", "clinic"},
     "demo": {*_BASE, "data"},
 }

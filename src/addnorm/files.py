@@ -45,6 +45,8 @@ METADATA_KEY = "addnorm"
 """The one metadata key of our safetensors files: its value is the document."""
 DOCUMENT_LIMIT = 64 * 2**20
 """Bytes that a document may have. A larger file is not one, and is not read."""
+_MARKERS = ("run.json", "model.safetensors", "state.safetensors", "case.json", "tokenizer.json")
+"""The file that says what a directory is: a run, a model, a checkpoint, a case, a tokenizer."""
 _DOCUMENT_KEYS = ["kind", "version", "digest", "content"]
 _KIND = re.compile(rb'\s*\{\s*"kind":\s*"([a-z-]+)"')
 _TENSOR_FILE_KIND = re.compile(
@@ -270,6 +272,16 @@ def kind_of(path: str | Path) -> str | None:
         return None
     match = _TENSOR_FILE_KIND.match(start) or _KIND.match(start)
     return None if match is None else match[1].decode()
+
+
+def kind_of_directory(path: str | Path) -> str | None:
+    """Return the kind of a directory that addnorm wrote, by the file that marks it; else None.
+
+    >>> kind_of_directory("nowhere") is None
+    True
+    """
+    kinds = (kind_of(Path(path) / marker) for marker in _MARKERS)
+    return next((kind for kind in kinds if kind is not None), None)
 
 
 def _dump(value: Any, indent: int | None) -> str:

@@ -10,13 +10,13 @@ import torch
 
 from addnorm import Config, ModelConfig
 from addnorm.cli import clinic as verbs
-from addnorm.cli.clinic import from_request
 from addnorm.cli.main import main
 from addnorm.clinic.subject import SUBJECT_ROWS
 from addnorm.data.table.frame import read_frame
 from addnorm.data.table.infer import infer
 from addnorm.errors import ConfigError, InputError, SavedError
 from addnorm.files import FAILED_STEP, read_document
+from addnorm.runs.clinic_subject import subject_from_request
 from addnorm.tabular import FTTransformerClassifier, save
 from tests.clinic import models
 from tests.conftest import slow_except
@@ -187,7 +187,7 @@ def test_the_loss_is_that_of_the_task(run_file: Path) -> None:
     from addnorm.runs.request import RunRequest
     from addnorm.runs.train import plan_run
 
-    subject = from_request(RunRequest.load(run_file))
+    subject = subject_from_request(RunRequest.load(run_file))
     settled = plan_run(RunRequest.load(run_file), say=lambda text: None)
     batch = settled.task.batch(settled.task.plan(0)[0])
     few = {name: tensor[:SUBJECT_ROWS] for name, tensor in batch.items()}

@@ -18,9 +18,8 @@ from addnorm.clinic.subject import (
     subject_from_task,
     subject_from_transformers,
     subject_with_random_batches,
-    text_task_of,
 )
-from addnorm.errors import ConfigError, InputError
+from addnorm.errors import InputError
 from tests.clinic import models
 from tests.clinic.subjects import decoder, ids
 
@@ -64,14 +63,6 @@ def test_a_task_becomes_rows_with_their_targets() -> None:
     pair = {"source": inputs, "target_in": inputs[:, :4], "targets": targets[:, :4]}
     (batch,) = subject_from_task(model, [pair], "a test").batches
     assert [tensor.shape[1] for tensor in batch.tensors] == [8, 4]
-
-
-def test_the_text_task_of_a_model_is_by_mode_and_head() -> None:
-    assert text_task_of(SMALL) == "language"
-    assert text_task_of(SMALL.replace(mode="encoder-decoder")) == "translate"
-    assert text_task_of(SMALL.replace(mode="encoder", head="masked")) == "masked"
-    with pytest.raises(ConfigError, match=r"head=none has no text task. .* try model.head=masked"):
-        text_task_of(SMALL.replace(mode="encoder", head="none"))
 
 
 def test_the_first_batch_is_examined_and_the_others_are_learnt_from(

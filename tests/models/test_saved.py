@@ -14,13 +14,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from addnorm import Config, fold, load, presets
+from addnorm import Config, fold, presets
 from addnorm.errors import SavedError
 from addnorm.files import METADATA_KEY, TABLE_MODEL, TEXT_MODEL, dump_document, kind_of
 from addnorm.layers.addnorm import ADDNORMS
 from addnorm.layers.norms import NORMS
 from addnorm.models import saved
 from addnorm.models.build import Model
+from addnorm.models.saved import load
 from tests.conftest import MODES, POSITIONS, draw, inputs, make
 
 FILES = {"config.toml", "model.safetensors"}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from addnorm.clinic.training_monitor import TrainingMonitor
 from addnorm.errors import ExtraError
 from addnorm.runs import loggers as progress
 from addnorm.runs.loggers import (
@@ -18,7 +19,7 @@ from addnorm.runs.loggers import (
     Journal,
     Lines,
     RecentSpeed,
-    make_loggers,
+    make_observers,
     say_figures,
     say_time,
 )
@@ -133,13 +134,17 @@ def test_the_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         Board(tmp_path / "other")
 
 
-def test_who_watches(tmp_path: Path) -> None:
-    kinds = [type(o) for o in make_loggers(tmp_path, terminal=False)]
-    assert kinds == [Lines, Journal]
+def test_the_observers_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
+    assert [type(o) for o in make_observers(tmp_path)] == [Lines, Journal]
+    assert [type(o) for o in make_observers(tmp_path, progress=False)] == [Journal]
+    watched = make_observers(tmp_path, clinic=True)
+    assert [type(o) for o in watched] == [Lines, Journal, TrainingMonitor]
     pytest.importorskip("tensorboardX")
-    found = make_loggers(tmp_path, terminal=True, board=True)
-    assert [type(o) for o in found] == [Bar, Journal, Board]
-    found[-1].on_end(None)  # type: ignore[arg-type]
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    observers = make_observers(tmp_path, board=True)
+    assert [type(o) for o in observers] == [Bar, Journal, Board]
+    observers[-1].on_end(None)  # type: ignore[arg-type]
 
 
 def test_the_recent_speed_forgets_and_survives_what_is_not_finite() -> None:

@@ -9,13 +9,13 @@ import torch
 from torch.nn import functional
 
 from addnorm import load
-from addnorm.config import Config
+from addnorm.config import Config, ModelConfig
 from addnorm.data.text.masking import mask_tokens
 from addnorm.data.text.special_tokens import BEGIN, END, IGNORE, PAD
 from addnorm.errors import ConfigError, InputError
 from addnorm.runs.resolve import resolve
 from addnorm.runs.run import Run
-from addnorm.tasks import find_task
+from addnorm.tasks import find_task, text_task_of
 from addnorm.tasks.base import TextTask
 from addnorm.tasks.masked import HELD_OUT_SEED, read_texts
 from tests.runs.common import TASKS, Trained, answer, label, lines, wish, write
@@ -335,3 +335,12 @@ def test_a_label_seen_once_can_be_left_out(tmp_path: Path) -> None:
     found, _ = read("classify", tmp_path, "data.on_rare_label=drop")
     assert found.model_fields()["outputs"] == 2
     assert any("a label that occurs only once" in note for note in found.notes)
+
+
+def test_the_text_task_of_a_model_is_by_mode_and_head() -> None:
+    small = ModelConfig(mode="decoder", vocab=32, width=16, depth=1, heads=2)
+    assert text_task_of(small) == "language"
+    assert text_task_of(small.replace(mode="encoder-decoder")) == "translate"
+    assert text_task_of(small.replace(mode="encoder", head="masked")) == "masked"
+    with pytest.raises(ConfigError, match=r"head=none has no text task. .* try model.head=masked"):
+        text_task_of(small.replace(mode="encoder", head="none"))

@@ -86,7 +86,7 @@ def _write(found: "Phrases", folder: Path) -> None:
 
 
 def _train(found: "Phrases", folder: Path, args: argparse.Namespace) -> "Run":
-    from addnorm.runs.loggers import make_loggers
+    from addnorm.runs.loggers import make_observers
     from addnorm.runs.request import RunRequest
     from addnorm.runs.train import start_run
 
@@ -102,7 +102,7 @@ def _train(found: "Phrases", folder: Path, args: argparse.Namespace) -> "Run":
     outcome = start_run(
         wish,
         folder / "run",
-        observers=lambda path: make_loggers(path, terminal=sys.stderr.isatty()),
+        observers=make_observers,
         say=_say,
     )
     if not outcome.progress.finished:

@@ -1,9 +1,8 @@
 """The verb `train`: its flags for every task, and what it prints."""
 
 import argparse
-import sys
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from addnorm.cli.console import is_first_worker, say
@@ -15,7 +14,7 @@ from addnorm.section import describe
 from addnorm.tasks import TASKS
 
 if TYPE_CHECKING:
-    from addnorm.runs.train import PlannedRun
+    from addnorm.runs.train import Observers, PlannedRun
 
 RESUME_ALONE = (
     "--resume takes no other options than --board, --clinic and --json. To start a new run with "
@@ -110,18 +109,10 @@ def train(args: argparse.Namespace) -> None:
     _finish(start_run(request, args.out, observers=_observers(args), say=say), args)
 
 
-def _observers(args: argparse.Namespace) -> Callable[[Path], Any]:
-    from addnorm.runs.loggers import make_loggers
+def _observers(args: argparse.Namespace) -> "Observers":
+    from addnorm.runs.loggers import make_observers
 
-    def make(path: Path) -> list[Any]:
-        loggers = make_loggers(path, terminal=sys.stderr.isatty(), board=args.board)
-        if not args.clinic:
-            return [*loggers]
-        from addnorm.clinic.training_monitor import TrainingMonitor
-
-        return [*loggers, TrainingMonitor(path)]
-
-    return make
+    return partial(make_observers, board=args.board, clinic=args.clinic)
 
 
 def _show_plan(planned: "PlannedRun", args: argparse.Namespace) -> None:

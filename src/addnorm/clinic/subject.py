@@ -14,8 +14,8 @@ from addnorm.clinic.examination import Examination, examine
 from addnorm.clinic.failed_step import cross_entropy
 from addnorm.clinic.random_batch import draw_batches
 from addnorm.clinic.rehearsal import REHEARSAL_STEPS, TrainingPlan
-from addnorm.config import Config, ModelConfig
-from addnorm.errors import ConfigError, InputError, SavedError, require
+from addnorm.config import Config
+from addnorm.errors import InputError, SavedError, require
 from addnorm.layers.init import measure_
 from addnorm.models.build import build
 
@@ -100,19 +100,6 @@ def subject_from_task(
 
 def _task_loss(output: Any, targets: Tensor) -> Tensor:
     return cross_entropy(answer_of(output), targets) / (targets >= 0).sum()
-
-
-def text_task_of(model: ModelConfig) -> str:
-    """Return the text task that a model is for, by its mode and head."""
-    if model.mode == "encoder":
-        tasks = {"masked": "masked", "class": "classify"}
-        if model.head not in tasks:
-            raise ConfigError(
-                f"an encoder with head={model.head} has no text task. Leave out the text, or try "
-                "model.head=masked."
-            )
-        return tasks[model.head]
-    return "language" if model.mode == "decoder" else "translate"
 
 
 # ── Models of transformers ────────────────────────────────────────────────────────────────────────

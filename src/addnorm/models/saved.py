@@ -58,6 +58,23 @@ def load(directory: str | Path, device: str | torch.device = "cpu") -> Model:
     addnorm.errors.SavedError: there is no file 'nothing/model.safetensors'. Check the path.
     """
     directory = Path(directory)
+    config, tensors = _read_model(directory)
+    try:
+        with torch.device("meta"):
+            model = build(config)
+    except AddnormError as error:
+        raise SavedError(f"{str(directory)!r} cannot be built: {error}") from None
+    require_matching_tensors(model, tensors, directory, any_float=True)
+    model.load_state_dict(tensors, assign=True)
+    return model.to(device).eval()
+
+
+def read_config(directory: str | Path) -> Config:
+    """Return the configuration of a model that `save` wrote."""
+    return _read_model(Path(directory))[0]
+
+
+def _read_model(directory: Path) -> tuple[Config, dict[str, Tensor]]:
     tensors, content = read_tensors(directory / WEIGHTS, *TEXT_MODEL)
     text, readable = content.get("config"), directory / CONFIG
     if not isinstance(text, str):
@@ -68,13 +85,9 @@ def load(directory: str | Path, device: str | torch.device = "cpu") -> Model:
             "a save was interrupted). Delete it to use the one inside."
         )
     try:
-        with torch.device("meta"):
-            model = build(Config.parse(text, source=str(readable)))
+        return Config.parse(text, source=str(readable)), tensors
     except AddnormError as error:
         raise SavedError(f"{str(directory)!r} cannot be built: {error}") from None
-    require_matching_tensors(model, tensors, directory, any_float=True)
-    model.load_state_dict(tensors, assign=True)
-    return model.to(device).eval()
 
 
 def write_tensors(

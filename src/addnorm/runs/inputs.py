@@ -7,13 +7,33 @@ import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+import numpy.typing as npt
 
 from addnorm.errors import InputError
 from addnorm.files import make_directory
 
 INPUTS = "inputs"
 """Folder of a run with the data that were given in memory."""
+
+Values = Sequence[Any] | npt.NDArray[Any]
+"""One value for each text or row."""
+Texts = str | Path | Sequence[str]
+"""A file, the name of a column, or the texts themselves."""
+
+
+class DataFrameLike(Protocol):
+    """A data frame of pandas, polars or any library that narwhals knows."""
+
+    @property
+    def columns(self) -> Any: ...
+
+    def __len__(self) -> int: ...
+
+
+TableLike = Mapping[str, Values] | Sequence[Mapping[str, Any]] | npt.NDArray[Any] | DataFrameLike
+"""A table in memory: columns by name, rows, an array or a data frame."""
 
 
 def is_path(value: Any) -> bool:

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from rich.console import Console
 from rich.live import Live
@@ -252,14 +252,29 @@ def in_notebook() -> bool:
     return type(shell).__name__ == "ZMQInteractiveShell"
 
 
-def make_loggers(
-    path: Path, *, terminal: bool, board: bool = False, progress: bool = True
+def make_observers(
+    path: Path, *, progress: bool = True, board: bool = False, clinic: bool = False
 ) -> Sequence[Observer]:
-    """Return the loggers of a run: a bar or lines, metrics.jsonl, TensorBoard if asked for."""
-    loggers: list[Observer] = [Journal(path / "metrics.jsonl")]
+    """Return the observers of a run: metrics.jsonl, and what else is asked for.
+
+    Parameters
+    ----------
+    path : directory of the run.
+    progress : show a bar (in a terminal or a notebook) or lines (elsewhere) on stderr.
+    board : write the figures for TensorBoard, too.
+    clinic : examine the model while it trains, and warn early.
+    """
+    observers: list[Observer] = [Journal(path / "metrics.jsonl")]
     if progress:
-        loggers.insert(0, NotebookBar() if in_notebook() else Bar() if terminal else Lines())
-    return [*loggers, *([Board(path / "board")] if board else [])]
+        shown = NotebookBar if in_notebook() else Bar if sys.stderr.isatty() else Lines
+        observers.insert(0, shown())
+    if board:
+        observers.append(Board(path / "board"))
+    if clinic:
+        from addnorm.clinic.training_monitor import TrainingMonitor
+
+        observers.append(cast(Observer, TrainingMonitor(path)))
+    return observers
 
 
 def _unit(loop: Loop) -> str:

@@ -19,17 +19,21 @@ from typing import Any
 
 from addnorm import __version__
 from addnorm.config import Config
-from addnorm.errors import InputError, SavedError
+from addnorm.errors import ConfigError, InputError, SavedError
 from addnorm.files import (
     RUN,
+    TABLE_MODEL,
+    TEXT_MODEL,
+    kind_of_directory,
     make_directory,
     read_document,
     read_text,
     write_document,
     write_whole,
 )
+from addnorm.models.saved import read_config
 from addnorm.runs.inputs import INPUTS
-from addnorm.tasks import TASKS, find_task, tasks_with
+from addnorm.tasks import TASKS, find_task, tasks_with, text_task_of
 from addnorm.tasks.base import BEST, Say, Trained, say_nothing
 
 METRICS, RECORD, CONFIG, SUMMARY = "metrics.jsonl", "run.json", "config.toml", "summary.json"
@@ -74,15 +78,22 @@ class Run:
 
     @staticmethod
     def open(path: str | Path, *, int8: bool = False) -> "Run":
-        """Return the run in a directory.
+        """Return the run in a directory; a saved model is a run without a history.
 
         >>> Run.open("runs/none")
         Traceback (most recent call last):
         addnorm.errors.SavedError: there is no run in 'runs/none'. Check the path.
         """
         path = Path(path)
+        kind = kind_of_directory(path)
+        if kind == TEXT_MODEL.kind:
+            return Run(path, config := read_config(path), _record_of_model(config), int8=int8)
+        if kind == TABLE_MODEL.kind:
+            run = Run(path, Config(), RunRecord("table", fingerprint=""), int8=int8)
+            run.record.labels = run.trained.labels
+            return run
         if not (path / RECORD).is_file():
-            raise SavedError(f"there is no run in {str(path)!r}. Check the path.")
+            raise SavedError(f"there is no run in {str(path)!r}. {_describe_directory(path, kind)}")
         record = read_record(path / RECORD)
         return Run(path, Config.load(path / CONFIG), record, int8=int8)
 
@@ -109,7 +120,7 @@ class Run:
     @cached_property
     def trained(self) -> Trained:
         """The trained model with what it needs to answer."""
-        if not (self.path / BEST).is_dir():
+        if (self.path / RECORD).is_file() and not (self.path / BEST).is_dir():
             raise SavedError(
                 f"the run in {str(self.path)!r} has no model yet: it was stopped before its first "
                 f"evaluation. Resume it: addnorm train --resume {self.path}"
@@ -214,6 +225,25 @@ class Run:
                 if isinstance(value, float):
                     facts[name] = f"{value:.4g}"
         return facts
+
+
+def _record_of_model(config: Config) -> RunRecord:
+    """Return the record of a saved model, whose task follows from its mode and head."""
+    try:
+        return RunRecord(text_task_of(config.model), fingerprint="")
+    except ConfigError as error:
+        raise SavedError(f"a model without a task is no run: {error} Use addnorm.load.") from None
+
+
+def _describe_directory(path: Path, kind: str | None) -> str:
+    """Return what was found where a run was expected, and what to do."""
+    if kind is not None:
+        return f"It is a {kind.replace('-', ' ')}. Open the run that it belongs to."
+    inside = [str(run.relative_to(path)) for run in runs_in(path)] if path.is_dir() else []
+    if inside:
+        more = ", …" if len(inside) > 5 else ""
+        return f"It holds the runs {', '.join(inside[:5])}{more}: open one of them."
+    return "Check the path."
 
 
 def read_record(path: Path) -> RunRecord:

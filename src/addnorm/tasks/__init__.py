@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from addnorm.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
+    from addnorm.config import ModelConfig
     from addnorm.tasks.base import Task
 
 
@@ -119,3 +120,16 @@ def find_task(name: str | None) -> "type[Task]":
 def tasks_with(verb: str) -> list[str]:
     """Return the tasks whose runs have a verb."""
     return [name for name, entry in TASKS.items() if verb in entry.verbs]
+
+
+def text_task_of(model: "ModelConfig") -> str:
+    """Return the text task that a model is for, by its mode and head."""
+    if model.mode == "encoder":
+        tasks = {"masked": "masked", "class": "classify"}
+        if model.head not in tasks:
+            raise ConfigError(
+                f"an encoder with head={model.head} has no text task. Leave out the text, or try "
+                "model.head=masked."
+            )
+        return tasks[model.head]
+    return "language" if model.mode == "decoder" else "translate"

@@ -83,6 +83,11 @@ class Trained(ABC):
         self.path, self.config, self.labels, self.int8 = path, config, list(labels), int8
 
     @property
+    def model_path(self) -> Path:
+        """Directory of the model: of a run its best one; a saved model is there itself."""
+        return self.path / BEST if (self.path / BEST).is_dir() else self.path
+
+    @property
     @abstractmethod
     def model(self) -> Any:
         """The network with the best weights."""
@@ -295,7 +300,9 @@ class TextTask(Task):
     def load_assets(cls, path: Path) -> Tokenizers:
         sides = [side for side in ("text", "source", "target") if _folder(path, side).is_dir()]
         if not sides:
-            raise SavedError(f"the run in {str(path)!r} has no tokenizer: the folder is missing.")
+            raise SavedError(
+                f"{str(path)!r} has no tokenizer: the folder is missing. Open a run, not its model."
+            )
         return {side: Tokenizer.load(_folder(path, side)) for side in sides}
 
     def save_assets(self, path: Path) -> None:
@@ -449,7 +456,7 @@ class TrainedText(Trained):
 
     @cached_property
     def model(self) -> Model:
-        model = load(self.path / BEST)
+        model = load(self.model_path)
         return quantise(model) if self.int8 else model
 
     @cached_property

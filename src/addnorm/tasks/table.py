@@ -96,12 +96,18 @@ class UnknownValues:
 class TrainedTable(Trained):
     """A trained model for tables: rows in, probabilities of classes or numbers out."""
 
+    def __init__(
+        self, path: Path, config: Config, labels: Sequence[str], *, int8: bool = False
+    ) -> None:
+        super().__init__(path, config, labels, int8=int8)
+        self.labels = [str(label) for label in getattr(self.estimator, "classes_", ())]
+
     @cached_property
     def estimator(self) -> Any:
         """The fitted scikit-learn estimator of this run."""
         if self.int8:
             raise ConfigError("--int8 is for models of text, not for tables. Leave it out.")
-        return load(self.path / BEST)
+        return load(self.model_path)
 
     @property
     def model(self) -> TabularModel:
