@@ -84,6 +84,10 @@ class ModelConfig(Section):
     """Arrangement of residual connection and norm; see `addnorm list`."""
     addnorm_options: Options = field(default_factory=Options)
     """Settings of the arrangement, such as { start = 1e-4 } for layerscale."""
+    decoder_addnorm: str | None = None
+    """Arrangement of the decoder of an encoder-decoder; that of the encoder when left out."""
+    decoder_addnorm_options: Options = field(default_factory=Options)
+    """Settings of the decoder's own arrangement."""
     embed_norm: bool = False
     """A norm on the embedding sum, before the first block (BERT, BART)."""
     final_norm: bool = False
@@ -94,7 +98,8 @@ class ModelConfig(Section):
     """Whether the feed-forward projections have biases."""
 
     positions: str = "sinusoidal"
-    """sinusoidal, learned, rotary, linear-bias, buckets, relative (Transformer-XL) or none."""
+    """sinusoidal, learned, rotary, linear-bias, buckets, relative (Transformer-XL), none; as
+    baselines index and concatenated."""
     position_options: Options = field(default_factory=Options)
     """Settings of the positions, such as { base = 500000.0 } for rotary."""
     length: int = 512
@@ -160,7 +165,11 @@ class ModelConfig(Section):
         ... ).addnorm_options
         {}
         """
-        for choice, options in (("addnorm", "addnorm_options"), ("positions", "position_options")):
+        for choice, options in (
+            ("addnorm", "addnorm_options"),
+            ("decoder_addnorm", "decoder_addnorm_options"),
+            ("positions", "position_options"),
+        ):
             if changes.get(choice, getattr(self, choice)) != getattr(self, choice):
                 changes.setdefault(options, Options())
         return super().replace(**changes)
@@ -200,6 +209,20 @@ class ModelConfig(Section):
     def depths(self) -> dict[str, int]:
         """Number of blocks of each side, encoder and decoder."""
         return {"encoder": self.depth, "decoder": self.decoder_depth or self.depth}
+
+    @property
+    def arrangements(self) -> dict[str, tuple[str, Options]]:
+        """Name and options of the arrangement of each side."""
+        own = (self.addnorm, self.addnorm_options)
+        if self.decoder_addnorm is None:
+            return {"encoder": own, "decoder": own}
+        return {"encoder": own, "decoder": (self.decoder_addnorm, self.decoder_addnorm_options)}
+
+    @property
+    def has_admin(self) -> bool:
+        """Whether a side needs Admin's measuring pass before training."""
+        sides = ("encoder", "decoder") if self.mode == "encoder-decoder" else ("encoder",)
+        return "admin" in [self.arrangements[side][0] for side in sides]
 
     @property
     def patches(self) -> int:
@@ -259,10 +282,13 @@ class ModelConfig(Section):
             self.need(
                 self.mode == "encoder", "head", "masked needs mode=encoder", "Try head=token."
             )
-        if self.decoder_depth is not None or self.target_vocab is not None:
-            name = "decoder_depth" if self.decoder_depth is not None else "target_vocab"
-            only = self.mode == "encoder-decoder"
+        for name in ("decoder_depth", "target_vocab", "decoder_addnorm"):
+            only = self.mode == "encoder-decoder" or getattr(self, name) is None
             self.need(only, name, "is for mode=encoder-decoder", "Leave it out.")
+        if self.decoder_addnorm_options:
+            own = self.decoder_addnorm is not None
+            rule = "are settings of decoder_addnorm"
+            self.need(own, "decoder_addnorm_options", rule, "Try addnorm_options.")
         if self.target_vocab is not None:
             own = self.tie_embeddings in ("output", "none")
             self.need(

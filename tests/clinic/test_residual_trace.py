@@ -41,7 +41,7 @@ def test_sites_of_foreign_models(name: str, grad: bool) -> None:
     [*((mode, "layer") for mode in MODES), ("decoder", "rms")],
     ids=lambda part: part,
 )
-@pytest.mark.parametrize("addnorm", ADDNORMS)
+@pytest.mark.parametrize("addnorm", [name for name in ADDNORMS if name != "none"])
 def test_sites_of_ours_are_the_boxes(mode: str, addnorm: str, norm: str) -> None:
     model = make(mode, addnorm=addnorm, norm=norm)
     boxes = {name: part for name, part in model.named_modules() if isinstance(part, AddNorm)}
@@ -59,6 +59,11 @@ def test_sites_of_ours_are_the_boxes(mode: str, addnorm: str, norm: str) -> None
         assert site.name == f"{box.place.side}.{box.place.layer}.{box.place.role}"
         if type(box).__name__ in ("Post", "Pre", "Admin", "DeepNorm", "B2T", "ResiDual", "DLCL"):
             close(site.branch.detach(), seen[site.path])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_without_residuals_there_are_no_sites(mode: str) -> None:
+    assert list(trace(make(mode, addnorm="none"), inputs(mode)).sites) == []
 
 
 def _branch_of(seen: dict[str, Tensor], name: str) -> Any:

@@ -31,6 +31,7 @@ CLOSES = {
     "mix",
     "lns",
     "hyper",
+    "scaled",
 }
 """Arrangements that end with a norm."""
 
@@ -142,6 +143,28 @@ def t_fixup(x: Tensor, stack: Stack) -> Tensor:
     return x
 
 
+def fixup(x: Tensor, stack: Stack) -> Tensor:
+    for block in stack.blocks:
+        for box in block:
+            branch = box.f(x + box.w["bias_before"])
+            x = x + box.w["multiplier"] * branch + box.w["bias_after"]
+    return x
+
+
+def scaled(x: Tensor, stack: Stack, shortcut: float = 0.5, learned: bool = False) -> Tensor:
+    for block in stack.blocks:
+        for box in block:
+            x = (box.w["shortcut"] if learned else shortcut) * x + box.f(box.norm(x))
+    return stack.ends.norm(x)
+
+
+def none(x: Tensor, stack: Stack) -> Tensor:
+    for block in stack.blocks:
+        for box in block:
+            x = box.norm(box.f(x))
+    return x
+
+
 def normformer(x: Tensor, stack: Stack, residual_gain: bool = False) -> Tensor:
     for block in stack.blocks:
         for box in block[:-1]:
@@ -214,6 +237,9 @@ FORMULAS = {
     "rezero": rezero,
     "layerscale": layerscale,
     "t-fixup": t_fixup,
+    "fixup": fixup,
+    "scaled": scaled,
+    "none": none,
     "normformer": normformer,
     "sub-ln": sub_ln,
     "dual": dual,
@@ -234,6 +260,8 @@ OPTIONS = [
     ("layerscale", {"start": 1e-4}),
     ("normformer", {"residual_gain": True}),
     ("mix", {"share": 0.5}),
+    ("scaled", {"shortcut": 2.0}),
+    ("scaled", {"shortcut": 0.8, "learned": True}),
     ("hyper", {"streams": 2}),
     ("hyper", {"streams": 1}),
 ]
@@ -296,6 +324,9 @@ def test_arrangement_is_its_formula(addnorm: str, options: dict, mode: str, norm
     model = make(mode, addnorm, addnorm_options=options, norm=norm)
     model = randomise_(model.double())
     ids = ids_for(mode)
+    with torch.no_grad():  # a stream without norms must not grow beyond what a plain exp can take
+        for name, parameter in model.named_parameters():
+            parameter.mul_(0.1 if name.endswith("multiplier") else 1)
 
     def formula(x: Tensor, stack: Stack) -> Tensor:
         return FORMULAS[addnorm](x, stack, **options)
@@ -320,6 +351,50 @@ def test_mix_is_post_in_the_first_quarter(depth: int, kinds: str) -> None:
 
     wanted, _ = naive.run(model, formula, (), *ids)
     torch.testing.assert_close(model.hidden(*ids), wanted, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(("encoder", "decoder"), [("post", "pre"), ("dual", "admin")])
+def test_each_side_may_have_its_own_arrangement(encoder: str, decoder: str) -> None:
+    model = make("encoder-decoder", encoder, decoder_addnorm=decoder)
+    model = randomise_(model.double())
+    ids = ids_for("encoder-decoder")
+
+    def formula(x: Tensor, stack: Stack) -> Tensor:
+        return FORMULAS[encoder if stack.side == "encoder" else decoder](x, stack)
+
+    wanted, read = naive.run(model, formula, (), *ids)
+    assert read == set(model.state_dict())
+    torch.testing.assert_close(model.hidden(*ids), wanted, rtol=0, atol=1e-10)
+
+
+def test_the_decoder_has_options_of_its_own() -> None:
+    own = {"decoder_addnorm": "scaled", "decoder_addnorm_options": {"shortcut": 3.0}}
+    model = make("encoder-decoder", "layerscale", addnorm_options={"start": 0.25}, **own)
+    assert block_of(model, 0).addnorms["ffn"].scale.tolist() == [0.25] * 8
+    assert block_of(model, 0, "decoder").addnorms["ffn"].shortcut == 3.0
+    changed = model.config.replace(decoder_addnorm="pre")
+    assert changed.decoder_addnorm_options == {} and changed.addnorm_options == {"start": 0.25}
+    for changes, message in (
+        ({"mode": "decoder", "decoder_addnorm": "pre"}, "decoder_addnorm is for mode=encoder-dec"),
+        ({"decoder_addnorm_options": {"start": 1.0}}, "are settings of decoder_addnorm"),
+        ({"decoder_addnorm": "prae"}, "model.decoder_addnorm has no choice 'prae'"),
+        ({"decoder_addnorm": "pre", "decoder_addnorm_options": {"a": 1}}, "has no 'a'"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            make(**({"mode": "encoder-decoder", "addnorm": "post"} | changes))
+
+
+@pytest.mark.parametrize("shortcut", [0.5, 2.0])
+def test_the_gradient_of_a_scaled_shortcut_is_the_product_of_its_factors(shortcut: float) -> None:
+    """∏λ: with branches of 0 the input's gradient is λ^boxes times that of the output."""
+    place = Place(width=8, layer=0, depth=6, role="ffn", step=0, steps=12, side="encoder")
+    box = ADDNORMS["scaled"](place, lambda width: LayerNorm(width, 1e-5, True), shortcut=shortcut)
+    x = torch.randn(2, 3, 8, dtype=torch.float64, requires_grad=True)
+    y = x
+    for _ in range(12):
+        y = box.double()(y, lambda inner: 0 * inner)
+    y.sum().backward()
+    torch.testing.assert_close(x.grad, torch.full_like(x, shortcut**12))
 
 
 def test_place_knows_first_and_last() -> None:

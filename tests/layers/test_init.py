@@ -134,7 +134,22 @@ def test_shrinking_divides_the_outputs_by_root_steps(mode: str) -> None:
         assert ratio == pytest.approx(steps**-0.5 if kind == "output" else 1.0, rel=1e-5)
 
 
-@pytest.mark.parametrize("addnorm", sorted(set(ADDNORMS) - set(RULES)))
+@pytest.mark.parametrize("mode", MODES)
+def test_fixup_starts_as_the_identity(mode: str) -> None:
+    """Weights of the first layer of a branch by 1/√n, of the last by 0; n branches in the stack."""
+    for (side, _, kind), ratio in ratios(make(mode, "fixup"), make(mode, "post")).items():
+        both = side == "decoder" and mode == "encoder-decoder"
+        steps = 3 * DECODER_DEPTH if both else 2 * DEPTH
+        wanted = {"output": 0.0, "value": steps**-0.5, "input": steps**-0.5}.get(kind, 1.0)
+        assert ratio == pytest.approx(wanted, rel=1e-5), (side, kind)
+    model = make(mode, "fixup")
+    for side, _ in model.sides():
+        x = torch.randn(2, 3, model.config.width)
+        for _, box in side.stack.steps():
+            assert torch.equal(box(x, torch.zeros_like), x)
+
+
+@pytest.mark.parametrize("addnorm", sorted(set(ADDNORMS) - {*RULES, "fixup"}))
 def test_other_arrangements_leave_the_common_rule_alone(addnorm: str) -> None:
     found = ratios(make("encoder-decoder", addnorm), make("encoder-decoder", "post"))
     assert set(found.values()) == {1.0}

@@ -342,6 +342,25 @@ def test_without_positions_an_encoder_is_equivariant() -> None:
         assert torch.allclose(moved, model.hidden(ids)[:, order]) == (name == "none")
 
 
+def test_the_plain_index_is_added_to_every_coordinate() -> None:
+    x, places = torch.randn(2, 5, 8, dtype=torch.float64), torch.tensor([0, 1, 2, 3, 17])
+    for normalised, step in ((True, 1 / 16), (False, 1.0)):
+        moved = POSITIONS["index"](8, 2, 4, 16, False, normalised=normalised).embed(x, places)
+        for i, place in enumerate(places.tolist()):
+            torch.testing.assert_close(moved[:, i], x[:, i] + step * place)
+
+
+@pytest.mark.parametrize(("share", "columns"), [(0.25, 2), (0.5, 4), (0.01, 2), (0.9, 6)])
+def test_concatenated_positions_have_coordinates_of_their_own(share: float, columns: int) -> None:
+    x, places = torch.randn(2, 5, 8), torch.arange(5)
+    moved = POSITIONS["concatenated"](8, 2, 4, 16, False, share=share).embed(x, places)
+    assert torch.equal(moved[..., : 8 - columns], x[..., : 8 - columns])
+    table = sinusoids(places, columns, 1e4, "interleaved").float()
+    assert torch.equal(moved[..., 8 - columns :], table.expand(2, -1, -1))
+    with pytest.raises(ConfigError, match="concatenated positions need a width above 2"):
+        POSITIONS["concatenated"](2, 1, 2, 16, False)
+
+
 def test_no_positions_change_nothing() -> None:
     positions = NoPositions(8, 2, 4, 16, False)
     x = torch.randn(2, 3, 8)

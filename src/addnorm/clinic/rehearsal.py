@@ -244,7 +244,7 @@ def rehearse_alternatives(
             continue
         torch.manual_seed(0)
         try:
-            other = build(config.replace(addnorm=kind)).eval()
+            other = build(config.replace(addnorm=kind, decoder_addnorm=None)).eval()
         except ConfigError:
             continue  # this configuration does not allow the arrangement
         if kind == "admin":

@@ -69,7 +69,7 @@ def subject_from_config(config: Config, plan: TrainingPlan | None = None) -> Sub
     torch.manual_seed(config.run.seed)
     model = build(config)
     subject = subject_with_random_batches(model, plan)
-    if config.model.addnorm == "admin":
+    if config.model.has_admin:
         measure_(model, lambda: call_model(model, subject.batches[0]))
     return replace(subject, plan=plan or plan_from_config(config), config=config)
 

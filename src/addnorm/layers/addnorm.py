@@ -442,6 +442,70 @@ class TFixup(AddNorm):
         sublayer.scale_((9 * depth) ** -0.25 if has_memory else 0.67 * depth**-0.25)
 
 
+class Fixup(AddNorm):
+    """x ← x + a F(x + b) + c,   no norm;   scalars a, b, c, initially 1, 0, 0
+
+    Zhang, Dauphin, Ma 2019 (1901.09321), §3: with n branches of two layers each, the first layer's
+    weights times n^−½, the last layer's 0. The paper also sets the classifier to 0, which is not
+    part of a stack and keeps its own initial weights here.
+    """
+
+    def __init__(self, place: Place, norm: Norm) -> None:
+        super().__init__(place, lambda width: nn.Identity())
+        self.multiplier = nn.Parameter(torch.ones(()))
+        self.bias_before = nn.Parameter(torch.zeros(()))
+        self.bias_after = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor, f: Branch) -> Tensor:
+        return x + self.multiplier * f(x + self.bias_before) + self.bias_after
+
+    def init_(self, sublayer: Sublayer) -> None:
+        sublayer.scale_(self.place.steps**-0.5)
+        with torch.no_grad():
+            sublayer.output.weight.zero_()
+
+    def saved_per_position(self) -> int:
+        return self.place.width
+
+
+class ScaledShortcut(AddNorm):
+    """x ← λx + F(N(x));   out = N(x)
+
+    He et al. 2016 (1603.05027), eq. 6–8; Nguyen, Salazar 2019 (1910.05895), §2.1: the gradient at
+    block l has the factor ∏λ over the boxes above it, which explodes for λ > 1 and vanishes for
+    λ < 1. `shortcut` is λ; `learned` makes it a parameter of each box. With norm=none it is
+    x ← λx + F(x).
+    """
+
+    ends = FinalNorm
+
+    def __init__(
+        self, place: Place, norm: Norm, *, shortcut: float = 0.5, learned: bool = False
+    ) -> None:
+        super().__init__(place, norm)
+        self.shortcut: float | nn.Parameter = shortcut
+        if learned:
+            self.shortcut = nn.Parameter(torch.tensor(float(shortcut)))
+        self.learned = learned
+
+    def forward(self, x: Tensor, f: Branch) -> Tensor:
+        return self.shortcut * x + f(self.norm(x))
+
+    def saved_per_position(self) -> int:
+        return self.place.width if self.learned else 0
+
+
+class NoResidual(AddNorm):
+    """x ← N(F(x)):   no shortcut at all, for comparison
+
+    The network before He et al. 2015 (1512.03385): what a branch does not pass on is lost, the
+    positions of the tokens included.
+    """
+
+    def forward(self, x: Tensor, f: Branch) -> Tensor:
+        return self.norm(f(x))
+
+
 # ── More than one stream ──────────────────────────────────────────────────────────────────────────
 
 
@@ -601,6 +665,9 @@ ADDNORMS: dict[str, type[AddNorm]] = {
     "rezero": ReZero,
     "layerscale": LayerScale,
     "t-fixup": TFixup,
+    "fixup": Fixup,
+    "scaled": ScaledShortcut,
+    "none": NoResidual,
     "normformer": NormFormer,
     "sub-ln": SubLN,
     "dual": ResiDual,

@@ -113,6 +113,63 @@ class Sinusoidal(Positions):
         return x + sinusoids(position_ids, self.width, self.base, self.layout).to(x.dtype)
 
 
+class Index(Positions):
+    """x ← x + p / length, the plain index added to every coordinate: the baseline that fails.
+
+    Unbounded beyond `length`, and one direction of the stream for all positions; with
+    `normalised = false` it is x + p. Vaswani et al. 2017, §3.5 have sinusoids in its place.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        head_width: int,
+        length: int,
+        causal: bool,
+        *,
+        normalised: bool = True,
+    ) -> None:
+        super().__init__()
+        self.step = 1 / length if normalised else 1.0
+
+    def embed(self, x: Tensor, position_ids: Tensor) -> Tensor:
+        return x + (self.step * position_ids[..., None]).to(x.dtype)
+
+
+class Concatenated(Positions):
+    """x ← (x₁ … x_(d−k), PE(p)), sinusoids of width k in place of the last coordinates.
+
+    Concatenation, the alternative to addition: tokens and positions each have coordinates of their
+    own. `share` is k / d. See `sinusoids`.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        head_width: int,
+        length: int,
+        causal: bool,
+        *,
+        share: float = 0.25,
+        base: float = 10000.0,
+    ) -> None:
+        super().__init__()
+        _require(0 < share < 1, "share", "above 0 and below 1", share)
+        _require(base > 0, "base", "above 0", base)
+        self.columns, self.base = max(2, int(share * width) // 2 * 2), base
+        if self.columns >= width:
+            raise ConfigError(
+                f"concatenated positions need a width above 2: width={width}. Try 8 or more."
+            )
+
+    def embed(self, x: Tensor, position_ids: Tensor) -> Tensor:
+        table = sinusoids(position_ids, self.columns, self.base, "interleaved").to(x.dtype)
+        tokens = x[..., : -self.columns]
+        return torch.cat((tokens, table.expand(*tokens.shape[:-1], -1)), dim=-1)
+
+
 class Learned(Positions):
     """x ← x + P[p + offset], P learned, for at most `length` positions. Gehring et al. 2017.
 
@@ -324,6 +381,8 @@ POSITIONS: dict[str, Callable[..., Positions]] = {
     "linear-bias": LinearBias,
     "buckets": Buckets,
     "relative": Relative,
+    "index": Index,
+    "concatenated": Concatenated,
     "none": NoPositions,
 }
 

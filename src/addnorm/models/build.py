@@ -155,10 +155,8 @@ def make_stack(
         Roles of the sublayers of a block, and what makes them, where they are not the usual ones
         (SAINT).
     """
-    kind = choose("model.addnorm", c.addnorm, ADDNORMS)
+    kind, box_options, ends_options = arrangement_of(c, side)
     ends_kind: type[Ends] = kind.ends
-    name = "model.addnorm_options"
-    box_options, ends_options = pick_options(name, c.addnorm_options, [kind, ends_kind])
     norm = make_norm(c)
     make_box = partial(kind, norm=norm, **box_options)
     blocks = [
@@ -168,10 +166,21 @@ def make_stack(
     ends = ends_kind(c.width, c.depths[side], norm, **ends_options)
     if c.final_norm and ends.closes_with_norm:
         raise ConfigError(
-            f"model.final_norm adds a norm where the arrangement has none, but addnorm={c.addnorm} "
-            "ends with one. Leave final_norm out."
+            "model.final_norm adds a norm where the arrangement has none, but "
+            f"addnorm={c.arrangements[side][0]} ends with one. Leave final_norm out."
         )
     return Stack(blocks, ends, norm(c.width) if c.final_norm else nn.Identity())
+
+
+def arrangement_of(
+    c: ModelConfig, side: str
+) -> tuple[type[AddNorm], dict[str, Any], dict[str, Any]]:
+    """Return the class of a side's Add & Norm boxes, and the options of boxes and ends."""
+    field = "addnorm" if side == "encoder" or c.decoder_addnorm is None else "decoder_addnorm"
+    name, options = c.arrangements[side]
+    kind = choose(f"model.{field}", name, ADDNORMS)
+    box_options, ends_options = pick_options(f"model.{field}_options", options, [kind, kind.ends])
+    return kind, box_options, ends_options
 
 
 def places_of(c: ModelConfig, side: str, roles: Sequence[str] | None = None) -> list[list[Place]]:

@@ -18,15 +18,17 @@ def fold(model: Model) -> Model:
     preceding norm: its ω becomes the `input_gain` of the folded model. Liu et al. 2020, §4.3.
     """
     config = model.config
-    if config.addnorm != "admin":
-        raise ConfigError(f"only addnorm=admin can be folded: got {config.addnorm!r}.")
+    for name in {config.addnorm, config.decoder_addnorm or config.addnorm} - {"admin"}:
+        raise ConfigError(f"only addnorm=admin can be folded: got {name!r}.")
     if config.norm not in ("layer", "rms"):
         raise ConfigError(
             f"folding needs a norm with a gain for each channel: norm={config.norm}. "
             "It works with layer and rms."
         )
     like = next(model.parameters())
-    folded = build(config.replace(addnorm="post", addnorm_options={"input_gain": True})).to(like)
+    folded = build(
+        config.replace(addnorm="post", addnorm_options={"input_gain": True}, decoder_addnorm=None)
+    ).to(like)
     source = model.state_dict()
     folded.load_state_dict({name: source.get(name, t) for name, t in folded.state_dict().items()})
     for old, new in zip(_stacks(model), _stacks(folded), strict=True):

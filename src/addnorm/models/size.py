@@ -23,15 +23,14 @@ from torch import nn
 
 from addnorm.config import Config, ModelConfig
 from addnorm.errors import InputError, choose
-from addnorm.layers.addnorm import ADDNORMS
 from addnorm.layers.attention_kernels import CHUNK_QUERIES, MAX_TABLE_ENTRIES
 from addnorm.layers.feedforward import FEEDFORWARDS
 from addnorm.layers.positions import Positions
 from addnorm.models.build import (
+    arrangement_of,
     make_norm,
     make_positions,
     make_sublayer,
-    pick_options,
     places_of,
 )
 
@@ -338,10 +337,7 @@ def _addnorm(c: ModelConfig, side: str, n: int, batch: int, positions: Positions
 
     Each arrangement has its own parameters, so the boxes are built, on the meta device.
     """
-    kind = choose("model.addnorm", c.addnorm, ADDNORMS)
-    box_options, ends_options = pick_options(
-        "model.addnorm_options", c.addnorm_options, [kind, kind.ends]
-    )
+    kind, box_options, ends_options = arrangement_of(c, side)
     places = [place for row in places_of(c, side) for place in row]
     norm_widths: list[int] = []
 

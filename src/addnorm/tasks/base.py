@@ -360,7 +360,7 @@ class TextTask(Task):
     def make_model(self, start: nn.Module | None, say: Say) -> Model:
         torch.manual_seed(self.config.run.seed)
         model = build(self.config)
-        if self.config.model.addnorm == "admin" and start is None:
+        if self.config.model.has_admin and start is None:
             batch = self.batch((0, 0, self.epoch(0)[0]))  # whole: all workers measure the same
             measure_(model, lambda: self.loss(model, batch, 1))
         if start is not None:
