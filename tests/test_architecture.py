@@ -3,7 +3,9 @@
 import ast
 import doctest
 import importlib
+import inspect
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -141,6 +143,67 @@ def test_nothing_imports_the_tops() -> None:
 )
 def test_the_rule_sees_what_it_should(file: str, text: str, count: int) -> None:
     assert len(broken_rules(ROOT / file, text)) == count
+
+
+# ── One name, one meaning ─────────────────────────────────────────────────────────────────────────
+
+COMMANDS = {"cost", "explain", "generate", "race", "train", "translate"}
+"""Commands of cli/ that have the name of the function they call."""
+PENDING = {
+    *("CHUNK", "COLUMNS", "COMMON", "CONFIG", "LONGEST", "MANY", "SCHEMA", "Say", "TRUNK"),
+    *("_first_line", "_first_non_finite", "_is_finite", "_is_numeric", "_plain", "_size"),
+    *("_train", "_unit", "encode", "explain", "load", "read_document", "read_record", "run"),
+    *("save", "train"),
+}
+"""Names that still have two meanings in data, tasks, runs, cli, clinic, report and tabular."""
+
+
+def defined_names(body: list[ast.stmt]) -> set[str]:
+    """Names of the classes, functions and constants of a module, but not of its imports."""
+    names: set[str] = set()
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            parts = [part for target in targets for part in ast.walk(target)]
+            names |= {part.id for part in parts if isinstance(part, ast.Name)}
+        elif isinstance(node, ast.If | ast.Try):
+            names |= defined_names([*node.body, *node.orelse])
+    return {name for name in names if not name.startswith("__")}
+
+
+def repeated_names(texts: dict[str, str]) -> dict[str, list[str]]:
+    """Names that are defined in two or more modules, with the modules."""
+    modules: dict[str, list[str]] = {}
+    for module, text in texts.items():
+        for name in defined_names(ast.parse(text).body):
+            is_command = module.startswith("addnorm.cli.") and name in COMMANDS
+            modules.setdefault(name, []).extend([] if is_command else [module])
+    return {name: places for name, places in modules.items() if len(places) > 1}
+
+
+def test_no_name_is_defined_in_two_modules() -> None:
+    repeated = repeated_names({name_of(path): path.read_text(encoding="utf-8") for path in SOURCES})
+    assert {name: modules for name, modules in repeated.items() if name not in PENDING} == {}
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "repeated"),
+    (
+        ("def f(): ...", "class f: ...", {"f"}),
+        ("_SIZE, B = 1, 2", "_SIZE: int = 3", {"_SIZE"}),
+        ("if TYPE_CHECKING:\n    T = int", "T = str", {"T"}),
+        ("from a import f", "def f(): ...", set()),
+        ("def f():\n    x = 1", "x = 2", set()),
+        ("__all__ = []", "__all__ = []", set()),
+        ("def cost(): ...", "def cost(): ...", {"cost"}),
+    ),
+)
+def test_the_rule_detects_repeated_names(one: str, two: str, repeated: set[str]) -> None:
+    assert set(repeated_names({"addnorm.a": one, "addnorm.b": two})) == repeated
+    shared = repeated_names({"addnorm.a": one, "addnorm.cli.b": two})
+    assert set(shared) == repeated - {"cost"}
 
 
 # ── What an import does ───────────────────────────────────────────────────────────────────────────
@@ -290,13 +353,30 @@ def test_examples_in_docstrings_run(
 
 def test_there_are_examples() -> None:
     finder = doctest.DocTestFinder()
-    found = [
+    examples = [
         example
         for name in MODULES
         for test in finder.find(importlib.import_module(name))
         for example in test.examples
     ]
-    assert len(found) >= 10
+    assert len(examples) >= 10
+
+
+UNDOCUMENTED = {"Run", "examine", "explain", "open", "race", "train"}
+"""Public names of runs, races and clinic whose docstrings are still to be checked."""
+
+
+@pytest.mark.parametrize("name", sorted(set(addnorm.__all__) - UNDOCUMENTED))
+def test_public_names_document_their_parameters_and_have_an_example(name: str) -> None:
+    public = getattr(addnorm, name)
+    text = inspect.getdoc(public) or ""
+    _, heading, example = text.partition("Examples\n--------\n")
+    assert heading and doctest.DocTestParser().get_examples(example)
+    if name in ("AddnormError", "presets"):
+        return  # an exception and a module have no signature of their own
+    parameters = set(inspect.signature(public).parameters)
+    entries = re.findall(r"^(\w+(?:, \w+)*)(?: : .*)?$", text.partition("Examples")[0], re.M)
+    assert parameters <= {word for entry in entries for word in entry.split(", ")}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)

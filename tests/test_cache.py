@@ -247,7 +247,7 @@ def test_an_overfull_cache_is_refused(mode: str) -> None:
     decoding = Decoding(mode)
     cache = decoding.model.cache(2, 5)
     decoding.run(draw(2, 4), None, cache)
-    message = r"the cache has room for 5 positions: got 6\. Make it with length=6 or more\."
+    message = r"the cache has room for 5 positions: got 6\. Create it with length=6 or more\."
     with pytest.raises(InputError, match=message):
         decoding.run(draw(2, 2), None, cache)
     assert cache.used == 4
@@ -258,7 +258,7 @@ def test_an_overfull_cache_is_refused(mode: str) -> None:
 def test_another_batch_is_refused(mode: str) -> None:
     decoding = Decoding(mode, batch=1)
     cache = decoding.model.cache(2, 5)
-    message = r"the cache was made for a batch of 2: got 3\. Make a cache for this batch\."
+    message = r"the cache is for a batch of 2: got 3\. Create a cache for this batch\."
     with pytest.raises(InputError, match=message):
         decoding.run(draw(3, 2), None, cache)
 
@@ -267,7 +267,7 @@ def test_another_batch_is_refused_after_padding() -> None:
     decoding = Decoding("decoder")
     cache = decoding.model.cache(2)
     decoding.run(pad_rows([draw(3), draw(2)], "left"), None, cache)
-    with pytest.raises(InputError, match="the cache was made for a batch of 2: got 3"):
+    with pytest.raises(InputError, match="the cache is for a batch of 2: got 3"):
         decoding.run(draw(3, 1), None, cache)
 
 

@@ -296,7 +296,7 @@ def test_a_column_may_be_called_by_its_number() -> None:
     config = Config().override("data.text=2", "data.label='3'")
     assert (config.data.text, config.data.label) == ("2", "3")
     assert Config.parse("[data]\ntext = 2\n").data.text == "2"
-    with pytest.raises(ConfigError, match=r"data\.text must be a word, or left out: got True"):
+    with pytest.raises(ConfigError, match=r"data\.text must be a string, or left out: got True"):
         Config().override("data.text=true")
 
 
@@ -390,8 +390,8 @@ def test_an_unknown_field_in_python_is_refused() -> None:
         ("dropout", None, "a number"),
         ("attention_cap", "x", "a number, or left out"),
         ("attention_cap", True, "a number, or left out"),
-        ("norm", 3, "a word"),
-        ("norm", None, "a word"),
+        ("norm", 3, "a string"),
+        ("norm", None, "a string"),
         ("norm_bias", 1, "true or false"),
         ("norm_bias", "yes", "true or false"),
         ("addnorm_options", 3, "a table of plain values"),
@@ -451,7 +451,7 @@ def test_a_value_of_another_type_is_refused(name: str, value: Any, must: str) ->
         ("dropout", float("nan"), r"must be at least 0 and below 1: got nan\. Try 0\.1\."),
         ("norm_eps", 0.0, r"must be above 0: got 0\.0\. Try 1e-5 or 0\.02\."),
         ("init_std", -1.0, r"must be above 0: got -1\.0\. Try 1e-5 or 0\.02\."),
-        ("vocab", 0, r"must say how many token ids there are: got 0\. Try vocab=32000, or input="),
+        ("vocab", 0, r"must be the number of token ids: got 0\. Try vocab=32000, or input="),
         ("pad", 100, r"must be a token id: got 100\. Try 0 to 99\."),
         ("pad", -1, r"must be a token id: got -1\. Try 0 to 99\."),
     ),
@@ -492,12 +492,12 @@ def test_key_heads_must_divide_the_heads() -> None:
     (
         (
             {"mode": "decoder", "input": "vectors"},
-            r"model\.input must be tokens, in a decoder or for a head that answers tokens: got "
+            r"model\.input must be tokens for a decoder and for a head that predicts tokens: got "
             r"'vectors'\. Try mode=encoder with head=class\.",
         ),
         (
             {"mode": "encoder", "input": "patches", "head": "token"},
-            r"model\.input must be tokens, in a decoder or for a head that answers tokens: got ",
+            r"model\.input must be tokens for a decoder and for a head that predicts tokens: got ",
         ),
         (
             {"mode": "encoder", "head": "class"},
@@ -513,15 +513,15 @@ def test_key_heads_must_divide_the_heads() -> None:
         ),
         (
             {"mode": "decoder", "decoder_depth": 3},
-            r"model\.decoder_depth is for mode=encoder-decoder: got 3\. Leave it out\.",
+            r"model\.decoder_depth needs mode=encoder-decoder: got 3\. Leave it out\.",
         ),
         (
             {"mode": "encoder", "target_vocab": 3},
-            r"model\.target_vocab is for mode=encoder-decoder: got 3\. Leave it out\.",
+            r"model\.target_vocab needs mode=encoder-decoder: got 3\. Leave it out\.",
         ),
         (
             {"target_vocab": 3, "tie_embeddings": "all"},
-            r"model\.tie_embeddings must leave the target its own matrix: got 'all'\. Try tie_emb",
+            r"model\.tie_embeddings must be output or none if target_vocab is set: got 'all'\. Try",
         ),
         (
             {"mode": "encoder", "input": "patches", "head": "none", "patch": 15},
@@ -540,17 +540,17 @@ def test_values_that_cannot_stand_together_are_refused(fields: Any, message: str
         ({"attention_cap": 0.0}, r"attention_cap must be positive: got 0\.0\. Leave it out, or"),
         ({"attention_cap": -1.0}, r"attention_cap must be positive: got -1\.0\. Leave it out, or"),
         ({"attention_scale": float("nan")}, r"attention_scale must be positive: got nan\. Leave"),
-        ({"mode": "decoder", "summary": True}, r"summary is for mode=encoder: got True\. Leave it"),
-        ({"mode": "decoder", "segments": 2}, r"segments is for mode=encoder: got 2\. Leave it out"),
-        ({"summary": True}, r"summary is for mode=encoder: got True\. Leave it out\."),
-        ({"segments": 2}, r"segments is for mode=encoder: got 2\. Leave it out\."),
+        ({"mode": "decoder", "summary": True}, r"summary needs mode=encoder: got True\. Leave it"),
+        ({"mode": "decoder", "segments": 2}, r"segments needs mode=encoder: got 2\. Leave it out"),
+        ({"summary": True}, r"summary needs mode=encoder: got True\. Leave it out\."),
+        ({"segments": 2}, r"segments needs mode=encoder: got 2\. Leave it out\."),
         (
             {"attention": "additive", "attention_cap": 5.0},
-            r"attention_cap is for attention=dot: got 5\.0\. Leave it out\.",
+            r"attention_cap needs attention=dot: got 5\.0\. Leave it out\.",
         ),
         (
             {"attention": "additive", "attention_scale": 5.0},
-            r"attention_scale is for attention=dot: got 5\.0\. Leave it out\.",
+            r"attention_scale needs attention=dot: got 5\.0\. Leave it out\.",
         ),
     ),
     ids=str,
@@ -567,7 +567,7 @@ def test_the_errors_of_a_configuration_are_ours_and_value_errors() -> None:
 
 @pytest.mark.parametrize("schema", (SCHEMA + 1, 99, '"new"'))
 def test_a_schema_of_the_future_is_refused(schema: Any) -> None:
-    message = rf"the text has schema .*; this version reads schema {SCHEMA}\. Update addnorm"
+    message = rf"the text has schema .*; this version reads schema {SCHEMA}\. Use the addnorm "
     with pytest.raises(ConfigError, match=message):
         Config.parse(f"schema = {schema}\n[model]\nfuture = 1")
 

@@ -432,7 +432,7 @@ def test_unknown_options_are_refused(addnorm: str, options: dict, message: str) 
     ("addnorm", "option", "value", "message"),
     [
         ("admin", "growth", "lgo", "growth must be measured or log: got 'lgo'"),
-        ("admin", "growth", 3, "growth must be a word: got 3"),
+        ("admin", "growth", 3, "growth must be a string: got 3"),
         ("hyper", "streams", 0, "streams must be 1 or more: got 0"),
         ("hyper", "streams", 2.5, "streams must be a whole number: got 2.5"),
         ("layerscale", "start", "small", "start must be a number, or left out: got 'small'"),

@@ -435,7 +435,7 @@ def test_a_configuration_that_cannot_be_built(
 
 
 def test_only_our_models_are_saved(tmp_path: Path) -> None:
-    with pytest.raises(SavedError, match=r"only a model made by addnorm\.build can be saved: got "):
+    with pytest.raises(SavedError, match=r"only a model from addnorm\.build can be saved: got "):
         saved.save(torch.nn.Linear(2, 2), tmp_path / "there")
     assert not (tmp_path / "there").exists()
 

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from addnorm.errors import AddnormError
 from addnorm.layers.stack import Block
 
-Output = TypeVar("Output")
+Returned = TypeVar("Returned")
 
 WORKER_TIMEOUT = timedelta(minutes=10)
 """How long a worker waits for the others before they count as lost."""
@@ -87,7 +87,7 @@ class CallWithModel(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, function: Callable[[nn.Module], Output]) -> Output:
+    def forward(self, function: Callable[[nn.Module], Returned]) -> Returned:
         return function(self.model)
 
 
