@@ -111,12 +111,12 @@ def test_imports_follow_the_table(path: Path) -> None:
     assert broken_rules(path, path.read_text(encoding="utf-8")) == []
 
 
-def test_every_part_has_a_row_in_the_table() -> None:
+def test_every_package_has_a_row_in_the_table() -> None:
     parts = {package_of(path) for path in SOURCES}
     assert parts <= set(MAY_IMPORT) | TOPS | {"__init__"}
 
 
-def test_nothing_imports_the_tops() -> None:
+def test_nothing_imports_the_entry_points() -> None:
     assert not TOPS & set().union(*MAY_IMPORT.values())
 
 
@@ -141,7 +141,7 @@ def test_nothing_imports_the_tops() -> None:
         ("cli/x.py", "from addnorm.training.loop import Loop", 0),
     ),
 )
-def test_the_rule_sees_what_it_should(file: str, text: str, count: int) -> None:
+def test_the_rule_detects_forbidden_imports(file: str, text: str, count: int) -> None:
     assert len(broken_rules(ROOT / file, text)) == count
 
 
@@ -230,7 +230,7 @@ with open(sys.argv[1], "w") as file:
 
 
 @pytest.mark.process
-def test_an_import_is_quiet_and_light(tmp_path: Path) -> None:
+def test_an_import_has_no_side_effects_and_loads_no_torch(tmp_path: Path) -> None:
     found = tmp_path / "found.json"
     command = [sys.executable, "-W", "error", "-c", WATCH, str(found)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
@@ -239,7 +239,7 @@ def test_an_import_is_quiet_and_light(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"found.json"}
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_can_be_imported() -> None:
     names = addnorm.__all__
     assert len(names) == len(set(names)) <= 25
     assert sorted(names) == sorted(addnorm._HOMES) == dir(addnorm)
@@ -260,7 +260,7 @@ def test_type_checkers_see_the_public_names() -> None:
     assert shown == addnorm._HOMES
 
 
-def test_the_types_are_marked_as_there() -> None:
+def test_the_package_is_marked_as_typed() -> None:
     assert (ROOT / "py.typed").is_file()
 
 
@@ -318,16 +318,16 @@ def test_nothing_that_is_read_is_executed(path: Path) -> None:
         "__import__('os')",
     ),
 )
-def test_the_rule_sees_dangers(text: str) -> None:
+def test_the_rule_detects_dangerous_calls(text: str) -> None:
     assert dangers(text)
 
 
-def test_the_rule_lets_evaluation_mode_be() -> None:
+def test_the_rule_accepts_evaluation_mode() -> None:
     assert dangers("model.eval()\nre.compile('a')\ntomllib.load(file)") == []
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_the_environment_decides_nothing(path: Path) -> None:
+def test_no_environment_variable_is_read(path: Path) -> None:
     if name_of(path) == "addnorm.training.parallel":
         return  # torchrun tells its workers who they are in no other way
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -380,6 +380,6 @@ def test_public_names_document_their_parameters_and_have_an_example(name: str) -
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_every_file_says_what_it_is(path: Path) -> None:
+def test_every_file_has_a_docstring(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert ast.get_docstring(ast.parse(text)) or not text.strip()

@@ -99,7 +99,7 @@ def test_every_variant_exports(variant: str) -> None:
     check_export(small("decoder", depth=1, **VARIANTS[variant]), "decoder")
 
 
-def test_a_picture_model_exports() -> None:
+def test_an_image_model_exports() -> None:
     shape = {"input": "patches", "image": 8, "patch": 4, "summary": True}
     model = small("encoder", **shape, head="class", outputs=3)
     images = torch.randn(2, 3, 8, 8)
@@ -137,7 +137,7 @@ def test_the_hidden_states_export(mode: str) -> None:
 
 @pytest.mark.slow
 @every_mode
-def test_a_compiled_model_is_the_model(mode: str) -> None:
+def test_a_compiled_model_equals_the_model(mode: str) -> None:
     model, args = small(mode, depth=1), padded(mode)
     compiled = torch.compile(model, backend="aot_eager")
     answer, expected = compiled(*args), model(*args)
@@ -179,7 +179,7 @@ def test_compiled_dropout_drops() -> None:
 @pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
-def test_a_model_compiled_for_real_is_the_model(
+def test_a_model_compiled_by_inductor_equals_the_model(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Code cached by an earlier process may be for other vector instructions.

@@ -107,7 +107,7 @@ def test_a_dump_reads_back_equal(model: ModelConfig) -> None:
         "",
     ),
 )
-def test_any_word_reads_back_equal(word: str) -> None:
+def test_any_string_reads_back_equal(word: str) -> None:
     config = Config().replace(norm=word, addnorm_options={word: word, "n": 1})
     assert Config.parse(config.dump()) == config
 
@@ -129,7 +129,7 @@ def test_a_dump_is_toml_with_its_schema() -> None:
     assert Config.parse(changed.dump()) == changed
 
 
-def test_whole_numbers_are_numbers_and_stay_what_they_were_meant_to_be() -> None:
+def test_whole_numbers_become_floats_in_float_fields() -> None:
     config = Config.parse("[model]\ndropout = 0\nattention_scale = 1\nwidth = 64")
     assert (config.model.dropout, config.model.attention_scale) == (0.0, 1.0)
     assert type(config.model.dropout) is float and type(config.model.width) is int
@@ -201,9 +201,7 @@ def test_nothing_derived_is_stored() -> None:
         ),
     ),
 )
-def test_sizes_left_out_follow_from_the_others(
-    fields: dict[str, Any], sizes: dict[str, Any]
-) -> None:
+def test_derived_sizes(fields: dict[str, Any], sizes: dict[str, Any]) -> None:
     model = ModelConfig(**{"vocab": 9, "width": 32, "depth": 3, "heads": 4, "length": 50} | fields)
     assert {name: getattr(model, name) for name in sizes} == sizes
 
@@ -256,7 +254,7 @@ def test_equal_configurations_have_equal_hashes() -> None:
     assert one != one.replace(depth=3) and one != one.replace(addnorm_options={"a": 1})
 
 
-def test_fields_are_given_by_name() -> None:
+def test_fields_are_keyword_only() -> None:
     with pytest.raises(TypeError, match="positional"):
         ModelConfig("encoder")  # type: ignore[misc]
 
@@ -292,7 +290,7 @@ def test_a_setting_changes_one_field(setting: str, name: str, value: Any) -> Non
             assert getattr(after.model, field) == getattr(before.model, field)
 
 
-def test_a_column_may_be_called_by_its_number() -> None:
+def test_a_column_may_be_a_number() -> None:
     config = Config().override("data.text=2", "data.label='3'")
     assert (config.data.text, config.data.label) == ("2", "3")
     assert Config.parse("[data]\ntext = 2\n").data.text == "2"
@@ -306,12 +304,12 @@ def test_the_later_setting_wins() -> None:
     assert Config().override() == Config()
 
 
-def test_settings_that_need_each_other_are_taken_together() -> None:
+def test_settings_are_checked_together() -> None:
     config = Config().override("model.heads=7", "model.width=14")
     assert (config.model.heads, config.model.width) == (7, 14)
 
 
-def test_another_variant_has_fresh_options() -> None:
+def test_another_variant_resets_its_options() -> None:
     config = presets.gpt2(position_options={"offset": 2})
     assert config.model.addnorm_options == {"shrink": True}
     assert config.override("model.addnorm=post").model.addnorm_options == {}
@@ -337,7 +335,7 @@ def refuse(message: str, **fields: Any) -> None:
 
 
 @pytest.mark.parametrize("setting", ("depth=2", "model.depth", "model", "=3", ""))
-def test_a_setting_that_does_not_read_as_one_is_refused(setting: str) -> None:
+def test_malformed_settings_are_refused(setting: str) -> None:
     message = rf"a setting must read section\.field=value: got '{setting}'\. Try model\.depth=6\."
     with pytest.raises(ConfigError, match=message):
         Config().override(setting)
@@ -456,7 +454,7 @@ def test_a_value_of_another_type_is_refused(name: str, value: Any, must: str) ->
         ("pad", -1, r"must be a token id: got -1\. Try 0 to 99\."),
     ),
 )
-def test_a_value_that_cannot_be_is_refused(name: str, value: Any, message: str) -> None:
+def test_values_out_of_range_are_refused(name: str, value: Any, message: str) -> None:
     refuse(rf"^model\.{name} {message}", **{name: value})
 
 
@@ -471,7 +469,7 @@ def test_heads_must_divide_the_width() -> None:
 
 
 @pytest.mark.parametrize("heads", range(2, 12))
-def test_the_advice_about_heads_can_be_taken(heads: int) -> None:
+def test_the_advice_about_heads_is_valid(heads: int) -> None:
     with pytest.raises(ConfigError) as caught:
         ModelConfig(vocab=9, width=13 * 8 * 3, heads=heads * 5)
     advice = int(str(caught.value).partition("Try heads=")[2].partition(",")[0])
@@ -529,7 +527,7 @@ def test_key_heads_must_divide_the_heads() -> None:
         ),
     ),
 )
-def test_values_that_cannot_stand_together_are_refused(fields: Any, message: str) -> None:
+def test_contradictory_values_are_refused(fields: Any, message: str) -> None:
     refuse(message, **fields)
 
 
@@ -555,18 +553,18 @@ def test_values_that_cannot_stand_together_are_refused(fields: Any, message: str
     ),
     ids=str,
 )
-def test_values_that_would_do_nothing_are_refused(fields: Any, message: str) -> None:
+def test_values_without_effect_are_refused(fields: Any, message: str) -> None:
     refuse(rf"^model\.{message}", **fields)
 
 
-def test_the_errors_of_a_configuration_are_ours_and_value_errors() -> None:
+def test_configuration_errors_are_addnorm_errors_and_value_errors() -> None:
     with pytest.raises(AddnormError) as caught:
         ModelConfig(vocab=-1)
     assert isinstance(caught.value, ValueError)
 
 
 @pytest.mark.parametrize("schema", (SCHEMA + 1, 99, '"new"'))
-def test_a_schema_of_the_future_is_refused(schema: Any) -> None:
+def test_another_schema_version_is_refused(schema: Any) -> None:
     message = rf"the text has schema .*; this version reads schema {SCHEMA}\. Use the addnorm "
     with pytest.raises(ConfigError, match=message):
         Config.parse(f"schema = {schema}\n[model]\nfuture = 1")
@@ -584,7 +582,7 @@ def test_what_is_not_toml_is_refused(text: str, tmp_path: Path) -> None:
         Config.load(path)
 
 
-def test_toml_that_is_no_configuration_is_refused() -> None:
+def test_toml_that_is_not_a_configuration_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"model must be a section: got 3\. Try \[model\]\."):
         Config.parse("model = 3")
     with pytest.raises(ConfigError, match=r"there is no section 'depth'\. Known: .*model.*\."):
@@ -595,7 +593,7 @@ def test_toml_that_is_no_configuration_is_refused() -> None:
         Config.parse('[model]\ndepth = "3"')
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_unreadable_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(SavedError, match=r"there is no file '.*none\.toml'\. Check the path\."):
         Config.load(tmp_path / "none.toml")
     with pytest.raises(SavedError, match=r"cannot be read: Is a directory\."):
@@ -605,7 +603,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         Config.load(tmp_path / "bad.toml")
 
 
-def test_a_preset_or_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_missing_presets_and_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"there is no preset or file 'gpt3'\. Did you mean 'gpt2'"
     ):

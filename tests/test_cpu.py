@@ -16,7 +16,7 @@ ASK = (
 @pytest.mark.process
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is asked")
 @pytest.mark.parametrize(("given", "kept"), ((None, "30000"), ("7", "7")))
-def test_threads_wait_briefly_unless_told_otherwise(given: str | None, kept: str) -> None:
+def test_thread_spinning_is_reduced_unless_the_user_set_it(given: str | None, kept: str) -> None:
     environment = {name: text for name, text in os.environ.items() if name != "GOMP_SPINCOUNT"}
     environment |= {} if given is None else {"GOMP_SPINCOUNT": given}
     done = subprocess.run(
@@ -27,7 +27,7 @@ def test_threads_wait_briefly_unless_told_otherwise(given: str | None, kept: str
 
 
 @pytest.mark.process
-def test_it_is_asked_before_torch_is_imported() -> None:
+def test_thread_spinning_is_set_before_torch_is_imported() -> None:
     look = "import sys, addnorm.cli.main; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -41,7 +41,7 @@ def refuse(message: str, run: Callable[[], object], kind: type[AddnormError] = I
         (ExtraError, ImportError),
     ),
 )
-def test_our_errors_are_also_python_s_own(kind: type[AddnormError], built_in: type) -> None:
+def test_errors_are_also_builtin_exceptions(kind: type[AddnormError], built_in: type) -> None:
     assert issubclass(kind, AddnormError) and issubclass(kind, built_in)
     assert str(kind("heads must divide width.")) == "heads must divide width."
 
@@ -99,7 +99,9 @@ def test_source_and_target_have_their_own_range() -> None:
 )
 @pytest.mark.parametrize("mode", ("encoder", "decoder"))
 @pytest.mark.parametrize("pad", (None, 0))
-def test_token_ids_of_another_kind(mode: str, ids: Tensor, said: str, pad: int | None) -> None:
+def test_token_ids_of_another_type_or_shape(
+    mode: str, ids: Tensor, said: str, pad: int | None
+) -> None:
     refuse(
         rf"^token ids must be integers of shape \(batch, length\): {said}\.$",
         lambda: make(mode, pad=pad)(ids),
@@ -107,7 +109,7 @@ def test_token_ids_of_another_kind(mode: str, ids: Tensor, said: str, pad: int |
 
 
 @pytest.mark.parametrize("dtype", (torch.uint8, torch.int16, torch.int8))
-def test_small_whole_numbers_are_token_ids_or_refused(dtype: torch.dtype) -> None:
+def test_small_integer_types_are_accepted_or_refused(dtype: torch.dtype) -> None:
     model, ids = make("decoder"), draw(2, 3)
     try:
         answer = model(ids.to(dtype))
@@ -116,14 +118,14 @@ def test_small_whole_numbers_are_token_ids_or_refused(dtype: torch.dtype) -> Non
     assert torch.equal(answer, model(ids))
 
 
-def test_token_ids_of_32_bits_are_token_ids() -> None:
+def test_token_ids_may_have_32_bits() -> None:
     model, ids = make("decoder"), draw(2, 3)
     assert torch.equal(model(ids.int()), model(ids))
 
 
 @pytest.mark.parametrize("shape", ((2, 0), (0, 3)))
 @pytest.mark.parametrize("mode", ("encoder", "decoder"))
-def test_empty_input_gives_an_empty_answer_or_is_refused(mode: str, shape: Any) -> None:
+def test_empty_input_gives_an_empty_output_or_is_refused(mode: str, shape: Any) -> None:
     try:
         answer = make(mode)(torch.zeros(shape).long())
     except InputError:
@@ -207,7 +209,7 @@ def test_images_of_another_shape(shape: tuple[int, ...]) -> None:
     )
 
 
-def test_segments_where_there_are_none() -> None:
+def test_segments_without_segment_embeddings() -> None:
     refuse(
         r"^this model has no segments\. Build it with segments=2\.$",
         lambda: make("encoder")(draw(2, 3), segments=torch.zeros(2, 3).long()),
@@ -362,7 +364,7 @@ def test_options_of_another_type_or_range(changes: dict[str, Any], message: str)
     refuse(message, lambda: make("decoder", **changes), ConfigError)
 
 
-def test_t_fixup_of_no_blocks_is_a_model_or_refused() -> None:
+def test_t_fixup_without_blocks_is_a_model_or_refused() -> None:
     try:
         model = make("decoder", addnorm="t-fixup", depth=0)
     except ConfigError:
@@ -397,7 +399,7 @@ def test_targets_out_of_range(value: int) -> None:
     )
 
 
-def test_targets_of_another_number() -> None:
+def test_a_wrong_number_of_targets() -> None:
     model = make("decoder")
     refuse(
         r"^each position needs one target: 8 positions, 6 targets\.$",
@@ -443,7 +445,7 @@ def test_a_missing_package_names_its_extra() -> None:
         require("nowhere_to_be_found.at_all", "tables")
 
 
-def test_what_a_package_itself_lacks_is_not_blamed_on_the_extra(
+def test_a_missing_dependency_of_a_package_is_not_an_extra_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "halfway_there.py").write_text("import something_it_lacks")

@@ -25,7 +25,7 @@ from addnorm.files import (
 )
 
 
-def test_a_file_is_replaced_only_when_the_new_one_is_whole(tmp_path: Path) -> None:
+def test_a_file_is_replaced_only_by_a_complete_one(tmp_path: Path) -> None:
     path = tmp_path / "facts.json"
     write_whole(path, b"old")
     with pytest.raises(ZeroDivisionError), whole(path) as temporary:
@@ -38,7 +38,7 @@ def test_a_file_is_replaced_only_when_the_new_one_is_whole(tmp_path: Path) -> No
     assert [entry.name for entry in tmp_path.iterdir()] == ["facts.json"]
 
 
-def test_the_disk_has_the_contents_before_the_name(
+def test_a_file_is_flushed_before_it_is_renamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, seen = tmp_path / "facts.json", []
@@ -60,7 +60,7 @@ def test_two_writers_do_not_share_a_temporary_name(tmp_path: Path) -> None:
     assert path.read_bytes() == b"1" and len(list(tmp_path.iterdir())) == 1
 
 
-def test_what_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
+def test_unwritable_files_are_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(SavedError, match=r"none/facts.json' cannot be written: No such file"):
         write_whole(tmp_path / "none" / "facts.json", b"")
 
@@ -73,7 +73,7 @@ def test_what_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
     ],
     ids=["missing", "latin-1"],
 )
-def test_what_cannot_be_read_is_one_clear_error(
+def test_unreadable_files_are_one_clear_error(
     tmp_path: Path, content: bytes | None, message: str
 ) -> None:
     path = tmp_path / "facts.toml"
@@ -115,7 +115,7 @@ OWN_JSON = {
 }
 
 
-def test_all_json_is_made_by_one_function() -> None:
+def test_one_function_writes_all_json() -> None:
     source = Path(addnorm.__file__).parent
     own = {
         path.relative_to(source).as_posix()

@@ -88,7 +88,7 @@ seeds = st.integers(0, 1000)
 @given(sizes=all_sizes, seed=seeds)
 @settings(max_examples=15)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_mask_shows_what_its_rule_says(kind: str, sizes: Sizes, seed: int) -> None:
+def test_a_dense_mask_equals_its_rule(kind: str, sizes: Sizes, seed: int) -> None:
     mask, sees = kind_of_mask(kind, sizes, seed)
     mask.check(sizes.batch, sizes.query, sizes.key)
     dense = mask.dense(sizes.query, sizes.key, sizes.offset)
@@ -102,7 +102,7 @@ def test_a_mask_shows_what_its_rule_says(kind: str, sizes: Sizes, seed: int) -> 
 @settings(max_examples=6)
 @pytest.mark.parametrize("one", KINDS)
 @pytest.mark.parametrize("two", KINDS)
-def test_two_masks_at_once_are_their_intersection(
+def test_combined_masks_are_their_intersection(
     one: str, two: str, sizes: Sizes, seed: int, more: int
 ) -> None:
     (left, left_sees), (right, right_sees) = (
@@ -123,7 +123,7 @@ def test_two_masks_at_once_are_their_intersection(
 @given(sizes=all_sizes, seed=seeds, data=st.data())
 @settings(max_examples=12)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_part_is_a_part_of_the_whole(
+def test_a_part_equals_that_part_of_the_whole(
     kind: str, sizes: Sizes, seed: int, data: st.DataObject
 ) -> None:
     mask, _ = kind_of_mask(kind, sizes, seed)
@@ -140,7 +140,7 @@ def test_a_part_is_a_part_of_the_whole(
 @settings(max_examples=10)
 @pytest.mark.parametrize("one", KINDS)
 @pytest.mark.parametrize("two", ("visible", "causal", "prefixes", "window"))
-def test_the_range_of_keys_leaves_out_none_that_is_seen(
+def test_the_range_of_keys_includes_every_visible_key(
     one: str, two: str, sizes: Sizes, seed: int, more: int, data: st.DataObject
 ) -> None:
     mask = kind_of_mask(one, sizes, seed)[0] & kind_of_mask(two, sizes, more)[0]
@@ -153,7 +153,7 @@ def test_the_range_of_keys_leaves_out_none_that_is_seen(
     assert not seen[..., last:].any()
 
 
-def test_the_range_of_keys_is_no_wider_than_it_need_be() -> None:
+def test_the_range_of_keys_is_as_narrow_as_possible() -> None:
     assert Mask.causal().reachable_keys(2, 4, 0, 10) == (0, 4)
     assert Mask.causal().reachable_keys(2, 4, 5, 10) == (0, 9)
     assert Mask.causal(prefix=3).reachable_keys(2, 4, 0, 10) == (0, 10)
@@ -190,14 +190,14 @@ def test_a_window_looks_both_ways_unless_it_is_causal() -> None:
     assert Mask.window(1).dense(3, 3)[0, 0].int().tolist() == torch.eye(3).int().tolist()
 
 
-def test_the_queries_of_a_cache_stand_at_the_end() -> None:
+def test_the_queries_of_a_cache_are_the_last_positions() -> None:
     assert Mask.causal().dense(2, 5, offset=3)[0, 0].int().tolist() == [
         [1, 1, 1, 1, 0],
         [1, 1, 1, 1, 1],
     ]
 
 
-def test_after_a_summary_token_padding_moves_on_by_one() -> None:
+def test_a_summary_token_shifts_padding_by_one() -> None:
     real = torch.tensor([[True, False], [False, True]])
     moved = Mask.padding(real).with_summary()
     assert moved.real is not None
@@ -225,7 +225,7 @@ def test_positions_count_real_tokens_only() -> None:
     assert (places >= 0).all()
 
 
-def test_positions_go_on_after_a_cache() -> None:
+def test_positions_continue_after_a_cache() -> None:
     assert Mask.causal().position_ids(3, 4, CPU).tolist() == [4, 5, 6]
     real = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]]) == 1
     places = Mask.padding(real).position_ids(2, 3, CPU)
@@ -238,7 +238,7 @@ def test_positions_start_again_in_each_group() -> None:
     assert places.tolist() == [[0, 1, 2, 0, 1, 0], [0, 1, 0, 1, 2, 3]]
 
 
-def test_positions_of_a_group_go_on_after_a_cache() -> None:
+def test_positions_of_a_group_continue_after_a_cache() -> None:
     numbers = torch.tensor([[0, 0, 0, 1, 1, 1]])
     mask = Mask.grouped(numbers[:, 2:], numbers)
     assert mask.position_ids(4, 2, CPU).tolist() == [[2, 0, 1, 2]]
@@ -246,9 +246,7 @@ def test_positions_of_a_group_go_on_after_a_cache() -> None:
 
 @given(lengths=st.lists(st.integers(1, 4), min_size=1, max_size=4), offset=st.integers(0, 3))
 @settings(max_examples=20)
-def test_padding_on_either_side_leaves_positions_as_they_were(
-    lengths: list[int], offset: int
-) -> None:
+def test_padding_on_either_side_does_not_change_positions(lengths: list[int], offset: int) -> None:
     rows = [draw(n) for n in lengths]
     for side in ("left", "right"):
         real = pad_rows(rows, side) != PAD
@@ -280,7 +278,7 @@ def test_a_mask_of_numbers_is_refused(dtype: torch.dtype) -> None:
         Mask.pattern(numbers)
 
 
-def test_a_mask_of_the_wrong_kind_of_shape_is_refused() -> None:
+def test_a_mask_of_the_wrong_shape_is_refused() -> None:
     with pytest.raises(InputError, match=r"a padding mask must have shape \(batch, key\): got"):
         Mask.padding(torch.ones(3, dtype=torch.bool))
     with pytest.raises(InputError, match=r"pattern must have shape \(query, key\) or \(batch, "):
@@ -295,14 +293,14 @@ def test_a_window_of_nothing_is_refused(size: int) -> None:
 
 
 @pytest.mark.parametrize("prefix", (2.0, torch.tensor([1.0, 2.0]), torch.ones(2, 2).int()))
-def test_a_prefix_of_anything_but_whole_numbers_is_refused(prefix: Any) -> None:
+def test_a_prefix_must_be_integers(prefix: Any) -> None:
     message = r"a prefix must be integers of shape \(batch,\): got torch\.\w+ of shape"
     with pytest.raises(InputError, match=message):
         Mask.causal(prefix)
 
 
 @pytest.mark.parametrize("groups", (torch.zeros(1, 3), torch.zeros(3).int()))
-def test_groups_of_anything_but_whole_numbers_are_refused(groups: Tensor) -> None:
+def test_groups_must_be_integers(groups: Tensor) -> None:
     message = r"groups must be integers of shape \(batch, length\): got torch\.\w+ of shape"
     with pytest.raises(InputError, match=message):
         Mask.grouped(groups)
@@ -399,7 +397,7 @@ def test_a_query_that_sees_nothing_gets_zeros(way: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_kernel_and_the_open_way_agree(kind: str) -> None:
+def test_the_kernel_and_the_written_out_formula_agree(kind: str) -> None:
     mask, _ = kind_of_mask(kind, Sizes(2, 5, 5, 0), seed=3)
     torch.manual_seed(1)
     fused, weights = attend(mask, 5, 5, DotScore(0.4))
@@ -410,7 +408,7 @@ def test_the_kernel_and_the_open_way_agree(kind: str) -> None:
     close(weights, others)
 
 
-def test_a_bias_does_not_wake_a_query_that_sees_nothing() -> None:
+def test_a_query_that_sees_nothing_gets_zeros_also_with_a_bias() -> None:
     model = make("encoder", positions="linear-bias", depth=1)
     maps: dict[str, Tensor] = {}
     seen = true(4, 4)
@@ -456,7 +454,7 @@ def test_a_causal_stack_uses_the_causal_flag(positions: str, spy: Spy) -> None:
 
 
 @pytest.mark.parametrize("side", ("left", "right"))
-def test_padding_beside_the_causal_flag_is_a_row(side: str, spy: Spy) -> None:
+def test_padding_with_the_causal_flag_is_one_row(side: str, spy: Spy) -> None:
     ids = pad_rows([draw(6), draw(4)], side)
     make("decoder")(ids)
     assert spy.tables == 0
@@ -465,7 +463,7 @@ def test_padding_beside_the_causal_flag_is_a_row(side: str, spy: Spy) -> None:
         assert torch.equal(call["attn_mask"], (ids != PAD)[:, None, None, :])
 
 
-def test_padding_alone_is_a_row(spy: Spy) -> None:
+def test_padding_alone_is_one_row(spy: Spy) -> None:
     ids = pad_rows([draw(6), draw(4)], "right")
     make("encoder")(ids)
     assert spy.tables == 0
@@ -474,7 +472,7 @@ def test_padding_alone_is_a_row(spy: Spy) -> None:
         assert torch.equal(call["attn_mask"], (ids != PAD)[:, None, None, :])
 
 
-def test_nothing_hidden_is_no_mask_at_all(spy: Spy) -> None:
+def test_without_hidden_keys_there_is_no_mask(spy: Spy) -> None:
     make("encoder")(draw(2, 6))
     assert spy.tables == 0
     assert all(call["is_causal"] is False and call["attn_mask"] is None for call in spy.calls)
@@ -516,7 +514,7 @@ def test_one_table_serves_all_layers(changes: dict[str, Any], spy: Spy) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("side", ("left", "right"))
-def test_the_light_way_and_the_table_agree(
+def test_the_implicit_mask_and_the_table_agree(
     mode: str, side: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = make(mode)
@@ -527,7 +525,7 @@ def test_the_light_way_and_the_table_agree(
     close(light, model(*args))
 
 
-def test_a_table_of_self_attention_is_made_once() -> None:
+def test_a_table_of_self_attention_is_computed_once() -> None:
     context = Context(mask=Mask.causal())
     assert context.table(3, 3) is context.table(3, 3)
     assert context.memory_table(3, 5) is context.memory_table(3, 5)

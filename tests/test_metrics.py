@@ -42,7 +42,7 @@ def test_bleu_by_hand() -> None:
     assert short == pytest.approx(100 * math.exp(1 - 7 / 5), abs=1e-4)
 
 
-def test_lower_case_is_another_metric_and_its_signature_says_so() -> None:
+def test_lower_case_is_part_of_the_signature() -> None:
     hypotheses, references = ["The Cat sat On mats"], ["the cat sat on mats"]
     assert bleu(hypotheses, references)["score"] < 50
     lower = bleu(hypotheses, references, lowercase=True)
@@ -148,14 +148,14 @@ def test_the_last_bin_includes_certainty() -> None:
     assert calibration_error(certain, labels) == pytest.approx(1 / 4)
 
 
-def test_certainty_that_is_right_costs_nothing() -> None:
+def test_certain_and_correct_predictions_have_no_loss() -> None:
     result = classification_metrics([[1.0, 0.0]], [0])
     assert math.isnan(result.pop("auc"))
     assert result == {"accuracy": 1.0, "f1": 1.0, "log_loss": 0.0, "brier": 0.0, "ece": 0.0}
     assert math.copysign(1, result["log_loss"]) == 1, "not −0.0"
 
 
-def test_certainty_that_is_wrong_has_a_finite_cost() -> None:
+def test_certain_and_wrong_predictions_have_a_finite_loss() -> None:
     """An impossible row costs −log of 1e-15, so that the mean of many stays readable."""
     p = np.array([[1.0, 0.0], [0.5, 0.5]])
     assert log_loss(p, np.array([1, 0])) == pytest.approx((15 * math.log(10) + math.log(2)) / 2)

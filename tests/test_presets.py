@@ -117,14 +117,14 @@ def test_every_preset_and_size_is_counted() -> None:
 
 
 @pytest.mark.parametrize("name", presets.names())
-def test_every_name_is_found_and_reloads_equal(name: str) -> None:
+def test_every_preset_can_be_found_and_reloads_equal(name: str) -> None:
     config = presets.find(name)
     assert Config.parse(config.dump()) == config
     assert presets.find(name) == config
 
 
 @pytest.mark.parametrize("name", presets.PRESETS)
-def test_every_preset_says_what_it_is(name: str) -> None:
+def test_every_preset_has_a_summary(name: str) -> None:
     assert presets.summary(name)
     assert "\n" not in presets.summary(name)
 
@@ -157,7 +157,7 @@ def test_every_unknown_size_is_refused(name: str) -> None:
         presets.PRESETS[name]("huge")
 
 
-def test_a_missing_path_is_not_taken_for_a_preset() -> None:
+def test_a_missing_path_is_not_mistaken_for_a_preset() -> None:
     with pytest.raises(SavedError, match=r"no file or directory 'runs/none'. Check the path."):
         presets.find("runs/none")
     with pytest.raises(SavedError, match=r"there is no file 'none.toml'. Check the path."):
@@ -167,7 +167,7 @@ def test_a_missing_path_is_not_taken_for_a_preset() -> None:
 # ── Who wins ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_changes_win_over_the_preset() -> None:
+def test_changes_override_the_preset() -> None:
     model = presets.gpt2("medium", depth=2, norm="rms", addnorm_options={}).model
     assert (model.width, model.heads) == (1024, 16)
     assert (model.depth, model.norm, dict(model.addnorm_options)) == (2, "rms", {})
@@ -175,7 +175,7 @@ def test_changes_win_over_the_preset() -> None:
     assert presets.t5("v1.1-small", tie_embeddings="all").model.tie_embeddings == "all"
 
 
-def test_settings_win_over_the_preset_and_the_later_over_the_earlier() -> None:
+def test_settings_override_the_preset_and_earlier_settings() -> None:
     model = presets.find("gpt2", ["model.depth=2", "model.norm=rms", "model.depth=3"]).model
     assert (model.depth, model.norm, model.width) == (3, "rms", 768)
 
@@ -198,19 +198,19 @@ def test_a_file_without_preset_starts_from_the_defaults(tmp_path: Path) -> None:
     assert presets.find(file) == Config().replace(depth=2)
 
 
-def test_a_directory_means_its_configuration(tmp_path: Path) -> None:
+def test_a_directory_stands_for_its_configuration(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(presets.bert("large", depth=1).dump())
     assert presets.find(tmp_path) == presets.bert("large", depth=1)
 
 
-def test_a_file_with_an_unknown_preset_says_so(tmp_path: Path) -> None:
+def test_a_file_with_an_unknown_preset_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('preset = "gpt2-medum"\n')
     with pytest.raises(ConfigError, match=r"no choice 'gpt2-medum'. Did you mean 'gpt2-medium'\?"):
         presets.find(file)
 
 
-def test_a_file_that_is_not_toml_says_so(tmp_path: Path) -> None:
+def test_a_file_that_is_not_toml_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text("preset = gpt2\n")
     with pytest.raises(ConfigError, match=r"run.toml is not TOML: "):

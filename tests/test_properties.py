@@ -90,7 +90,7 @@ def test_padding_does_not_reach_a_pooled_head(mode: str, pool: str) -> None:
 
 
 @some_sides
-def test_padding_goes_with_a_summary_token(side: str) -> None:
+def test_padding_works_with_a_summary_token(side: str) -> None:
     model = make("encoder", summary=True, head="class", outputs=3)
     rows = [draw(5), draw(3)]
     together = model(pad_rows(rows, side))
@@ -107,7 +107,7 @@ def test_padding_goes_with_a_summary_token(side: str) -> None:
     ),
 )
 @pytest.mark.parametrize("addnorm", ("post", "pre"))
-def test_what_stands_in_padding_does_not_matter(value: float, addnorm: str) -> None:
+def test_the_content_of_padding_does_not_matter(value: float, addnorm: str) -> None:
     model = make("encoder", input="vectors", head="none", addnorm=addnorm).float()
     vectors, real = torch.randn(2, 5, 16), torch.ones(2, 5, dtype=torch.bool)
     real[0, 3:] = False
@@ -117,7 +117,7 @@ def test_what_stands_in_padding_does_not_matter(value: float, addnorm: str) -> N
     assert torch.equal(after[real], before[real])
 
 
-def test_a_mask_given_and_a_mask_read_from_the_ids_are_the_same() -> None:
+def test_an_explicit_padding_mask_equals_the_one_from_the_ids() -> None:
     ids = pad_rows([draw(5), draw(3)], "right")
     for mode in ("encoder", "decoder"):
         model = make(mode)
@@ -126,7 +126,9 @@ def test_a_mask_given_and_a_mask_read_from_the_ids_are_the_same() -> None:
 
 @pytest.mark.parametrize("variant", ("plain", "cap", "additive", "grouped heads", "window"))
 @every_position
-def test_a_sequence_of_padding_alone_spoils_nothing(variant: str, positions: str) -> None:
+def test_a_sequence_of_only_padding_does_not_affect_the_others(
+    variant: str, positions: str
+) -> None:
     for mode in MODES:
         model = make(mode, positions=positions, **VARIANTS[variant]).train()
         ids = pad_rows([draw(4), torch.full((4,), PAD)], "right")
@@ -200,7 +202,7 @@ def test_no_position_sees_the_future_of_its_own_chunk(mode: str, positions: str)
 @causal_modes
 @pytest.mark.parametrize("prefix", (3, torch.tensor([2, 4])), ids=("one", "per row"))
 @every_position
-def test_only_the_prefix_sees_its_own_future(
+def test_only_the_prefix_sees_the_future_within_it(
     mode: str, prefix: int | Tensor, positions: str
 ) -> None:
     model = make(mode, positions=positions, depth=1)
@@ -292,7 +294,7 @@ def test_the_decoder_sees_all_of_the_real_source(positions: str, side: str) -> N
     ids=("causal", "window", "causal window", "prefix", "grouped", "pattern"),
 )
 @pytest.mark.parametrize("variant", ("plain", "cap", "additive"))
-def test_a_position_sees_itself_and_what_the_mask_shows(mask: Mask, variant: str) -> None:
+def test_a_position_sees_itself_and_what_the_mask_makes_visible(mask: Mask, variant: str) -> None:
     model = make("encoder", positions="none", depth=1, **VARIANTS[variant])
     # The residual connection shows every position itself, whatever the mask says.
     expected = mask.dense(5, 5)[0, 0] | torch.eye(5, dtype=torch.bool)
@@ -301,7 +303,7 @@ def test_a_position_sees_itself_and_what_the_mask_shows(mask: Mask, variant: str
 
 @every_mode
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_maps_are_the_weights_of_what_is_seen(mode: str, variant: str) -> None:
+def test_maps_are_zero_where_the_mask_hides(mode: str, variant: str) -> None:
     model = make(mode, **VARIANTS[variant])
     maps: dict[str, Tensor] = {}
     ids = pad_rows([draw(6), draw(4)], "left")
@@ -383,7 +385,7 @@ def test_no_grad_changes_no_number(positions: str, variant: str) -> None:
 
 @every_mode
 @every_position
-def test_asking_for_maps_changes_no_bit(mode: str, positions: str) -> None:
+def test_maps_change_no_bit(mode: str, positions: str) -> None:
     for dtype in (torch.float32, torch.float64):
         model = make(mode, positions=positions).to(dtype).train()
         args = inputs(mode)
@@ -392,7 +394,7 @@ def test_asking_for_maps_changes_no_bit(mode: str, positions: str) -> None:
 
 @every_mode
 @every_position
-def test_asking_for_maps_changes_no_gradient(mode: str, positions: str) -> None:
+def test_maps_change_no_gradient(mode: str, positions: str) -> None:
     model = make(mode, positions=positions)
     args = inputs(mode)
     model(*args).square().sum().backward()
@@ -406,14 +408,14 @@ def test_asking_for_maps_changes_no_gradient(mode: str, positions: str) -> None:
 
 @every_mode
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_asking_for_maps_changes_no_bit_in_any_variant(mode: str, variant: str) -> None:
+def test_maps_change_no_bit_in_any_variant(mode: str, variant: str) -> None:
     model = make(mode, **VARIANTS[variant]).train()
     args = inputs(mode)
     assert torch.equal(model(*args), model(*args, maps={}))
 
 
 @every_mode
-def test_asking_for_maps_draws_no_random_number(mode: str) -> None:
+def test_maps_use_no_random_numbers(mode: str) -> None:
     model = make(mode, dropout=0.2, attention_dropout=0.2, ffn_dropout=0.2).train()
     args = inputs(mode)
     torch.manual_seed(1)
@@ -424,7 +426,7 @@ def test_asking_for_maps_draws_no_random_number(mode: str) -> None:
 
 
 @every_mode
-def test_attention_dropout_goes_with_padding(mode: str) -> None:
+def test_attention_dropout_works_with_padding(mode: str) -> None:
     model = make(mode, attention_dropout=0.1).train()
     ids = pad_rows([draw(5), draw(3)], "right")
     answer = model(ids, ids) if mode == "encoder-decoder" else model(ids)
@@ -452,19 +454,19 @@ def check_pieces(mode: str, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> 
 
 @every_mode
 @every_position
-def test_pieces_change_nothing(mode: str, positions: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_change_nothing(mode: str, positions: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check_pieces(mode, monkeypatch, positions=positions)
 
 
 @every_mode
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_pieces_change_nothing_in_any_variant(
+def test_chunks_change_nothing_in_any_variant(
     mode: str, variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check_pieces(mode, monkeypatch, **VARIANTS[variant])
 
 
-def test_pieces_change_nothing_with_attention_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_change_nothing_with_attention_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
     # So little dropout that nothing is dropped; it is there to choose the way.
     model = make("decoder", attention_dropout=1e-12).train()
     ids = draw(2, 8)
@@ -495,7 +497,7 @@ def test_with_positions_an_encoder_is_not_equivariant(positions: str) -> None:
 
 
 @pytest.mark.parametrize("positions", ("rotary", "linear-bias", "buckets", "relative"))
-def test_relative_positions_see_only_differences(positions: str) -> None:
+def test_relative_positions_depend_only_on_differences(positions: str) -> None:
     model = make("decoder", positions=positions, window=3, depth=1)
     ids = draw(1, 8)
     # Past the window nothing is left of where the sequence began.
@@ -533,7 +535,7 @@ def test_packed_rows_of_any_lengths(mode: str, lengths: tuple[int, ...]) -> None
     close(together, torch.cat([model(one[None]) for one in rows], dim=1))
 
 
-def test_packed_rows_go_with_padding() -> None:
+def test_packed_rows_work_with_padding() -> None:
     model = make("decoder")
     rows, row, numbers = packed((3, 4))
     padded = torch.cat((row, torch.full((1, 2), PAD)), dim=1)
@@ -549,7 +551,7 @@ def packed_pairs(model: Any, whole: Callable[[Tensor, Tensor, Tensor, Tensor], T
     close(whole(source, target, of_source, of_target), torch.cat(apart, dim=1))
 
 
-def test_packed_pairs_are_separate_pairs_given_a_memory_mask() -> None:
+def test_packed_pairs_are_separate_pairs_with_a_memory_mask() -> None:
     model = make("encoder-decoder")
 
     def whole(source: Tensor, target: Tensor, of_source: Tensor, of_target: Tensor) -> Tensor:
@@ -598,7 +600,7 @@ def test_another_seed_gives_other_weights() -> None:
 
 @every_mode
 @every_position
-def test_rows_of_a_batch_do_not_meet(mode: str, positions: str) -> None:
+def test_rows_of_a_batch_are_independent(mode: str, positions: str) -> None:
     model = make(mode, positions=positions)
     args = inputs(mode, batch=3)
     together = model(*args)

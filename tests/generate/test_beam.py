@@ -56,7 +56,7 @@ def greedy_path(oracle: Oracle, limit: int) -> Hypothesis:
 @penalised
 @pytest.mark.parametrize("closed", (True, False))
 @pytest.mark.parametrize("early", (True, False))
-def test_a_wide_beam_finds_what_there_is(
+def test_a_wide_beam_finds_the_best_outputs(
     penalty: str, alpha: float, closed: bool, early: bool
 ) -> None:
     # 5 tokens, 4 of them not the end: 4 · 4 · 4 beginnings of 3 tokens fit in a beam of 64.
@@ -74,7 +74,7 @@ def test_a_wide_beam_finds_what_there_is(
 
 
 @penalised
-def test_a_model_s_best_are_those_of_brute_force(penalty: str, alpha: float) -> None:
+def test_beam_search_of_a_model_equals_brute_force(penalty: str, alpha: float) -> None:
     torch.manual_seed(int(alpha * 10))
     model = make("encoder-decoder", vocab=7)
     sources = [[3, 4, 5], [6], [3, 3]]
@@ -102,7 +102,7 @@ def test_without_an_end_token_all_reach_the_limit() -> None:
     assert not any(h.finished for h in found)
 
 
-def test_there_may_be_fewer_than_asked_for() -> None:
+def test_there_may_be_fewer_hypotheses_than_nbest() -> None:
     found = look(Oracle(0, vocab=3), 2, beam=9, nbest=9)
     assert [len(h.tokens) for h in sorted(found, key=lambda h: len(h.tokens))] == [0, 1, 1]
 
@@ -137,7 +137,7 @@ def by_the_book(
 @pytest.mark.parametrize("beam", (2, 3, 5))
 @pytest.mark.parametrize("alpha", (0.0, 1.0))
 @pytest.mark.parametrize("keep", (True, False), ids=("greedy kept", "plain"))
-def test_a_narrow_beam_is_the_textbook_s(beam: int, alpha: float, keep: bool) -> None:
+def test_a_narrow_beam_equals_textbook_beam_search(beam: int, alpha: float, keep: bool) -> None:
     for seed in range(20):  # every other time the greedy path ends soon
         oracle = Oracle(seed, vocab=9, sharp=1.0, peak=None if seed % 2 else END)
         found = look(oracle, 7, beam=beam, nbest=beam, alpha=alpha, keep_greedy=keep)
@@ -163,7 +163,7 @@ def test_stopping_early_changes_nothing(penalty: str, alpha: float) -> None:
     assert saved > 25
 
 
-def test_it_does_not_stop_at_the_first_ending() -> None:
+def test_search_does_not_stop_at_the_first_complete_hypothesis() -> None:
     """An ending may come first and yet be beaten: to stop once `beam` have ended is not safe."""
     better = 0
     for seed in range(40):
@@ -203,7 +203,7 @@ def test_beam_and_greedy_on_200_models_and_inputs() -> None:
 
 
 @pytest.mark.slow
-def test_the_greedy_path_is_kept_in_a_language_made_to_lose_it() -> None:
+def test_the_greedy_path_is_kept_where_beam_search_would_lose_it() -> None:
     lost = 0
     for seed in range(150):
         greedy = greedy_path(Oracle(seed, 12), 8)
@@ -242,7 +242,7 @@ class Several:
 
 
 @pytest.mark.parametrize("keep_greedy", (True, False))
-def test_sentences_of_a_batch_do_not_know_of_each_other(keep_greedy: bool) -> None:
+def test_sentences_of_a_batch_are_independent(keep_greedy: bool) -> None:
     decoding = Decoding(beam=3, nbest=2, keep_greedy=keep_greedy)
     limits = [3 + seed % 7 for seed in range(24)]
     several = Several([Oracle(seed, 9, 2.0) for seed in range(24)])
@@ -266,7 +266,7 @@ def test_equal_scores_come_in_a_fixed_order() -> None:
 
 
 @pytest.mark.parametrize(("low", "finished"), ((0, False), (END, True)))
-def test_an_end_as_likely_as_others_is_preferred_by_its_place(low: int, finished: bool) -> None:
+def test_ties_with_the_end_token_go_to_the_lower_id(low: int, finished: bool) -> None:
     """At the limit a sequence is finished if it would have ended by itself, here as in greedy."""
 
     class Level(Oracle):
@@ -278,7 +278,7 @@ def test_an_end_as_likely_as_others_is_preferred_by_its_place(low: int, finished
 
 
 @pytest.mark.parametrize("beam", (1, 2, 5))
-def test_an_end_at_once_is_an_empty_output(beam: int) -> None:
+def test_an_immediate_end_token_is_an_empty_output(beam: int) -> None:
     class Silent(Oracle):
         def logits(self, tokens: Any) -> Tensor:
             return torch.zeros(self.vocab, dtype=torch.float64).index_fill(
@@ -292,7 +292,7 @@ def test_an_end_at_once_is_an_empty_output(beam: int) -> None:
 
 
 @pytest.mark.parametrize("beam", (2, 5))
-def test_what_reaches_the_limit_is_ended_there(beam: int) -> None:
+def test_outputs_that_reach_the_limit_are_ended_there(beam: int) -> None:
     class Endless(Oracle):
         def logits(self, tokens: Any) -> Tensor:
             return super().logits(tokens).index_fill(0, torch.tensor([END]), -50.0)
@@ -305,7 +305,7 @@ def test_what_reaches_the_limit_is_ended_there(beam: int) -> None:
     )
 
 
-def test_a_beam_stands_where_its_parent_stood() -> None:
+def test_a_beam_takes_the_place_of_its_parent() -> None:
     parents = torch.tensor([[0, 0, 0], [2, 1, 0], [1, 2, 1], [2, 2, 0]])
     order = place_by_parent(parents)
     assert order.sort(dim=1).values.tolist() == [[0, 1, 2]] * 4

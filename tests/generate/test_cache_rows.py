@@ -52,7 +52,7 @@ def test_reordering_is_indexing(first: str, second: list[int] | None) -> None:
         assert cache.real is not None and torch.equal(cache.real, real)
 
 
-def test_rows_can_be_written_after_some_were_left_out_and_others_repeated() -> None:
+def test_rows_can_be_written_after_some_were_dropped_and_others_repeated() -> None:
     cache = filled()
     for index in ([2, 0], [0, 0, 1, 1, 0], [4, 3, 3]):
         cache.reorder(torch.tensor(index))
@@ -64,14 +64,14 @@ def test_rows_can_be_written_after_some_were_left_out_and_others_repeated() -> N
             assert torch.equal(values, torch.cat((kept[0, 1], newest[1]), dim=2))
 
 
-def test_in_place_only_the_moved_rows_are_written() -> None:
+def test_only_moved_rows_are_written_in_place() -> None:
     cache = filled()
     place = cache.store.data_ptr()
     cache.reorder(torch.tensor([0, 0, 2, 2]))
     assert cache.store.data_ptr() == place and cache.spare is None
 
 
-def test_the_memory_of_finished_sentences_is_left_out() -> None:
+def test_the_memory_of_finished_sentences_is_dropped() -> None:
     cache = filled()
     before = dict(cache.memory)
     cache.select_memory(torch.tensor([3, 1]))
@@ -80,7 +80,7 @@ def test_the_memory_of_finished_sentences_is_left_out() -> None:
             assert torch.equal(found, expected[[3, 1]])
 
 
-def test_a_model_goes_on_with_the_rows_that_are_left() -> None:
+def test_a_model_continues_with_the_remaining_rows() -> None:
     model = make("encoder-decoder")
     source = pad_rows([draw(5), draw(3), draw(4)], "right")
     target = draw(3, 5)

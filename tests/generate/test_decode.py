@@ -48,7 +48,7 @@ def sharpen(model: Any, gain: float = 3.0) -> Any:
 
 
 @pytest.mark.parametrize("positions", POSITIONS)
-def test_greedy_translation_is_the_naive_loop(positions: str) -> None:
+def test_greedy_translation_equals_the_naive_loop(positions: str) -> None:
     model = sharpen(make("encoder-decoder", positions=positions))
     sources = some(5, 2, 7, 1, 4)
     found = translate(model, sources, Decoding(max_tokens=(2.0, 1), alpha=0.7), **ENDS)
@@ -62,7 +62,9 @@ def test_greedy_translation_is_the_naive_loop(positions: str) -> None:
 
 
 @pytest.mark.parametrize("positions", POSITIONS)
-def test_greedy_continuation_is_the_naive_loop_for_prompts_of_any_length(positions: str) -> None:
+def test_greedy_continuation_equals_the_naive_loop_for_prompts_of_any_length(
+    positions: str,
+) -> None:
     model = sharpen(make("decoder", positions=positions))
     prompts = some(6, 1, 4, 2)
     found = generate(model, prompts, Decoding(max_tokens=7), end=END)
@@ -74,7 +76,7 @@ def test_greedy_continuation_is_the_naive_loop_for_prompts_of_any_length(positio
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_greedy_is_the_naive_loop_in_any_variant(variant: str) -> None:
+def test_greedy_equals_the_naive_loop_in_any_variant(variant: str) -> None:
     model = make("encoder-decoder", **VARIANTS[variant])
     (source,) = some(4)
     ((found,),) = translate(model, [source], Decoding(max_tokens=(1.0, 3)), **ENDS)
@@ -176,7 +178,7 @@ def draw_by_hand(of: naive.LogProbs, seed: int, limit: int, end: int, banned: An
     return taken
 
 
-def test_what_is_drawn_is_what_is_drawn_by_hand() -> None:
+def test_sampled_tokens_equal_those_of_the_naive_loop() -> None:
     decoder, prompts = make("decoder"), some(3, 5, 1)
     found = generate(decoder, prompts, sampled(9, seed=7), end=END)
     for number, (prompt, (hypothesis,)) in enumerate(zip(prompts, found, strict=True)):
@@ -192,7 +194,7 @@ def test_what_is_drawn_is_what_is_drawn_by_hand() -> None:
     assert max(lengths) > 2
 
 
-def test_a_translation_is_drawn_alike_alone_and_in_a_batch() -> None:
+def test_a_sampled_translation_does_not_depend_on_its_batch() -> None:
     model = make("encoder-decoder")
     sources = some(3, 7, 1, 3, 5)
     decoding = Decoding(sampler="sample", top_k=8, max_tokens=(1.0, 6), seed=40)
@@ -216,7 +218,7 @@ def test_samples_follow_the_model() -> None:
     assert counts[PAD] == 0 and statistic < 18.47  # of 4 degrees, once in 1,000
 
 
-def test_log_probabilities_are_the_model_s_own_whatever_is_drawn_from() -> None:
+def test_log_probabilities_do_not_depend_on_the_sampler() -> None:
     model = make("decoder")
     prompts = some(3, 5)
     decoding = sampled(6, temperature=0.5, top_k=4)
@@ -228,7 +230,7 @@ def test_log_probabilities_are_the_model_s_own_whatever_is_drawn_from() -> None:
 # ── Order, streams, batches, workers ──────────────────────────────────────────────────────────────
 
 
-def test_batches_are_cut_by_size() -> None:
+def test_batches_are_split_by_size() -> None:
     sizes = [5, 1, 9, 5, 2, 30]
     batches = split_batches(sizes, tokens=12)
     assert sorted(place for batch in batches for place in batch) == list(range(6))
@@ -263,7 +265,7 @@ def test_workers_share_the_threads() -> None:
         torch.set_num_threads(threads)
 
 
-def test_results_flow_before_the_last_source_is_read() -> None:
+def test_results_are_yielded_before_the_last_source_is_read() -> None:
     model = make("encoder-decoder")
     read: list[int] = []
 
@@ -279,7 +281,7 @@ def test_results_flow_before_the_last_source_is_read() -> None:
     assert len(list(results)) == 8 and len(read) == 9
 
 
-def test_two_workers_give_what_one_gives() -> None:
+def test_two_workers_give_the_results_of_one() -> None:
     model = sharpen(make("encoder-decoder"))
     sources = some(*range(1, 13))
     threads = torch.get_num_threads()
@@ -293,7 +295,7 @@ def test_two_workers_give_what_one_gives() -> None:
     assert torch.get_num_threads() == threads
 
 
-def test_a_worker_s_error_is_the_caller_s() -> None:
+def test_an_error_in_a_worker_reaches_the_caller() -> None:
     model = make("encoder-decoder")
     threads = torch.get_num_threads()
     results = translate(model, [*some(3, 4, 5), [VOCAB]], Decoding(beam=5, workers=2), **ENDS)
@@ -302,12 +304,12 @@ def test_a_worker_s_error_is_the_caller_s() -> None:
     assert torch.get_num_threads() == threads
 
 
-def test_nothing_in_nothing_out() -> None:
+def test_no_inputs_give_no_outputs() -> None:
     assert list(translate(make("encoder-decoder"), [], **ENDS)) == []
     assert list(generate(make("decoder"), [])) == []
 
 
-def test_the_memory_is_read_once_for_all_beams() -> None:
+def test_the_source_is_encoded_once_for_all_beams() -> None:
     model = make("encoder-decoder")
     shapes = []
     for part in model.modules():
@@ -351,7 +353,7 @@ def test_learned_positions_limit_the_output() -> None:
 
 
 @pytest.mark.parametrize("beam", (1, 2))
-def test_a_sliding_context_forgets_its_older_half(beam: int) -> None:
+def test_a_sliding_context_drops_its_older_half(beam: int) -> None:
     context = 8
     model = sharpen(make("decoder", positions="learned", length=context))
     prompts = some(3, 8, 5, 12, 3)
@@ -385,7 +387,7 @@ def slide_by_hand(
     return taken, steps
 
 
-def test_sliding_changes_nothing_while_there_is_room() -> None:
+def test_sliding_changes_nothing_while_positions_are_left() -> None:
     model = make("decoder", positions="learned")
     prompts = some(3, 6)
     plain, sliding = (
@@ -437,7 +439,7 @@ def test_more_than_the_learned_positions() -> None:
     refuse(message, lambda: list(generate(model, some(9), sampled(9))))
 
 
-def test_models_that_cannot() -> None:
+def test_unsuitable_models_are_refused() -> None:
     encoder, both, decoder = (make(mode) for mode in ("encoder", "encoder-decoder", "decoder"))
     message = r"^translate needs a model of mode=encoder-decoder: got Decoder\.$"
     refuse(message, lambda: translate(decoder, [], **ENDS))
@@ -462,7 +464,7 @@ def test_special_tokens_must_be_in_the_vocabulary(name: str, token: int) -> None
     refuse(message, lambda: translate(make("encoder-decoder"), [], **given))
 
 
-def test_a_model_gone_to_nan_says_so() -> None:
+def test_a_model_with_nan_weights_is_refused() -> None:
     model = make("encoder-decoder")
     with torch.no_grad():
         model.tokens.weight[5, 0] = float("nan")
@@ -472,7 +474,7 @@ def test_a_model_gone_to_nan_says_so() -> None:
             list(translate(model, some(3), Decoding(beam=beam), **ENDS))
 
 
-def test_the_oracle_is_no_model() -> None:
+def test_the_protocol_of_the_search_needs_no_model() -> None:
     """The made-up language of the beam tests answers the same to the same tokens."""
     assert torch.equal(Oracle(1, 5).logits([3, 4]), Oracle(1, 5).logits([3, 4]))
     assert not torch.equal(Oracle(1, 5).logits([3, 4]), Oracle(1, 5).logits([4, 3]))

@@ -43,7 +43,7 @@ def test_every_matrix_is_replaced(freeze: Freeze, mode: str, tie: str) -> None:
 
 
 @kinds
-def test_the_model_itself_is_left_alone(freeze: Freeze) -> None:
+def test_the_model_itself_is_not_changed(freeze: Freeze) -> None:
     model = make("encoder-decoder").float().train()
     before = copy.deepcopy(model.state_dict())
     frozen = freeze(model)
@@ -75,13 +75,13 @@ def test_the_model_itself_is_left_alone(freeze: Freeze) -> None:
     ),
     ids=("pack", "quantise"),
 )
-def test_it_cannot_be_saved(freeze: Freeze, said: str, tmp_path: Path) -> None:
+def test_a_frozen_model_cannot_be_saved(freeze: Freeze, said: str, tmp_path: Path) -> None:
     with pytest.raises(SavedError, match=said):
         freeze(make("decoder").float()).save(tmp_path / "run")
 
 
 @kinds
-def test_a_model_elsewhere_than_on_a_cpu(freeze: Freeze) -> None:
+def test_a_model_on_another_device_is_refused(freeze: Freeze) -> None:
     config = ModelConfig(mode="decoder", vocab=9, width=8, heads=2, depth=1)
     model = build(config).to("meta")
     message = r"^int8 and packed models need a model on the CPU: got meta\. Try model\.cpu\(\)\.$"
@@ -95,7 +95,7 @@ def test_a_model_elsewhere_than_on_a_cpu(freeze: Freeze) -> None:
 @pytest.mark.parametrize("rows", (1, 7, 80, 200))
 @pytest.mark.parametrize("shape", ((5, 3), (16, 48), (130, 33)))
 @pytest.mark.parametrize("bias", (True, False))
-def test_a_packed_matrix_gives_what_the_matrix_gives(
+def test_a_packed_matrix_gives_the_same_products(
     rows: int, shape: tuple[int, int], bias: bool
 ) -> None:
     weight, own = torch.randn(shape), torch.randn(shape[0]) if bias else None
@@ -107,7 +107,7 @@ def test_a_packed_matrix_gives_what_the_matrix_gives(
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_packed_model_gives_what_the_model_gives(mode: str, variant: str) -> None:
+def test_a_packed_model_gives_the_same_logits(mode: str, variant: str) -> None:
     model = make(mode, **VARIANTS[variant]).float()
     given = inputs(mode)
     torch.testing.assert_close(pack(model)(*given), model(*given), rtol=1e-4, atol=1e-4)
@@ -134,7 +134,7 @@ def test_a_packed_model_samples_the_same_tokens() -> None:
     assert [h.tokens for (h,) in plain] == [h.tokens for (h,) in packed]
 
 
-def test_what_packing_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requirements_of_packing(monkeypatch: pytest.MonkeyPatch) -> None:
     message = r"^packing needs a float32 model: got float64\. Try model\.float\(\)\.$"
     with pytest.raises(InputError, match=message):
         pack(make("decoder"))
@@ -179,14 +179,14 @@ def test_a_model_in_int8_is_near_the_model(mode: str, changes: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("head", ({"head": "masked"}, {"head": "class", "outputs": 3}))
-def test_other_heads_go_along(head: dict[str, Any]) -> None:
+def test_models_with_other_heads_can_be_frozen(head: dict[str, Any]) -> None:
     model = fresh("encoder", **head)
     ids = draw(3, 7)
     assert error(quantise(model)(ids), model(ids)) < 0.05
 
 
 @pytest.mark.parametrize("inputs", (12, 64), ids=("wide", "narrow"))
-def test_a_matrix_of_whole_numbers_is_exact(inputs: int) -> None:
+def test_a_matrix_of_integers_is_exact(inputs: int) -> None:
     """Weights −127 to 127 and inputs 0 to 127 lose nothing; a saturated sum of two would."""
     weight = torch.randint(-127, 128, (24, inputs)).float()
     weight[:, 0] = 127.0
@@ -202,7 +202,7 @@ def test_a_matrix_of_whole_numbers_is_exact(inputs: int) -> None:
 
 
 @pytest.mark.parametrize("inputs", (12, 64), ids=("wide", "narrow"))
-def test_every_weight_is_a_whole_number_of_127ths_of_its_row(inputs: int) -> None:
+def test_every_weight_is_an_integer_multiple_of_the_scale_of_its_row(inputs: int) -> None:
     """Each input 127 by itself, which x can hold: then the outputs are the weights as stored."""
     weight = torch.randn(24, inputs)
     scale = weight.abs().amax(dim=1, keepdim=True) / 127
@@ -211,7 +211,7 @@ def test_every_weight_is_a_whole_number_of_127ths_of_its_row(inputs: int) -> Non
 
 
 @pytest.mark.parametrize("vnni", (True, False))
-def test_x_is_shorter_where_sums_could_overflow(vnni: bool, monkeypatch: Any) -> None:
+def test_inputs_have_fewer_bits_where_sums_could_overflow(vnni: bool, monkeypatch: Any) -> None:
     if "fbgemm" not in torch.backends.quantized.supported_engines:
         pytest.skip("this torch has no fbgemm")
     monkeypatch.setattr("torch.cpu._is_vnni_supported", lambda: vnni)
@@ -241,7 +241,7 @@ def test_an_int8_model_decodes() -> None:
     assert len(next(generate(quantise(fresh("decoder")), [[3]], decoding))[0].tokens) == 5
 
 
-def test_a_wide_matrix_has_an_engine_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wide_matrix_has_its_own_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     engines = ["qnnpack", "x86", "fbgemm"]
     monkeypatch.setattr("addnorm.generate.frozen.available_engines", lambda: engines)
     assert find_engine(outputs=20, inputs=10) == "x86"
@@ -262,7 +262,7 @@ def test_all_engines_agree(engine: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert torch.backends.quantized.engine == before
 
 
-def test_a_torch_without_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_build_without_an_engine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("addnorm.generate.frozen.available_engines", lambda: ["sparkle"])
     message = (
         r"^int8 needs a torch with one of the engines (x86, fbgemm|fbgemm, x86), qnnpack: "

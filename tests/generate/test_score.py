@@ -15,9 +15,7 @@ from tests.generate.test_decode import sharpen, some
 
 @pytest.mark.parametrize("beam", (1, 4))
 @pytest.mark.parametrize("penalty", ("length", "gnmt"))
-def test_log_probabilities_are_those_of_the_target_given_as_a_whole(
-    beam: int, penalty: str
-) -> None:
+def test_scores_equal_those_of_one_forward_pass(beam: int, penalty: str) -> None:
     model = sharpen(make("encoder-decoder"))
     sources = some(5, 2, 8)
     decoding = Decoding(
@@ -61,7 +59,7 @@ def test_a_continuation_is_scored_after_its_prompt() -> None:
         assert found == pytest.approx(expected, abs=1e-10)
 
 
-def test_padding_in_a_target_is_a_token_like_any_other() -> None:
+def test_the_padding_token_in_a_target_is_scored() -> None:
     model = make("encoder-decoder")
     ((found),) = score(model, [[3, 4]], [[5, PAD, 6]], begin=BEGIN)
     plain = make("encoder-decoder", pad=None)
@@ -71,7 +69,7 @@ def test_padding_in_a_target_is_a_token_like_any_other() -> None:
     assert found == pytest.approx(expected, abs=1e-10)
 
 
-def test_logits_are_made_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_are_computed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make("encoder-decoder")
     sources, targets = some(3, 4), some(9, 8)
     whole = list(score(model, sources, targets, begin=BEGIN))
@@ -83,7 +81,7 @@ def test_logits_are_made_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(shape[1] for shape in shapes) == 4 and shapes[0][2] == VOCAB
 
 
-def test_what_cannot_be_scored() -> None:
+def test_invalid_pairs_are_refused() -> None:
     both, decoder = make("encoder-decoder"), make("decoder")
     message = (
         r"^an encoder-decoder needs a begin token and a decoder takes none: got begin={} "

@@ -292,7 +292,7 @@ def test_every_arrangement_has_a_formula() -> None:
 @pytest.mark.parametrize(
     ("addnorm", "options"), [(name, {}) for name in FORMULAS] + OPTIONS, ids=str
 )
-def test_arrangement_is_its_formula(addnorm: str, options: dict, mode: str, norm: str) -> None:
+def test_arrangement_equals_its_formula(addnorm: str, options: dict, mode: str, norm: str) -> None:
     model = make(mode, addnorm, addnorm_options=options, norm=norm)
     model = randomise_(model.double())
     ids = ids_for(mode)
@@ -322,7 +322,7 @@ def test_mix_is_post_in_the_first_quarter(depth: int, kinds: str) -> None:
     torch.testing.assert_close(model.hidden(*ids), wanted, rtol=0, atol=1e-10)
 
 
-def test_place_knows_first_and_last() -> None:
+def test_first_and_last_box_of_a_block() -> None:
     places = [
         Place(width=4, layer=step // 3, depth=2, role="ffn", step=step, steps=6, side="decoder")
         for step in range(6)
@@ -353,7 +353,7 @@ def test_every_parameter_gets_a_gradient(addnorm: str, options: dict, mode: str)
 @pytest.mark.parametrize("mode", slow_except(("decoder",), MODES))
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("addnorm", ADDNORMS)
-def test_every_arrangement_meets_every_norm(addnorm: str, norm: str, mode: str) -> None:
+def test_every_arrangement_works_with_every_norm(addnorm: str, norm: str, mode: str) -> None:
     changes = dict(norm=norm, head="token", depth=2)
     if norm == "instance" and mode != "encoder":
         with pytest.raises(ConfigError, match=f"norm=instance averages over .* mode={mode}"):
@@ -373,7 +373,7 @@ def test_every_arrangement_meets_every_norm(addnorm: str, norm: str, mode: str) 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("addnorm", ADDNORMS)
-def test_a_stack_of_no_blocks_is_its_ends(addnorm: str, mode: str) -> None:
+def test_a_stack_without_blocks_applies_only_its_ends(addnorm: str, mode: str) -> None:
     model = make(mode, addnorm, depth=0, decoder_depth=None, norm_eps=1e-30).double()
     ids = ids_for(mode)
     x = model.tokens(ids[-1])
@@ -450,13 +450,13 @@ def test_impossible_options_are_refused(
         make("encoder", addnorm, addnorm_options={option: value})
 
 
-def test_sub_ln_has_its_own_rule_and_cannot_also_shrink() -> None:
+def test_sub_ln_has_no_shrink_option() -> None:
     with pytest.raises(ConfigError, match=r"addnorm_options has no 'shrink'\. It has no options\."):
         make("encoder", "sub-ln", addnorm_options={"shrink": True})
 
 
 @pytest.mark.parametrize("addnorm", ADDNORMS)
-def test_final_norm_is_for_arrangements_without_one(addnorm: str) -> None:
+def test_final_norm_needs_an_arrangement_without_one(addnorm: str) -> None:
     if addnorm in CLOSES:
         with pytest.raises(ConfigError, match=f"addnorm={addnorm} ends with one"):
             make("encoder", addnorm, final_norm=True)
@@ -479,7 +479,7 @@ def test_hyper_connections_start_as_pre_norm(mode: str, streams: int) -> None:
 
 
 @pytest.mark.parametrize("streams", [1, 3, 4])
-def test_hyper_connections_have_as_many_streams_as_asked(streams: int) -> None:
+def test_hyper_connections_have_the_configured_number_of_streams(streams: int) -> None:
     model = make("encoder", "hyper", addnorm_options={"streams": streams})
     x = torch.randn(2, 3, 8)
     assert model.encoder.stack.ends.open(x).shape == (streams, 2, 3, 8)
@@ -491,7 +491,7 @@ def test_hyper_connections_have_as_many_streams_as_asked(streams: int) -> None:
         assert torch.equal(fixed[:, -1], torch.ones(streams))
 
 
-def test_bare_start_leaves_out_the_very_first_norm_alone() -> None:
+def test_bare_start_omits_only_the_first_norm() -> None:
     bare = make("encoder", "pre", addnorm_options={"bare_start": True}).state_dict()
     whole = make("encoder", "pre").state_dict()
     first = "encoder.stack.blocks.0.addnorms.attention.norm"
@@ -518,14 +518,16 @@ def test_res_post_that_starts_at_zero_is_the_identity(mode: str) -> None:
         (2, {"start": 1}, 1.0),
     ],
 )
-def test_layerscale_starts_by_depth_or_as_told(depth: int, options: dict, start: float) -> None:
+def test_layerscale_starts_by_depth_or_as_configured(
+    depth: int, options: dict, start: float
+) -> None:
     place = Place(width=4, layer=0, depth=depth, role="ffn", step=0, steps=depth, side="encoder")
     box = ADDNORMS["layerscale"](place, lambda width: LayerNorm(width, 1e-5, True), **options)
     assert torch.equal(box.scale, torch.full((4,), start))
 
 
 @pytest.mark.parametrize("steps", [12, 24, 36, 200])
-def test_admin_growth_log_is_a_constant_of_the_depth(steps: int) -> None:
+def test_admin_growth_log_depends_on_the_depth_only(steps: int) -> None:
     published = {12: 2.017, 24: 2.601, 36: 3.041, 200: 6.075}
     place = Place(
         width=4, layer=0, depth=steps // 2, role="ffn", step=0, steps=steps, side="encoder"
@@ -536,13 +538,13 @@ def test_admin_growth_log_is_a_constant_of_the_depth(steps: int) -> None:
 
 
 @pytest.mark.parametrize(("share", "posts"), [(0.0, 0), (0.25, 1), (0.5, 2), (1.0, 4)])
-def test_mix_share_is_the_part_that_is_post_norm(share: float, posts: int) -> None:
+def test_mix_share_is_the_fraction_of_post_norm_blocks(share: float, posts: int) -> None:
     model = make("encoder", "mix", addnorm_options={"share": share})
     kinds = [block_of(model, layer).addnorms["ffn"].is_post for layer in range(4)]
     assert kinds == [True] * posts + [False] * (4 - posts)
 
 
-def test_residual_gain_is_on_the_shortcut_of_the_feed_forward_alone() -> None:
+def test_residual_gain_is_only_on_the_feed_forward_shortcut() -> None:
     with_gain = make("encoder-decoder", "normformer", addnorm_options={"residual_gain": True})
     without = make("encoder-decoder", "normformer")
     added = set(with_gain.state_dict()) - set(without.state_dict())
@@ -555,7 +557,7 @@ def test_residual_gain_is_on_the_shortcut_of_the_feed_forward_alone() -> None:
     assert torch.equal(box(x, torch.zeros_like), torch.arange(8.0) * x)
 
 
-def test_rezero_starts_as_the_identity_and_only_its_scalar_can_move() -> None:
+def test_rezero_starts_as_the_identity_and_only_its_scalar_has_a_gradient() -> None:
     model = make("encoder", "rezero")
     (ids,) = ids_for("encoder")
     hidden = model.hidden(ids)

@@ -193,7 +193,7 @@ def check(attention: Attention, variant: Variant, x: Tensor, context: Context, s
         *((name, mask) for name in VARIANTS for mask in ("visible", "causal padding", "pattern")),
     ],
 )
-def test_self_attention_is_the_loop(name: str, mask: str) -> None:
+def test_self_attention_equals_the_loop(name: str, mask: str) -> None:
     attention = make(SelfAttention, VARIANTS[name])
     allowed, seen = MASKS[mask]
     check(attention, VARIANTS[name], draw(BATCH, LENGTH, WIDTH), Context(mask=allowed), seen)
@@ -201,7 +201,7 @@ def test_self_attention_is_the_loop(name: str, mask: str) -> None:
 
 @pytest.mark.parametrize("kind", ["linear-bias", "buckets"])
 @pytest.mark.parametrize("name", ["plain", "grouped cap", "grouped additive"])
-def test_what_positions_say_is_added_to_the_scores(name: str, kind: str) -> None:
+def test_the_bias_of_positions_is_added_to_the_scores(name: str, kind: str) -> None:
     """After the scale and the cap, and to every score alike."""
     variant, positions = VARIANTS[name], place(kind, causal=True)
 
@@ -224,7 +224,7 @@ def test_what_positions_say_is_added_to_the_scores(name: str, kind: str) -> None
 
 @pytest.mark.parametrize("mask", ["visible", "padding", "pattern"])
 @pytest.mark.parametrize("name", VARIANTS)
-def test_memory_attention_is_the_loop(name: str, mask: str) -> None:
+def test_memory_attention_equals_the_loop(name: str, mask: str) -> None:
     attention = make(MemoryAttention, VARIANTS[name])
     allowed, seen = MASKS[mask]
     if mask == "pattern":
@@ -235,7 +235,7 @@ def test_memory_attention_is_the_loop(name: str, mask: str) -> None:
 
 @pytest.mark.parametrize("bias", ["all", "qkv", "none"])
 @pytest.mark.parametrize("kind", [SelfAttention, MemoryAttention])
-def test_biases_are_where_they_are_asked_for(kind: type[Attention], bias: str) -> None:
+def test_biases_follow_the_configuration(kind: type[Attention], bias: str) -> None:
     attention = make(kind, Variant(), bias=bias)
     found = {name for name, _ in attention.named_parameters() if name.endswith("bias")}
     inputs = {"input.bias"} | ({"memory.bias"} if kind is MemoryAttention else set())
@@ -266,7 +266,7 @@ def test_grouped_heads_are_tiled_heads(score: str, kv_heads: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [SelfAttention, MemoryAttention])
-def test_scaling_touches_values_and_output_alone(kind: type[Attention]) -> None:
+def test_only_values_and_output_are_scaled(kind: type[Attention]) -> None:
     attention = make(kind, VARIANTS["two key heads"])
     before = {name: part.clone() for name, part in attention.named_parameters()}
     matrices = {name: part.clone() for name, part in attention.matrices().items()}
@@ -349,7 +349,7 @@ def gradients(attention: Attention, positions: Positions, mask: Mask, x: Tensor)
 @pytest.mark.parametrize("positions", PLACED)
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("mask", MASKS)
-def test_pieces_are_the_whole(
+def test_chunks_equal_the_whole(
     mask: str, score: str, positions: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scheme = place(positions, mask.startswith("causal"))
@@ -380,7 +380,7 @@ def test_pieces_are_the_whole(
 
 
 @pytest.mark.parametrize("score", SCORES)
-def test_memory_attention_in_pieces(score: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_attention_in_chunks(score: str, monkeypatch: pytest.MonkeyPatch) -> None:
     attention = make(MemoryAttention, Variant(), score=SCORES[score](), dropout=NEVER)
     memory, x = draw(BATCH, LENGTH, WIDTH), draw(BATCH, 5, WIDTH)
 
@@ -395,7 +395,7 @@ def test_memory_attention_in_pieces(score: str, monkeypatch: pytest.MonkeyPatch)
     torch.testing.assert_close(run(), whole, rtol=0, atol=1e-10)
 
 
-def test_a_light_mask_needs_no_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_implicit_mask_needs_no_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scores, "MAX_TABLE_ENTRIES", 0)
     monkeypatch.setattr(scores, "_mix_in_chunks", None)
     attention, x = make(SelfAttention, Variant()), draw(BATCH, LENGTH, WIDTH)
@@ -422,7 +422,7 @@ PATHS = {
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("kv_heads", [HEADS, 2])
 @pytest.mark.parametrize("path", PATHS)
-def test_a_query_that_sees_nothing_gets_nothing(
+def test_a_query_that_sees_no_key_gets_zeros(
     path: str, kv_heads: int, whole: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mask, score, positions = PATHS[path]
@@ -455,7 +455,9 @@ def test_a_query_that_sees_nothing_gets_nothing(
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("mask", MASKS)
 @torch.no_grad()
-def test_maps_are_weights_and_asking_changes_no_bit(mask: str, score: str, positions: str) -> None:
+def test_maps_are_weights_and_change_no_bit_of_the_result(
+    mask: str, score: str, positions: str
+) -> None:
     scheme = place(positions, causal=False)
     local = scheme.local(WIDTH, HEADS, HEAD_WIDTH)
     attention = make(SelfAttention, Variant(kv_heads=2), score=SCORES[score](), local=local)
@@ -477,7 +479,7 @@ def test_maps_are_weights_and_asking_changes_no_bit(mask: str, score: str, posit
 
 @pytest.mark.parametrize("path", ["fused", "plain"])
 @pytest.mark.parametrize("positions", PLACED)
-def test_asking_for_maps_changes_no_gradient(positions: str, path: str) -> None:
+def test_maps_change_no_gradient(positions: str, path: str) -> None:
     scheme = place(positions, causal=True)
     local = scheme.local(WIDTH, HEADS, HEAD_WIDTH)
     score = SCORES["dot" if path == "fused" else "cap"]()
@@ -514,7 +516,7 @@ def test_dropout_on_the_weights_keeps_the_mean(mask: str, score: str) -> None:
     assert bool(((noisy.mean(0) - calm[0]).abs() < 5 * sigma).all())
 
 
-def test_dropout_rests_in_evaluation() -> None:
+def test_no_dropout_in_evaluation() -> None:
     attention = make(SelfAttention, Variant(), dropout=0.5)
     x, context = draw(BATCH, LENGTH, WIDTH), Context(mask=Mask.causal())
     assert not torch.equal(attention(x, context), attention(x, context))

@@ -92,7 +92,7 @@ def test_piecewise() -> None:
     close(embed(X), per_column(vectors, embed.project.weight, embed.project.bias, cut=True))
 
 
-def test_piecewise_is_finite_and_goes_on_beyond_the_ends() -> None:
+def test_piecewise_is_finite_and_linear_beyond_the_edges() -> None:
     embed = PiecewiseNumbers(1, WIDTH, edges=[[0.0, 1.0, 2.0]])
     assert all(bool(buffer.isfinite().all()) for buffer in embed.buffers())
     close(embed.encode(torch.tensor([[-3.0], [5.0]])), torch.tensor([[[-3.0, 0.0]], [[1.0, 4.0]]]))
@@ -113,7 +113,7 @@ def test_hidden() -> None:
     close(embed(X), per_column(vectors, embed.project.weight, embed.project.bias, cut=False))
 
 
-def test_categories_have_tables_of_their_own() -> None:
+def test_each_category_column_has_its_own_table() -> None:
     embed = Categories((2, 3), WIDTH)
     codes = torch.tensor([[0, 0], [1, 2]])
     found = embed(codes)
@@ -123,7 +123,7 @@ def test_categories_have_tables_of_their_own() -> None:
             close(found[r, j], embed.weight[starts[j] + int(codes[r, j])] + embed.bias[j])
 
 
-def test_named_categories_say_the_column_first() -> None:
+def test_named_categories_start_with_the_column() -> None:
     embed = NamedCategories((2, 3), 16)
     found = embed(torch.tensor([[1, 2]]))
     assert embed.bias.shape == (2, 2) and embed.weight.shape == (5, 14)
@@ -144,7 +144,7 @@ def test_numbers_come_before_categories_and_missing_ones_have_their_own_vector()
     close(found[:, 2:], columns.categories(codes))
 
 
-def test_gradients_do_not_meet_the_missing() -> None:
+def test_missing_values_have_no_gradient() -> None:
     missing = uniform(1, WIDTH, width=WIDTH)
     columns = Columns(PeriodicNumbers(1, WIDTH), None, missing)
     columns(torch.tensor([[math.nan], [1.0]]), torch.zeros(2, 0)).sum().backward()

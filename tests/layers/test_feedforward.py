@@ -73,7 +73,7 @@ def test_every_feed_forward_has_a_formula() -> None:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("name", FEEDFORWARDS)
 @torch.no_grad()
-def test_feed_forward_is_its_formula(name: str, bias: bool) -> None:
+def test_feed_forward_equals_its_formula(name: str, bias: bool) -> None:
     ffn, x = make(name, bias=bias), draw()
     projected = x @ ffn.input.weight.T + (ffn.input.bias if bias else 0)
     if name in GATED:
@@ -89,7 +89,7 @@ def test_feed_forward_is_its_formula(name: str, bias: bool) -> None:
 
 @pytest.mark.parametrize("name", ["relu", "swiglu"])
 @torch.no_grad()
-def test_inner_stands_after_the_activation(name: str) -> None:
+def test_inner_follows_the_activation(name: str) -> None:
     inner = LayerNorm(INNER, 1e-5, True)
     ffn, x = make(name, inner=inner), draw()
     middle = ffn.activate(x @ ffn.input.weight.T + ffn.input.bias)
@@ -101,7 +101,7 @@ def test_inner_stands_after_the_activation(name: str) -> None:
 
 
 @torch.no_grad()
-def test_dropout_stands_before_the_output_projection() -> None:
+def test_dropout_precedes_the_output_projection() -> None:
     ffn, x = make("relu", dropout=0.5), draw()
     ffn.output.weight.copy_(torch.eye(WIDTH, INNER))
     ffn.output.bias.zero_()
@@ -112,7 +112,7 @@ def test_dropout_stands_before_the_output_projection() -> None:
 
 
 @pytest.mark.parametrize("name", FEEDFORWARDS)
-def test_scaling_spares_the_gate(name: str) -> None:
+def test_the_gate_is_not_scaled(name: str) -> None:
     ffn = make(name)
     before = {key: weight.clone() for key, weight in ffn.matrices().items()}
     biases = ffn.input.bias.clone(), ffn.output.bias.clone()

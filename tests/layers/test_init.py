@@ -135,7 +135,7 @@ def test_shrinking_divides_the_outputs_by_root_steps(mode: str) -> None:
 
 
 @pytest.mark.parametrize("addnorm", sorted(set(ADDNORMS) - set(RULES)))
-def test_other_arrangements_leave_the_common_rule_alone(addnorm: str) -> None:
+def test_other_arrangements_keep_the_common_initialisation(addnorm: str) -> None:
     found = ratios(make("encoder-decoder", addnorm), make("encoder-decoder", "post"))
     assert set(found.values()) == {1.0}
 
@@ -199,7 +199,7 @@ def test_t_fixup_scales_the_embedding(mode: str, tie: str, depths: dict[str, int
 
 
 @pytest.mark.parametrize("init", ["xavier", "normal", "torch"])
-def test_each_matrix_is_filled_by_itself(init: str) -> None:
+def test_each_matrix_is_filled_separately(init: str) -> None:
     """Xavier's bound is that of each of query, key and value, not of the three joined."""
     width, ffn_width = 64, 96
     model = make("encoder", "post", init=init, init_std=0.03, width=width, ffn_width=ffn_width)
@@ -250,7 +250,7 @@ def variance(x: Tensor) -> float:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_measuring_is_the_plain_loop(mode: str) -> None:
+def test_measuring_equals_the_plain_loop(mode: str) -> None:
     model = randomise_(make(mode, "admin").double())
     ids = ids_for(mode)
     wanted = measured(model, *ids)
@@ -266,7 +266,7 @@ def test_measuring_is_the_plain_loop(mode: str) -> None:
             torch.testing.assert_close(box.omega, torch.full_like(box.omega, omega))
 
 
-def test_measuring_again_finds_the_same() -> None:
+def test_measuring_twice_gives_the_same_omegas() -> None:
     model = make("encoder-decoder", "admin").double()
     ids = ids_for("encoder-decoder")
     first = measure_(model, lambda: model(*ids))
@@ -291,7 +291,7 @@ def test_omega_grows_with_the_variance_of_the_branches() -> None:
         assert omega**2 == pytest.approx(1 + sum(variances[:i]), rel=0.01)
 
 
-def test_measuring_leaves_the_model_as_it_was() -> None:
+def test_measuring_changes_only_omega() -> None:
     model = make("encoder", "admin", dropout=0.2)
     model.eval()
     block = model.encoder.stack.blocks[1]
@@ -313,7 +313,7 @@ def test_measuring_leaves_the_model_as_it_was() -> None:
     assert not any(part._forward_pre_hooks for part in model.modules())
 
 
-def test_a_failed_measuring_leaves_modes_and_hooks_as_they_were() -> None:
+def test_a_failed_measuring_restores_modes_and_hooks() -> None:
     model = make("encoder", "admin").eval()
 
     def run() -> None:
@@ -363,13 +363,13 @@ def test_a_folded_admin_computes_the_same(mode: str, norm: str, tie: str) -> Non
     ids=str,
 )
 @torch.no_grad()
-def test_folding_meets_other_choices(changes: dict) -> None:
+def test_folding_works_with_other_options(changes: dict) -> None:
     model = randomise_(make("encoder-decoder", "admin", **changes).double())
     ids = ids_for("encoder-decoder")
     torch.testing.assert_close(fold(model)(*ids), model(*ids), rtol=0, atol=1e-10)
 
 
-def test_folding_leaves_the_model_alone() -> None:
+def test_folding_does_not_change_the_model() -> None:
     model = randomise_(make("encoder", "admin")).eval()
     before = {name: part.clone() for name, part in model.state_dict().items()}
     folded = fold(model)
@@ -386,7 +386,7 @@ def test_folding_keeps_the_type_of_the_weights(dtype: torch.dtype) -> None:
     assert {part.dtype for part in fold(model).parameters()} == {dtype}
 
 
-def test_folding_a_stack_of_no_blocks() -> None:
+def test_folding_a_stack_without_blocks() -> None:
     model = make("encoder", "admin", depth=0)
     ids = ids_for("encoder")
     assert torch.equal(fold(model)(*ids), model(*ids))

@@ -91,7 +91,7 @@ def test_every_norm_has_a_formula() -> None:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("name", NORMS)
 @torch.no_grad()
-def test_norm_is_its_formula(name: str, bias: bool, size: float) -> None:
+def test_norm_equals_its_formula(name: str, bias: bool, size: float) -> None:
     norm = make(name, bias)
     x = size * (torch.randn(SHAPE, dtype=torch.float64) + 0.5)
     torch.testing.assert_close(norm(x), FORMULAS[name](x, norm, EPS), rtol=1e-10, atol=1e-14)
@@ -99,7 +99,7 @@ def test_norm_is_its_formula(name: str, bias: bool, size: float) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(NORMS) - {"none"}))
 @torch.no_grad()
-def test_another_epsilon_gives_another_answer(name: str) -> None:
+def test_another_epsilon_gives_another_result(name: str) -> None:
     """What makes the test above one of ε as well."""
     norm = make(name)
     x = 1e-6 * torch.randn(SHAPE, dtype=torch.float64)
@@ -139,7 +139,7 @@ def test_gains_start_at_one_and_offsets_at_zero(name: str, bias: bool, parameter
 
 
 @torch.no_grad()
-def test_batch_norm_remembers_the_statistics_of_training() -> None:
+def test_batch_norm_uses_the_statistics_of_training_in_evaluation() -> None:
     norm = make("batch")
     x = torch.randn(SHAPE, dtype=torch.float64) * 2 + 1
     norm(x)
@@ -152,7 +152,7 @@ def test_batch_norm_remembers_the_statistics_of_training() -> None:
 
 @pytest.mark.parametrize("name", ["layer", "rms", "scale"])
 @torch.no_grad()
-def test_each_position_is_normed_by_itself(name: str) -> None:
+def test_each_position_is_normalised_separately(name: str) -> None:
     norm = make(name)
     x = torch.randn(SHAPE, dtype=torch.float64)
     changed = x.clone()
@@ -164,7 +164,7 @@ def test_each_position_is_normed_by_itself(name: str) -> None:
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 @torch.no_grad()
-def test_add_and_norm_lands_on_the_sphere(scale: float) -> None:
+def test_add_and_norm_has_mean_zero_and_norm_root_width(scale: float) -> None:
     """N(x + F(x)) before γ and β: mean 0 and norm √d, whatever came in."""
     width = 16
     place = Place(width=width, layer=0, depth=1, role="ffn", step=0, steps=1, side="encoder")

@@ -66,7 +66,7 @@ def test_the_table_of_base_100_and_width_4() -> None:
 @pytest.mark.parametrize("base", [100.0, 10000.0])
 @pytest.mark.parametrize("width", [4, 10])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_sinusoids_are_their_formula(layout: str, width: int, base: float) -> None:
+def test_sinusoids_equal_their_formula(layout: str, width: int, base: float) -> None:
     table = sinusoids(torch.arange(30), width, base, layout)
     wanted = [[entry(p, c, width, base, layout) for c in range(width)] for p in range(30)]
     torch.testing.assert_close(table, torch.tensor(wanted, dtype=torch.float64), rtol=0, atol=1e-12)
@@ -101,7 +101,7 @@ def test_rows_are_bounded_unique_and_of_one_length(layout: str) -> None:
 
 @pytest.mark.parametrize("k", [1, 3, 17])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_step_is_one_rotation_wherever_it_starts(layout: str, k: int) -> None:
+def test_a_shift_is_the_same_rotation_at_every_position(layout: str, k: int) -> None:
     """PE(p + k) = R_k PE(p)."""
     width, half = 8, 4
     rotation = torch.zeros(width, width).double()
@@ -116,7 +116,7 @@ def test_a_step_is_one_rotation_wherever_it_starts(layout: str, k: int) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_dot_products_depend_on_the_offset_alone(layout: str) -> None:
+def test_dot_products_depend_only_on_the_offset(layout: str) -> None:
     table = sinusoids(torch.arange(40), 8, 10000.0, layout)
     products = table @ table.T
     for p in range(40):
@@ -126,7 +126,7 @@ def test_dot_products_depend_on_the_offset_alone(layout: str) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_sinusoidal_adds_the_table_at_the_places(layout: str) -> None:
+def test_sinusoidal_adds_the_rows_of_the_positions(layout: str) -> None:
     positions = Sinusoidal(8, 2, 4, 16, False, base=100.0, layout=layout)
     x = torch.randn(2, 3, 8, dtype=torch.float64)
     places = torch.tensor([[0, 1, 2], [5, 100_000, 0]])
@@ -142,7 +142,7 @@ def test_sinusoidal_adds_the_table_at_the_places(layout: str) -> None:
 
 
 @pytest.mark.parametrize("offset", [0, 2])
-def test_learned_adds_a_row_a_place(offset: int) -> None:
+def test_learned_adds_the_row_of_each_position(offset: int) -> None:
     positions = Learned(8, 2, 4, 5, False, offset=offset)
     assert positions.weight.shape == (5 + offset, 8)
     x, places = torch.randn(1, 3, 8), torch.tensor([4, 0, 2])
@@ -159,7 +159,7 @@ def test_learned_refuses_a_sequence_that_is_too_long(offset: int) -> None:
         model(torch.ones(1, 6).long())
 
 
-def test_learned_counts_places_and_not_padding() -> None:
+def test_learned_positions_do_not_count_padding() -> None:
     model = make("learned", length=4, pad=0)
     model(torch.tensor([[0, 0, 1, 2], [1, 2, 3, 4]]))
     with pytest.raises(InputError, match="hold 4 positions"):
@@ -176,7 +176,7 @@ def pairs_of(width: int, layout: str) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("base", [100.0, 10000.0])
 @pytest.mark.parametrize("layout", ["interleaved", "halves"])
-def test_rotary_turns_complex_numbers(layout: str, base: float) -> None:
+def test_rotary_rotates_complex_numbers(layout: str, base: float) -> None:
     width = 6
     x = torch.randn(2, 3, 5, width, dtype=torch.float64)
     slots = torch.tensor([0, 1, 2, 7, 1000])
@@ -190,7 +190,7 @@ def test_rotary_turns_complex_numbers(layout: str, base: float) -> None:
 
 
 @pytest.mark.parametrize("layout", ["interleaved", "halves"])
-def test_rotary_scores_depend_on_the_difference_alone(layout: str) -> None:
+def test_rotary_scores_depend_only_on_the_difference(layout: str) -> None:
     rotary = Rotary(12, 2, 6, 16, False, layout=layout)
     q, k = torch.randn(2, 1, 1, 1, 6, dtype=torch.float64)
 
@@ -306,7 +306,7 @@ def test_buckets_look_ahead_in_an_encoder_only() -> None:
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_relative_is_its_formula_pair_by_pair(causal: bool) -> None:
+def test_relative_equals_its_formula_pair_by_pair(causal: bool) -> None:
     """(q_i + u)·k_j + (q_i + v)·W r_(i−j), over √head_width."""
     width, heads, head_width, length = 8, 2, 3, 5
     positions = Relative(width, heads, head_width, 16, causal)

@@ -69,7 +69,7 @@ def mean(rows: Iterator[list[float]]) -> list[float]:
     return [sum(column) / len(column) for column in zip(*rows, strict=True)]
 
 
-def test_post_norm_keeps_one_size_at_every_depth() -> None:
+def test_post_norm_has_the_same_norm_at_every_depth() -> None:
     """Lemma 2: E‖x‖² = 3/2 width before the last norm of every block."""
     found = mean(sizes("post", seed) for seed in range(8))
     assert len(found) == DEPTH

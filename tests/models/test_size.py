@@ -91,7 +91,7 @@ def test_images_are_counted(size: str) -> None:
 
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.slow), 0.1])
-def test_activations_are_what_autograd_keeps(name: str, dropout: float) -> None:
+def test_activations_are_what_autograd_saves(name: str, dropout: float) -> None:
     config = VARIANTS[name].replace(dropout=dropout)
     model, formula = build(config).train(), cost(config, LENGTH, BATCH)
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
@@ -117,7 +117,7 @@ def test_activations_are_what_autograd_keeps(name: str, dropout: float) -> None:
         assert measured / formula.activations == pytest.approx(1, abs=0.06)
 
 
-def test_cache_is_what_the_model_sets_aside() -> None:
+def test_cache_is_what_the_model_allocates() -> None:
     config = presets.marian(**SMALL, kv_heads=2, decoder_depth=3)
     model, formula = build(config), cost(config, LENGTH, BATCH)
     cache = model.cache(BATCH, LENGTH)
@@ -130,7 +130,7 @@ def test_cache_is_what_the_model_sets_aside() -> None:
 @pytest.mark.parametrize(
     "config", [presets.base(), presets.gpt2(), presets.bert(width=256, heads=4), presets.llama()]
 )
-def test_scores_overtake_the_rest_where_it_says(config: Config) -> None:
+def test_scores_overtake_the_rest_at_the_stated_length(config: Config) -> None:
     at = cost(config).attention_overtakes_at
     assert at is not None
     for length, more in ((at - 1, False), (at, True)):
@@ -144,7 +144,7 @@ def test_without_a_head_scores_overtake_at_six_widths() -> None:
     assert cost(presets.bert(width=64, heads=4, head="none")).attention_overtakes_at == 6 * 64
 
 
-def test_a_window_is_never_overtaken() -> None:
+def test_scores_of_a_window_never_overtake() -> None:
     assert cost(presets.gpt2(window=128)).attention_overtakes_at is None
 
 

@@ -111,7 +111,7 @@ def test_saint() -> None:
     close(model(x, codes)[:, 0], relu(z) @ w["head.weight"][0].T + w["head.bias"][0], 1e-9)
 
 
-def test_rows_meet_in_saint_alone() -> None:
+def test_only_saint_depends_on_the_other_rows() -> None:
     x, codes = draw()
     for kind in ("ft", "tab", "saint"):
         model = make(kind)
@@ -123,7 +123,7 @@ def test_rows_meet_in_saint_alone() -> None:
 
 @pytest.mark.parametrize("addnorm", ADDNORMS)
 @pytest.mark.parametrize("kind", ("ft", "tab", "saint"))
-def test_every_arrangement_serves_tables(kind: str, addnorm: str) -> None:
+def test_every_arrangement_works_for_tables(kind: str, addnorm: str) -> None:
     model = make(kind, trunk={"addnorm": addnorm})
     x, codes = draw()
     found = model(x, codes)
@@ -132,7 +132,7 @@ def test_every_arrangement_serves_tables(kind: str, addnorm: str) -> None:
 
 
 @pytest.mark.parametrize("norm", ("rms", "scale", "batch", "instance", "none"))
-def test_every_norm_serves_tables(norm: str) -> None:
+def test_every_norm_works_for_tables(norm: str) -> None:
     model = make("ft", trunk={"norm": norm})
     x, codes = draw()
     maps: dict[str, Tensor] = {}
@@ -140,7 +140,7 @@ def test_every_norm_serves_tables(norm: str) -> None:
 
 
 @pytest.mark.parametrize("embedding", ("linear", "periodic", "piecewise", "hidden"))
-def test_every_embedding_serves_tables(embedding: str) -> None:
+def test_every_embedding_works_for_tables(embedding: str) -> None:
     options: dict[str, Any] = (
         {"edges": [[0.0, 1.0], [0.0, 2.0]]} if embedding == "piecewise" else {}
     )
@@ -150,7 +150,7 @@ def test_every_embedding_serves_tables(embedding: str) -> None:
     assert bool(model(x, codes).isfinite().all())
 
 
-def test_members_have_scales_and_heads_of_their_own() -> None:
+def test_each_member_has_its_own_scale_and_head() -> None:
     """Each is a model of one member that is given the tokens through the member's scale."""
     model, alone = make("ft", members=3), make("ft")
     assert isinstance(model, FTTransformerModel) and isinstance(alone, FTTransformerModel)
@@ -168,7 +168,7 @@ def test_members_have_scales_and_heads_of_their_own() -> None:
     close(model.states(model.tokens(x, codes)), sum(columns) / 3)
 
 
-def test_scales_of_members_start_as_signs() -> None:
+def test_scales_of_members_start_as_random_signs() -> None:
     torch.manual_seed(0)
     trunk = trunk_of("ft", width=16, depth=1, ffn_width=8)
     config = TabularConfig(kind="ft", numbers=2, categories=(3,), outputs=1, trunk=trunk, members=4)
@@ -189,7 +189,7 @@ def test_maps_change_nothing_and_have_names() -> None:
     assert maps["1.row_attention"].shape == (1, 4, 3, 3)
 
 
-def test_a_missing_number_is_learnt_in_tab_transformer() -> None:
+def test_tab_transformer_learns_a_value_for_missing_numbers() -> None:
     model = make("tab")
     assert isinstance(model, TabTransformerModel) and model.missing is not None
     x, codes = draw()
@@ -199,20 +199,20 @@ def test_a_missing_number_is_learnt_in_tab_transformer() -> None:
 
 
 @pytest.mark.parametrize("numbers", (1, 2))
-def test_a_norm_does_not_swallow_one_or_two_numbers(numbers: int) -> None:
+def test_one_or_two_numbers_are_not_normalised(numbers: int) -> None:
     model = make("tab", numbers=numbers)
     x, codes = torch.randn(3, numbers).double(), draw()[1]
     assert not torch.allclose(model(x, codes), model(2 * x + 1, codes))
 
 
-def test_a_table_of_numbers_alone_serves_tab_transformer() -> None:
+def test_tab_transformer_works_without_categories() -> None:
     model = make("tab", categories=())
     assert model(torch.randn(3, 2).double(), torch.zeros(3, 0).long()).shape == (3, 1, 2)
     with pytest.raises(ConfigError, match="must have at least one feature column: got none"):
         make("tab", categories=(), numbers=0)
 
 
-def test_decay_spares_tokenizer_norms_and_biases() -> None:
+def test_columns_norms_and_biases_have_no_weight_decay() -> None:
     model = make("ft")
     spared = model.no_decay()
     for name, parameter in model.named_parameters():

@@ -36,7 +36,7 @@ def spread(values: Tensor, end: float) -> None:
     assert float(given.std()) == pytest.approx(end / math.sqrt(3), rel=0.15)
 
 
-def test_the_tokenizer_begins_as_published() -> None:
+def test_the_feature_tokenizer_is_initialised_as_published() -> None:
     """Even between ±1/√width: weights, biases, categories, the summary; missing values too."""
     model = network()
     columns = model.columns
@@ -46,7 +46,7 @@ def test_the_tokenizer_begins_as_published() -> None:
     assert columns.categories.weight.shape == (90, 64) and columns.missing.shape == (3, 64)
 
 
-def test_heads_of_members_begin_as_linear_layers_do() -> None:
+def test_heads_of_members_are_initialised_like_linear_layers() -> None:
     model = network(members=5)
     assert model.head.weight.shape == (5, 2, 64) and model.head.bias.shape == (5, 2)
     for member in model.head.weight:
@@ -55,7 +55,7 @@ def test_heads_of_members_begin_as_linear_layers_do() -> None:
     assert len({tuple(member.flatten().tolist()) for member in model.head.weight}) == 5
 
 
-def test_embeddings_of_numbers_begin_as_published() -> None:
+def test_embeddings_of_numbers_are_initialised_as_published() -> None:
     periodic = PeriodicNumbers(20, 8)
     assert periodic.frequency.shape == (20, 48)
     assert float(periodic.frequency.detach().std()) == pytest.approx(0.05, rel=0.1)
@@ -68,7 +68,7 @@ def test_embeddings_of_numbers_begin_as_published() -> None:
     spread(hidden.project.weight, 1 / 10)
 
 
-def test_the_least_that_embeddings_take() -> None:
+def test_smallest_sizes_of_embeddings() -> None:
     x = torch.tensor([[0.5, -2.0]])
     assert PeriodicNumbers(2, 8, frequencies=1, sigma=1e-3)(x).shape == (1, 2, 8)
     assert HiddenNumbers(2, 8, units=1)(x).shape == (1, 2, 8)
@@ -78,7 +78,7 @@ def test_the_least_that_embeddings_take() -> None:
             PeriodicNumbers(2, 8, frequencies=frequencies, sigma=sigma)
 
 
-def test_first_and_last_codes_are_taken() -> None:
+def test_first_and_last_codes_are_accepted() -> None:
     embed = Categories((3, 2, 4), 8)
     found = embed(torch.tensor([[0, 0, 0], [2, 1, 3]]))
     for row, places in enumerate(((0, 3, 5), (2, 4, 8))):
@@ -91,7 +91,7 @@ def test_first_and_last_codes_are_taken() -> None:
 
 
 @pytest.mark.parametrize("kind", ("ft", "saint"))
-def test_without_a_vector_for_missing_numbers_every_number_must_be_there(kind: str) -> None:
+def test_missing_numbers_are_refused_without_a_vector_for_them(kind: str) -> None:
     model: TabularModel = network(kind, missing=False)
     numbers, codes = torch.zeros(2, 3), torch.zeros(2, 2).long()
     assert model(numbers, codes).shape == (2, 1, 2)
@@ -102,7 +102,7 @@ def test_without_a_vector_for_missing_numbers_every_number_must_be_there(kind: s
     assert network(kind, numbers=0)(torch.zeros(2, 0), codes).shape == (2, 1, 2)
 
 
-def test_tokens_are_normed_where_the_trunk_says_so() -> None:
+def test_embed_norm_applies_to_the_tokens() -> None:
     plain, normed = network(), network(trunk={"embed_norm": True})
     assert isinstance(plain, FTTransformerModel) and isinstance(plain.side.norm, nn.Identity)
     assert normed.count() == plain.count() + 2 * 64
@@ -120,7 +120,7 @@ def test_tab_transformers_head_is_four_and_two_times_its_inputs() -> None:
     assert found.shape == (4, 3, 2)
 
 
-def test_decay_spares_what_it_should_in_every_model() -> None:
+def test_parameters_without_weight_decay_in_every_model() -> None:
     """Two groups that have every parameter once; of TabTransformer the tables of categories too."""
     for kind in ("ft", "tab", "saint"):
         for changes in ({}, {"categories": ()}, {"numbers": 0}):

@@ -83,7 +83,7 @@ def draw(numbers: int, sizes: tuple[int, ...], rows: int = 7) -> tuple[Tensor, T
 
 @pytest.mark.parametrize(("numbers", "sizes"), SIZES)
 @pytest.mark.parametrize("blocks", (1, 3))
-def test_the_answers_are_theirs(numbers: int, sizes: tuple[int, ...], blocks: int) -> None:
+def test_outputs_equal_theirs(numbers: int, sizes: tuple[int, ...], blocks: int) -> None:
     ours, theirs = pair(numbers, sizes, blocks, outputs=3)
     x, codes = draw(numbers, sizes)
     with torch.no_grad():
@@ -92,7 +92,7 @@ def test_the_answers_are_theirs(numbers: int, sizes: tuple[int, ...], blocks: in
         assert float(answer.std()) > 0.1
 
 
-def test_the_gradients_are_theirs() -> None:
+def test_gradients_equal_theirs() -> None:
     ours, theirs = pair(2, (3, 4))
     ours.double(), theirs.double()
     x, codes = draw(2, (3, 4))
@@ -114,7 +114,7 @@ def _gradients(model: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize(("numbers", "sizes"), SIZES)
-def test_the_parameters_are_as_many(numbers: int, sizes: tuple[int, ...]) -> None:
+def test_parameter_counts_equal_theirs(numbers: int, sizes: tuple[int, ...]) -> None:
     ours, theirs = pair(numbers, sizes)
     assert ours.count() == sum(p.numel() for p in theirs.parameters())
 
@@ -127,7 +127,7 @@ def test_the_published_count() -> None:
     assert build_tabular(TabularConfig(kind="ft", trunk=trunk_of("ft"), **shape)).count() == 894_913
 
 
-def test_weight_decay_spares_what_theirs_does() -> None:
+def test_weight_decay_applies_to_the_same_parameters() -> None:
     """But for the gain of the last norm, which their code decays."""
     ours, theirs = pair(2, (3, 4))
     spared = sum(p.numel() for p in theirs.make_parameter_groups()[1]["params"])

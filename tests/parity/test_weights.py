@@ -81,7 +81,7 @@ def read_pieces(path: Path) -> list[bytes]:
 
 
 @torch.no_grad()
-def test_stories_are_told_as_published() -> None:
+def test_generated_stories_equal_the_published_ones() -> None:
     """Greedy decoding with the cache, from the begin token alone, gives the published text."""
     options = {"layout": "interleaved"}
     model = addnorm.build(presets.llama("stories260k", position_options=options)).eval()

@@ -86,7 +86,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.trains
-def test_it_learns() -> None:
+def test_training_reduces_the_loss() -> None:
     loop, _ = make(90, dropout=0.0, evaluate_every=10)
     loop.run()
     losses = [row["loss"] for row in loop.state.history]
@@ -94,7 +94,7 @@ def test_it_learns() -> None:
 
 
 @pytest.mark.trains
-def test_accumulated_parts_are_one_big_batch() -> None:
+def test_accumulated_parts_equal_one_large_batch() -> None:
     """Parts with different numbers of targets: only a mean over all tokens comes out equal."""
 
     class Whole(Counting):
@@ -289,7 +289,7 @@ def test_values_that_are_not_finite_and_the_order_of_keys_survive_a_checkpoint(
 
 
 @pytest.mark.trains
-def test_a_step_that_is_not_finite_is_not_applied_and_is_kept(tmp_path: Path) -> None:
+def test_a_step_that_is_not_finite_is_skipped_and_saved(tmp_path: Path) -> None:
     loop, task = make(7, run=tmp_path)
     heard: list[str] = []
     seen: list[tuple[dict[str, Tensor], bool]] = []
@@ -322,7 +322,7 @@ def test_a_step_that_is_not_finite_is_not_applied_and_is_kept(tmp_path: Path) ->
     assert content == {"step": 3}
 
 
-def test_too_many_bad_steps_end_the_run() -> None:
+def test_too_many_skipped_steps_end_the_run() -> None:
     loop, task = make(50, max_skipped_steps=4)
     task.spoil = lambda start: True
     with pytest.raises(DivergedError, match=r"4 steps in a row were not finite.*Try a lower"):

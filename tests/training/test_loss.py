@@ -79,20 +79,20 @@ def test_values_and_gradients_of_any_case(
     case.agree(case.ours(smoothing=smoothing, chunk=chunk), case.torch_s(smoothing))
 
 
-def test_any_shape_in_front_is_taken() -> None:
+def test_any_leading_shape_is_accepted() -> None:
     case = Case()
     hidden, targets = case.hidden[:12].view(2, 3, 2, WIDTH), case.targets[:12].view(2, 3, 2)
     flat = linear_cross_entropy(case.hidden[:12], case.weight, case.targets[:12])
     close(linear_cross_entropy(hidden, case.weight, targets), flat)
 
 
-def test_another_number_may_mean_no_target() -> None:
+def test_the_ignored_target_can_be_changed() -> None:
     case = Case(ignored=0)
     logits = F.linear(case.hidden, case.weight, case.bias)
     case.agree(case.ours(ignore=2), F.cross_entropy(logits, case.targets, ignore_index=2))
 
 
-def test_only_wanted_gradients_are_made() -> None:
+def test_only_required_gradients_are_computed() -> None:
     case = Case()
     for wanted in case.parts:
         for part in case.parts:
@@ -111,7 +111,7 @@ def test_extreme_logits(scale: float, smoothing: float) -> None:
 
 
 @pytest.mark.parametrize("sign", (1, -1))
-def test_a_logit_alone_among_extremes(sign: int) -> None:
+def test_one_moderate_logit_between_extremes(sign: int) -> None:
     hidden = torch.ones(2, 1, dtype=torch.float64, requires_grad=True)
     weight = torch.tensor([[1e4], [-1e4], [sign * 1e4]], dtype=torch.float64, requires_grad=True)
     targets = torch.tensor([0, 1])
@@ -225,7 +225,7 @@ def test_accumulated_gradients_are_those_of_the_whole_batch() -> None:
 # ── The way back ──────────────────────────────────────────────────────────────────────────────────
 
 
-def test_gradients_are_scaled_by_what_comes_from_above() -> None:
+def test_gradients_are_scaled_by_the_incoming_gradient() -> None:
     case = Case()
     plain = torch.autograd.grad(case.ours(), case.parts)
     scaled = torch.autograd.grad(3.5 * case.ours(), case.parts)
@@ -233,7 +233,7 @@ def test_gradients_are_scaled_by_what_comes_from_above() -> None:
         close(3.5 * one, two)
 
 
-def test_the_way_back_can_be_gone_twice() -> None:
+def test_backward_can_be_called_twice() -> None:
     case = Case()
     loss = case.ours()
     first = torch.autograd.grad(loss, case.parts, retain_graph=True)
@@ -260,7 +260,7 @@ def no_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("addnorm.training.loss._add_gradients", never)
 
 
-def test_no_gradient_is_made_that_nobody_can_want(no_gradients: None) -> None:
+def test_no_gradient_is_computed_if_none_is_required(no_gradients: None) -> None:
     case = Case()
     with pytest.raises(GradientMade):
         case.ours()
@@ -270,7 +270,7 @@ def test_no_gradient_is_made_that_nobody_can_want(no_gradients: None) -> None:
 
 
 @pytest.mark.parametrize("without", (torch.no_grad, torch.inference_mode))
-def test_no_gradient_is_made_under_no_grad(without: Any, no_gradients: None) -> None:
+def test_no_gradient_is_computed_under_no_grad(without: Any, no_gradients: None) -> None:
     case = Case()
     with without():
         loss = case.ours()
@@ -305,7 +305,7 @@ class Largest(torch.utils._python_dispatch.TorchDispatchMode):
 
 @pytest.mark.parametrize("wants_gradient", (True, False))
 @pytest.mark.parametrize("smoothing", (0.0, 0.1))
-def test_no_more_than_a_chunk_of_logits_is_held(wants_gradient: bool, smoothing: float) -> None:
+def test_only_one_chunk_of_logits_is_stored(wants_gradient: bool, smoothing: float) -> None:
     count, width, words, chunk = 64, 4, 50, 8
     hidden = torch.randn(count, width, requires_grad=wants_gradient)
     weight = torch.randn(words, width, requires_grad=wants_gradient)
@@ -389,7 +389,7 @@ def test_each_position_needs_a_target() -> None:
 
 
 @pytest.mark.parametrize("value", (-1, WORDS, 10**9))
-def test_a_target_must_be_a_token(value: int) -> None:
+def test_a_target_must_be_a_token_id(value: int) -> None:
     case = Case()
     case.targets[4] = value
     message = rf"^targets must be token ids 0 to {WORDS - 1}, or -100 for none: got {value}\.$"
@@ -397,20 +397,20 @@ def test_a_target_must_be_a_token(value: int) -> None:
         case.ours()
 
 
-def test_the_message_names_the_number_that_means_no_target() -> None:
+def test_the_message_names_the_ignored_target() -> None:
     case = Case(ignored=0)
     case.targets[4] = WORDS
     with pytest.raises(InputError, match="or 2 for none"):
         case.ours(ignore=2)
 
 
-def test_targets_must_be_whole_numbers() -> None:
+def test_targets_must_be_integers() -> None:
     case = Case(ignored=0)
     with pytest.raises(InputError, match="targets must be"):
         linear_cross_entropy(case.hidden, case.weight, case.targets.double())
 
 
 @pytest.mark.parametrize("smoothing", (-0.1, 1.5, float("nan")))
-def test_smoothing_must_be_a_share(smoothing: float) -> None:
+def test_smoothing_must_be_at_least_0_and_below_1(smoothing: float) -> None:
     with pytest.raises(InputError, match="smoothing must be"):
         Case().ours(smoothing=smoothing)

@@ -34,7 +34,7 @@ def start() -> dict[str, Tensor]:
 
 @pytest.mark.trains
 @pytest.mark.parametrize("decay", [0.0, 0.3])
-def test_adamw_is_its_formula_and_spares_vectors(decay: float) -> None:
+def test_adamw_equals_its_formula_and_does_not_decay_vectors(decay: float) -> None:
     layer, given = steps("adamw", 4, betas=(0.8, 0.9), eps=1e-3, weight_decay=decay)
     for name, w in start().items():
         m = v = torch.zeros_like(w)
@@ -47,7 +47,7 @@ def test_adamw_is_its_formula_and_spares_vectors(decay: float) -> None:
 
 
 @pytest.mark.trains
-def test_adafactor_is_its_formula() -> None:
+def test_adafactor_equals_its_formula() -> None:
     layer, given = steps("adafactor", 4)
 
     def rms(x: Tensor) -> float:
@@ -78,7 +78,7 @@ def test_orthogonal_has_singular_values_near_one() -> None:
 
 
 @pytest.mark.trains
-def test_muon_treats_queries_keys_and_values_apart() -> None:
+def test_muon_orthogonalises_queries_keys_and_values_separately() -> None:
     model = build(presets.llama(vocab=16, width=16, depth=1, heads=2, kv_heads=1, ffn_width=24))
     optimizer = make_optimizer(model, "muon", lr=1e-3)
     attention = model.decoder.stack.blocks[0].sublayers["attention"]
@@ -131,7 +131,7 @@ def test_unknown_names_are_errors() -> None:
         make_schedule("cosin", warmup=1, steps=2)
 
 
-def test_noam_is_the_papers_rate() -> None:
+def test_noam_equals_the_rate_of_the_paper() -> None:
     rate = make_schedule("noam", warmup=4000, steps=100_000)
     peak = 512**-0.5 * 4000**-0.5
     for step in (1, 100, 4000, 50_000):

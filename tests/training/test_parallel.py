@@ -23,7 +23,7 @@ TOLERANCE = 1e-5
 """Between the losses of two workers and of one: sums are made in another order."""
 
 
-def test_alone_there_is_nothing_to_gather() -> None:
+def test_one_process_gathers_nothing() -> None:
     assert (parallel.rank(), parallel.world_size()) == (0, 1)
     assert parallel.sum_over_workers(1.5, 2.0) == [1.5, 2.0]
     parallel.barrier()
@@ -39,13 +39,13 @@ def test_alone_there_is_nothing_to_gather() -> None:
     assert torch.equal(parallel.rng_states()["0"], torch.get_rng_state())
 
 
-def test_a_process_of_its_own_joins_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_initialises_no_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     parallel.init_process_group(torch.device("cpu"))
     assert parallel.world_size() == 1
 
 
-def test_a_worker_that_does_not_answer_is_an_error_that_says_so(
+def test_a_worker_that_does_not_respond_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pytest.raises(RuntimeError, match="Connection reset"), parallel.detect_lost_workers():
@@ -127,7 +127,7 @@ def same_curve(one: Path, other: Path) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_two_workers_learn_what_one_does(
+def test_two_workers_train_the_same_model_as_one(
     task: str, kind: str, more: tuple[str, ...], texts: Path, tmp_path: Path
 ) -> None:
     assert main(asked(task, texts, tmp_path / "one", *more)) == 0
@@ -138,7 +138,7 @@ def test_two_workers_learn_what_one_does(
 @pytest.mark.trains
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_a_run_goes_on_with_more_workers_or_fewer(kind: str, texts: Path, tmp_path: Path) -> None:
+def test_a_run_resumes_with_more_or_fewer_workers(kind: str, texts: Path, tmp_path: Path) -> None:
     more = (f"run.parallel={kind}", "train.keep_checkpoints=9", "train.average_checkpoints=2")
     assert main(asked("translate", texts, tmp_path / "one", *more)) == 0
     run_two(*asked("translate", texts, tmp_path / "two", *more))
@@ -169,7 +169,7 @@ def workers(process: "subprocess.Popen[str]") -> dict[str, int]:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
 @pytest.mark.parametrize("lost", ["0", "1"])
-def test_a_lost_worker_ends_the_job_and_the_run_goes_on(
+def test_a_lost_worker_ends_the_job_and_the_run_can_be_resumed(
     lost: str, texts: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
@@ -199,7 +199,7 @@ def test_an_interrupt_reaches_all_workers(texts: Path, tmp_path: Path) -> None:
     assert saved.name == f"step-{Run.open(out).summary['steps']:08d}"
 
 
-def test_parts_of_a_model_go_with_few_optimizers(
+def test_sharding_works_with_few_optimizers(
     monkeypatch: pytest.MonkeyPatch, texts: Path, tmp_path: Path
 ) -> None:
     from addnorm.config import Config
