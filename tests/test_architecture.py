@@ -1,4 +1,4 @@
-"""Rules about the source itself: who imports whom, what an import does, what is never called."""
+"""Rules about the source code: imports, names, side effects, forbidden calls, documentation."""
 
 import ast
 import doctest
@@ -44,13 +44,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "races": {*_TASK, "tasks", "runs", "clinic"},
     "demo": {*_BASE, "data"},
 }
-"""What each package may import of ours, besides itself; what is not listed is forbidden."""
-TOPS = {"web", "cli", "__main__"}
-"""These may import anything, and nothing imports them."""
+"""The parts of addnorm that each package may import besides itself; all others are forbidden."""
+ENTRY_POINTS = {"web", "cli", "__main__"}
+"""These may import anything, and nothing may import them."""
 
 
 def package_of(path: Path) -> str:
-    """The part of the library that a file belongs to: its folder, or itself."""
+    """Return the package that a file belongs to: its folder, or its own name."""
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
@@ -60,7 +60,7 @@ def name_of(path: Path) -> str:
 
 
 def home(name: str) -> str:
-    """The part of the library that `from addnorm import name` reaches."""
+    """Return the package that `from addnorm import name` imports from."""
     if (ROOT / name).is_dir() or (ROOT / f"{name}.py").is_file():
         return name
     if name in addnorm._HOMES:
@@ -69,7 +69,7 @@ def home(name: str) -> str:
 
 
 def imports(tree: ast.AST, path: Path) -> Iterator[tuple[int, str]]:
-    """Line and part of every import of ours, wherever it stands: in functions, in branches, too."""
+    """Yield line and package of every import of addnorm, also inside functions and branches."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -87,9 +87,9 @@ def imports(tree: ast.AST, path: Path) -> Iterator[tuple[int, str]]:
 
 
 def broken_rules(path: Path, text: str) -> list[str]:
-    """Imports of one file that the table forbids."""
+    """Return the imports of a file that the table forbids."""
     own = package_of(path)
-    if own in TOPS or own == "__init__":
+    if own in ENTRY_POINTS or own == "__init__":
         return []
     allowed = MAY_IMPORT.get(own, set()) | {own, ""}
     return [
@@ -99,7 +99,7 @@ def broken_rules(path: Path, text: str) -> list[str]:
     ]
 
 
-# ── Who imports whom ──────────────────────────────────────────────────────────────────────────────
+# ── Allowed imports ───────────────────────────────────────────────────────────────────────────────
 
 
 def test_there_are_sources() -> None:
@@ -113,11 +113,11 @@ def test_imports_follow_the_table(path: Path) -> None:
 
 def test_every_package_has_a_row_in_the_table() -> None:
     parts = {package_of(path) for path in SOURCES}
-    assert parts <= set(MAY_IMPORT) | TOPS | {"__init__"}
+    assert parts <= set(MAY_IMPORT) | ENTRY_POINTS | {"__init__"}
 
 
 def test_nothing_imports_the_entry_points() -> None:
-    assert not TOPS & set().union(*MAY_IMPORT.values())
+    assert not ENTRY_POINTS & set().union(*MAY_IMPORT.values())
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_nothing_imports_the_entry_points() -> None:
         ("models/x.py", "from addnorm.cli.main import run", 1),
         ("models/x.py", "from addnorm.training.loss import token_loss", 1),
         ("clinic/x.py", "from addnorm.training.loop import Loop", 1),
-        ("unheard/x.py", "from addnorm.errors import nearest", 1),
+        ("unknown/x.py", "from addnorm.errors import nearest", 1),
         ("cli/x.py", "from addnorm.training.loop import Loop", 0),
     ),
 )
@@ -159,7 +159,7 @@ PENDING = {
 
 
 def defined_names(body: list[ast.stmt]) -> set[str]:
-    """Names of the classes, functions and constants of a module, but not of its imports."""
+    """Return the names of the classes, functions and constants that a module defines."""
     names: set[str] = set()
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -174,7 +174,7 @@ def defined_names(body: list[ast.stmt]) -> set[str]:
 
 
 def repeated_names(texts: dict[str, str]) -> dict[str, list[str]]:
-    """Names that are defined in two or more modules, with the modules."""
+    """Return the names that are defined in two or more modules, with the modules."""
     modules: dict[str, list[str]] = {}
     for module, text in texts.items():
         for name in defined_names(ast.parse(text).body):
@@ -206,9 +206,9 @@ def test_the_rule_detects_repeated_names(one: str, two: str, repeated: set[str])
     assert set(shared) == repeated - {"cost"}
 
 
-# ── What an import does ───────────────────────────────────────────────────────────────────────────
+# ── Side effects of imports ───────────────────────────────────────────────────────────────────────
 
-WATCH = """
+IMPORT_SCRIPT = """
 import json, logging, os, sys, warnings
 def state():
     return {
@@ -231,11 +231,11 @@ with open(sys.argv[1], "w") as file:
 
 @pytest.mark.process
 def test_an_import_has_no_side_effects_and_loads_no_torch(tmp_path: Path) -> None:
-    found = tmp_path / "found.json"
-    command = [sys.executable, "-W", "error", "-c", WATCH, str(found)]
+    report = tmp_path / "found.json"
+    command = [sys.executable, "-W", "error", "-c", IMPORT_SCRIPT, str(report)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert json.loads(found.read_text()) == {"changed": [], "heavy": []}
+    assert json.loads(report.read_text()) == {"changed": [], "heavy": []}
     assert {path.name for path in tmp_path.iterdir()} == {"found.json"}
 
 
@@ -264,7 +264,7 @@ def test_the_package_is_marked_as_typed() -> None:
     assert (ROOT / "py.typed").is_file()
 
 
-# ── What is never called ──────────────────────────────────────────────────────────────────────────
+# ── Forbidden calls ───────────────────────────────────────────────────────────────────────────────
 
 NEVER_CALLED = {"eval", "exec", "compile", "__import__", "breakpoint"}
 NEVER_IMPORTED = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
@@ -278,22 +278,22 @@ def dotted(node: ast.AST) -> str:
 
 
 def dangers(text: str) -> list[str]:
-    """Calls and imports that could run what is read, or change the process around us."""
-    found = []
+    """Return calls and imports that could execute a file's content or change the process."""
+    dangers_found = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            found += [node.func.id] if node.func.id in NEVER_CALLED else []
+            dangers_found += [node.func.id] if node.func.id in NEVER_CALLED else []
         if isinstance(node, ast.Attribute) and dotted(node) in NEVER_REACHED:
-            found.append(dotted(node))
+            dangers_found.append(dotted(node))
         if isinstance(node, ast.Import):
-            found += [a.name for a in node.names if a.name.split(".")[0] in NEVER_IMPORTED]
+            dangers_found += [a.name for a in node.names if a.name.split(".")[0] in NEVER_IMPORTED]
         if isinstance(node, ast.ImportFrom) and node.module:
             full = [f"{node.module}.{alias.name}" for alias in node.names]
-            found += [name for name in full if name in NEVER_REACHED]
-            found += [node.module] if node.module.split(".")[0] in NEVER_IMPORTED else []
+            dangers_found += [name for name in full if name in NEVER_REACHED]
+            dangers_found += [node.module] if node.module.split(".")[0] in NEVER_IMPORTED else []
         if isinstance(node, ast.Assert) and isinstance(node.test, ast.Constant):
-            found.append("assert of a constant")
-    return found
+            dangers_found.append("assert of a constant")
+    return dangers_found
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
@@ -329,7 +329,7 @@ def test_the_rule_accepts_evaluation_mode() -> None:
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
 def test_no_environment_variable_is_read(path: Path) -> None:
     if name_of(path) == "addnorm.training.parallel":
-        return  # torchrun tells its workers who they are in no other way
+        return  # torchrun passes ranks to its workers in environment variables only
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Attribute):
             assert dotted(node) not in ("os.environ", "os.getenv")

@@ -1,4 +1,4 @@
-"""Decoding with a cache gives what decoding without one gives, at every step."""
+"""Decoding with a cache equals decoding without one, at every step."""
 
 from copy import copy
 from itertools import pairwise
@@ -23,7 +23,7 @@ UNEVEN = (3, 1, 2, 1)
 
 
 class Decoding:
-    """A model with whatever it needs besides the tokens, so that both modes read alike."""
+    """A model with its memory, if it has one: the same interface for both modes."""
 
     def __init__(self, mode: str, batch: int = 2, **changes: Any) -> None:
         self.model = make(mode, **changes)
@@ -39,7 +39,7 @@ class Decoding:
         return self.model.hidden(ids, mask=mask, cache=cache)
 
     def only(self, row: int) -> "Decoding":
-        """The same model with the memory of one row."""
+        """Return the same model with the memory of one row."""
         one = copy(self)
         if self.memory:
             mask = Mask.padding(self.source[row : row + 1] != PAD)
@@ -47,7 +47,7 @@ class Decoding:
         return one
 
     def steps(self, ids: Tensor, chunks: tuple[int, ...], mask: Mask | None = None) -> Tensor:
-        """The same in chunks, through a cache; the mask belongs to the first."""
+        """Return the result of `run` in chunks with a cache; `mask` is that of the first."""
         cache = self.model.cache(ids.shape[0], ids.shape[1])
         parts = ids.split(chunks, dim=1)
         first = self.run(parts[0], mask, cache)
@@ -137,7 +137,7 @@ def test_groups_work_with_a_cache(positions: str) -> None:
 
 
 @pytest.mark.parametrize("positions", ("sinusoidal", "learned"))
-def test_groups_work_with_a_cache_and_learned_positions(positions: str) -> None:
+def test_groups_work_with_a_cache_and_absolute_positions(positions: str) -> None:
     test_groups_work_with_a_cache(positions)
 
 
@@ -172,7 +172,7 @@ def test_a_cache_longer_than_needed_changes_nothing() -> None:
 @modes
 @pytest.mark.parametrize("index", ([1, 1, 0, 2], [3, 2, 1, 0], [0, 0, 0, 0], [0, 1, 2, 3]))
 def test_reordering_gathers_rows_of_the_batch(mode: str, index: list[int]) -> None:
-    # One memory for all, as the beams of one sentence have it.
+    # One memory for all rows, as for the beams of one sentence.
     decoding = Decoding(mode, batch=1)
     prompt = pad_rows([draw(4), draw(2), draw(1), draw(3)], "left")
     more = draw(4, 3)
@@ -184,7 +184,7 @@ def test_reordering_gathers_rows_of_the_batch(mode: str, index: list[int]) -> No
     moved = torch.cat((prompt, more[:, :1]), dim=1)[order]
     ids = torch.cat((moved, more[:, 1:]), dim=1)
     close(decoding.run(more[:, 1:2], None, cache), decoding.run(ids[:, :6])[:, -1:])
-    # Once more: two buffers take turns.
+    # A second time, because two buffers alternate.
     cache.reorder(order)
     ids = torch.cat((ids[:, :6][order], more[:, 2:]), dim=1)
     close(decoding.run(more[:, 2:], None, cache), decoding.run(ids)[:, -1:])
@@ -236,7 +236,7 @@ def test_keys_of_the_memory_are_computed_once() -> None:
     calls.clear()
     decoding.run(ids)
     decoding.run(ids)
-    assert len(calls) == 4  # without a cache, each time
+    assert len(calls) == 4  # without a cache, at each call
 
 
 # ── What is refused ───────────────────────────────────────────────────────────────────────────────

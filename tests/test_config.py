@@ -1,6 +1,7 @@
-"""A configuration: plain values, checked once, written and read back equal."""
+"""Configurations: plain values, checked at construction; dump and parse are inverse."""
 
 import dataclasses
+import inspect
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ def maybe(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 @st.composite
 def model_configs(draw: st.DrawFn) -> ModelConfig:
-    """Any configuration that passes its own checks."""
+    """Return any valid configuration."""
     kv_heads = draw(st.integers(1, 4))
     heads = kv_heads * draw(st.integers(1, 4))
     mode = draw(st.sampled_from(("encoder", "decoder", "encoder-decoder")))
@@ -159,7 +160,9 @@ def test_nothing_derived_is_stored() -> None:
                 "kv_width": 32,
                 "effective_ffn_width": 128,
                 "effective_attention_scale": 8**-0.5,
+                "sides": ("encoder", "decoder"),
                 "depths": {"encoder": 3, "decoder": 3},
+                "lengths": {"encoder": 50, "decoder": 50},
                 "input_length": 50,
                 "output_vocab": 9,
                 "ties_output": True,
@@ -187,7 +190,7 @@ def test_nothing_derived_is_stored() -> None:
             },
         ),
         ({"tie_embeddings": "source"}, {"ties_output": False, "ties_source": True}),
-        ({"mode": "decoder"}, {"depths": {"encoder": 3, "decoder": 3}, "ties_source": False}),
+        ({"mode": "decoder"}, {"sides": ("decoder",), "ties_source": False}),
         (
             {
                 "mode": "encoder",
@@ -197,7 +200,12 @@ def test_nothing_derived_is_stored() -> None:
                 "patch": 8,
                 "summary": True,
             },
-            {"patches": 16, "input_length": 17},
+            {
+                "patches": 16,
+                "patch_values": 3 * 8 * 8,
+                "input_length": 17,
+                "lengths": {"encoder": 17, "decoder": 50},
+            },
         ),
     ),
 )
@@ -225,6 +233,16 @@ def test_every_field_has_one_line_of_help() -> None:
         assert list(lines) == [item.name for item in dataclasses.fields(kind)]
         for name, line in lines.items():
             assert line.endswith(".") and "\n" not in line and 10 < len(line) < 160, name
+
+
+def test_the_docstring_of_a_section_lists_its_fields() -> None:
+    for kind in SECTIONS.values():
+        text = inspect.getdoc(kind) or ""
+        summary, heading, entries = text.partition("\n\nParameters\n----------\n")
+        assert heading and summary.endswith(".") and "\n" not in summary
+        lines = [f"{name} : {line}" for name, line in describe(kind).items()]
+        assert entries.splitlines()[: len(lines)] == lines
+    assert "Examples" in str(ModelConfig.__doc__) and ModelConfig(vocab=9).__doc__ is not None
 
 
 def test_every_field_holds_a_plain_value() -> None:
@@ -315,9 +333,9 @@ def test_another_variant_resets_its_options() -> None:
     assert config.override("model.addnorm=post").model.addnorm_options == {}
     assert config.override("model.positions=rotary").model.position_options == {}
     assert config.override("model.addnorm=pre").model.addnorm_options == {"shrink": True}
-    kept = config.replace(addnorm="layerscale", addnorm_options={"start": 0.5})
-    assert kept.model.addnorm_options == {"start": 0.5}
-    assert kept.model.position_options == {"offset": 2}
+    changed = config.replace(addnorm="layerscale", addnorm_options={"start": 0.5})
+    assert changed.model.addnorm_options == {"start": 0.5}
+    assert changed.model.position_options == {"offset": 2}
 
 
 def test_whole_sections_and_fields_can_be_replaced() -> None:

@@ -1,4 +1,4 @@
-"""Every mistake gets a message that says what must hold, what was given and what to try."""
+"""Every error message says what must hold, what was given and what to try."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -88,7 +88,7 @@ def test_source_and_target_have_their_own_range() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ids", "said"),
+    ("ids", "message"),
     (
         (torch.ones(2, 3), r"got torch\.float32 of shape \(2, 3\)"),
         (torch.ones(2, 3, dtype=torch.bool), r"got torch\.bool of shape \(2, 3\)"),
@@ -100,10 +100,10 @@ def test_source_and_target_have_their_own_range() -> None:
 @pytest.mark.parametrize("mode", ("encoder", "decoder"))
 @pytest.mark.parametrize("pad", (None, 0))
 def test_token_ids_of_another_type_or_shape(
-    mode: str, ids: Tensor, said: str, pad: int | None
+    mode: str, ids: Tensor, message: str, pad: int | None
 ) -> None:
     refuse(
-        rf"^token ids must be integers of shape \(batch, length\): {said}\.$",
+        rf"^token ids must be integers of shape \(batch, length\): {message}\.$",
         lambda: make(mode, pad=pad)(ids),
     )
 
@@ -155,8 +155,8 @@ def test_a_cached_sequence_past_the_learned_positions() -> None:
 
 
 def test_an_image_does_not_set_the_length_of_the_target() -> None:
-    picture = {"input": "patches", "image": 8, "patch": 4, "length": 24, "positions": "learned"}
-    model = make("encoder-decoder", **picture)
+    options = {"input": "patches", "image": 8, "patch": 4, "length": 24, "positions": "learned"}
+    model = make("encoder-decoder", **options)
     assert model(torch.randn(1, 3, 8, 8).double(), draw(1, 9)).shape == (1, 9, VOCAB)
 
 
@@ -178,34 +178,34 @@ def test_vectors_must_be_finite(value: float) -> None:
 @pytest.mark.parametrize("shape", ((2, 16), (2, 3, 15), (2, 3, 4, 16)))
 def test_vectors_of_another_shape(shape: tuple[int, ...]) -> None:
     model = make("encoder", input="vectors", head="none")
-    said = ", ".join(map(str, shape))
+    sizes = ", ".join(map(str, shape))
     refuse(
-        rf"^vectors must have shape \(batch, length, 16\): got \({said}\)\.$",
+        rf"^vectors must have shape \(batch, length, 16\): got \({sizes}\)\.$",
         lambda: model(torch.zeros(shape).double()),
     )
 
 
-def picture_model() -> Any:
+def image_model() -> Any:
     return make("encoder", input="patches", image=8, patch=4, head="class", outputs=2)
 
 
 @pytest.mark.parametrize("value", (float("nan"), float("inf")))
 def test_images_must_be_finite(value: float) -> None:
     images = torch.randn(2, 3, 8, 8).double()
-    assert picture_model()(images).shape == (2, 2)
+    assert image_model()(images).shape == (2, 2)
     images[0, 1, 2, 3] = value
     refuse(
         rf"^images must be finite: got {value} at \(0, 1, 2, 3\)\. Fill or drop such values first",
-        lambda: picture_model()(images),
+        lambda: image_model()(images),
     )
 
 
 @pytest.mark.parametrize("shape", ((2, 1, 8, 8), (2, 3, 8, 9), (3, 8, 8), (2, 8, 8, 3)))
 def test_images_of_another_shape(shape: tuple[int, ...]) -> None:
-    said = ", ".join(map(str, shape))
+    sizes = ", ".join(map(str, shape))
     refuse(
-        rf"^images must have shape \(batch, 3, 8, 8\): got \({said}\)\.$",
-        lambda: picture_model()(torch.zeros(shape).double()),
+        rf"^images must have shape \(batch, 3, 8, 8\): got \({sizes}\)\.$",
+        lambda: image_model()(torch.zeros(shape).double()),
     )
 
 
@@ -250,7 +250,7 @@ def test_padding_under_a_norm_along_the_sequence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "given", "near"),
+    ("field", "name", "near"),
     (
         ("addnorm", "pree", "pre"),
         ("addnorm", "sandwitch", "sandwich"),
@@ -262,11 +262,11 @@ def test_padding_under_a_norm_along_the_sequence() -> None:
     ),
 )
 @pytest.mark.parametrize("mode", MODES)
-def test_an_unknown_variant(mode: str, field: str, given: str, near: str | None) -> None:
+def test_an_unknown_variant(mode: str, field: str, name: str, near: str | None) -> None:
     advice = r"Known: buckets, learned, linear-bias, none, .*\." if near is None else near
     refuse(
-        rf"^model\.{field} has no choice '{given}'\. (Did you mean '{advice}'\?|{advice})$",
-        lambda: make(mode, **{field: given}),
+        rf"^model\.{field} has no choice '{name}'\. (Did you mean '{advice}'\?|{advice})$",
+        lambda: make(mode, **{field: name}),
         ConfigError,
     )
 

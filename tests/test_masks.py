@@ -18,8 +18,8 @@ from addnorm.layers.context import Context
 from addnorm.layers.masks import AttentionTable
 from tests.conftest import MODES, PAD, close, draw, make, pad_rows
 
-Sees = Callable[[int, int, int], bool]
-"""(row of the batch, query, key): whether the key is visible; the query counts from the offset."""
+IsVisible = Callable[[int, int, int], bool]
+"""Whether a key is visible: (row of the batch, query counted from the offset, key)."""
 
 KINDS = ("visible", "causal", "prefix", "prefixes", "window", "padding", "grouped", "pattern")
 
@@ -31,8 +31,8 @@ class Sizes(NamedTuple):
     offset: int
 
 
-def kind_of_mask(kind: str, sizes: Sizes, seed: int) -> tuple[Mask, Sees]:
-    """A mask of some kind, and the same rule as a plain function."""
+def kind_of_mask(kind: str, sizes: Sizes, seed: int) -> tuple[Mask, IsVisible]:
+    """Return a mask of a kind, and the same rule as a plain function."""
     batch, query, key, offset = sizes
     random = torch.Generator().manual_seed(seed)
 
@@ -58,13 +58,13 @@ def kind_of_mask(kind: str, sizes: Sizes, seed: int) -> tuple[Mask, Sees]:
         return Mask.grouped(of_query, of_key), lambda b, i, j: bool(of_query[b, i] == of_key[b, j])
     if kind == "pattern":
         rows = batch if seed % 2 else 1
-        seen = whole(2, rows, query, key) == 1
-        return Mask.pattern(seen), lambda b, i, j: bool(seen[b % rows, i, j])
+        visible = whole(2, rows, query, key) == 1
+        return Mask.pattern(visible), lambda b, i, j: bool(visible[b % rows, i, j])
     return Mask.visible(), lambda b, i, j: True
 
 
-def loop(sees: Sees, sizes: Sizes) -> Tensor:
-    """The rule, asked of every pair."""
+def loop(sees: IsVisible, sizes: Sizes) -> Tensor:
+    """Return the rule applied to every pair, (batch, 1, query, key)."""
     rows = [
         [[sees(b, i, j) for j in range(sizes.key)] for i in range(sizes.query)]
         for b in range(sizes.batch)
@@ -82,7 +82,7 @@ all_sizes = st.builds(
 seeds = st.integers(0, 1000)
 
 
-# ── What a mask shows ─────────────────────────────────────────────────────────────────────────────
+# ── Dense masks ───────────────────────────────────────────────────────────────────────────────────
 
 
 @given(sizes=all_sizes, seed=seeds)
@@ -148,9 +148,9 @@ def test_the_range_of_keys_includes_every_visible_key(
     stop = data.draw(st.integers(start + 1, sizes.query))
     first, last = mask.reachable_keys(start, stop, sizes.offset, sizes.key)
     assert 0 <= first <= last <= sizes.key
-    seen = mask.dense(sizes.query, sizes.key, sizes.offset)[:, :, start:stop]
-    assert not seen[..., :first].any()
-    assert not seen[..., last:].any()
+    visible = mask.dense(sizes.query, sizes.key, sizes.offset)[:, :, start:stop]
+    assert not visible[..., :first].any()
+    assert not visible[..., last:].any()
 
 
 def test_the_range_of_keys_is_as_narrow_as_possible() -> None:
@@ -370,7 +370,7 @@ def test_a_memory_mask_that_does_not_fit_is_refused() -> None:
 
 
 def attend(mask: Mask, query: int, key: int, score: Any = None) -> tuple[Tensor, Tensor]:
-    """Mixed values and weights of random queries, keys and values under a mask."""
+    """Return mixed values and weights of random queries, keys and values."""
     shapes = ((2, 4, query, 6), (2, 2, key, 6), (2, 2, key, 6))
     q, k, v = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes)
     table, local = AttentionTable(mask, query, key), torch.nn.Identity()
@@ -383,9 +383,9 @@ def attend(mask: Mask, query: int, key: int, score: Any = None) -> tuple[Tensor,
     return mixed, weights
 
 
-@pytest.mark.parametrize("way", ("row", "table", "cap", "additive", "pieces"))
+@pytest.mark.parametrize("way", ("row", "table", "cap", "additive", "chunks"))
 def test_a_query_that_sees_nothing_gets_zeros(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if way == "pieces":
+    if way == "chunks":
         monkeypatch.setattr("addnorm.layers.attention_kernels.MAX_TABLE_ENTRIES", 4)
         monkeypatch.setattr("addnorm.layers.attention_kernels.CHUNK_QUERIES", 2)
     score = {"cap": DotScore(0.4, 3.0), "additive": AdditiveScore(4, 6).double()}.get(way)
@@ -402,34 +402,34 @@ def test_the_kernel_and_the_written_out_formula_agree(kind: str) -> None:
     torch.manual_seed(1)
     fused, weights = attend(mask, 5, 5, DotScore(0.4))
     torch.manual_seed(1)
-    # So high a cap changes nothing but the way.
-    in_the_open, others = attend(mask, 5, 5, DotScore(0.4, 1e8))
-    close(fused, in_the_open)
+    # Such a high cap changes no value, but the fused kernel is not used.
+    written_out, others = attend(mask, 5, 5, DotScore(0.4, 1e8))
+    close(fused, written_out)
     close(weights, others)
 
 
 def test_a_query_that_sees_nothing_gets_zeros_also_with_a_bias() -> None:
     model = make("encoder", positions="linear-bias", depth=1)
     maps: dict[str, Tensor] = {}
-    seen = true(4, 4)
-    seen[2] = False
-    answer = model(draw(1, 4), mask=Mask.pattern(seen), maps=maps)
+    visible = true(4, 4)
+    visible[2] = False
+    answer = model(draw(1, 4), mask=Mask.pattern(visible), maps=maps)
     assert answer.isfinite().all()
     assert not maps["encoder.0.attention"][:, :, 2].any()
 
 
-# ── No table where the kernel can do without ──────────────────────────────────────────────────────
+# ── No table if the kernel needs none ─────────────────────────────────────────────────────────────
 
 
 class Spy:
-    """Stands in for torch's kernel and for the table of pairs, and notes what is asked of them."""
+    """Wraps torch's kernel and `Mask.dense`, and records their calls."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[dict[str, Any]] = []
         self.tables = 0
         kernel, dense = F.scaled_dot_product_attention, Mask.dense
 
-        def watched(*args: Any, **kwargs: Any) -> Tensor:
+        def recorded(*args: Any, **kwargs: Any) -> Tensor:
             self.calls.append(kwargs)
             return kernel(*args, **kwargs)
 
@@ -437,7 +437,7 @@ class Spy:
             self.tables += 1
             return dense(*args, **kwargs)
 
-        monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
+        monkeypatch.setattr(F, "scaled_dot_product_attention", recorded)
         monkeypatch.setattr(Mask, "dense", counted)
 
 
@@ -520,9 +520,9 @@ def test_the_implicit_mask_and_the_table_agree(
     model = make(mode)
     ids = pad_rows([draw(6), draw(4), draw(1)], side)
     args = (ids, ids) if mode == "encoder-decoder" else (ids,)
-    light = model(*args)
+    implicit = model(*args)
     monkeypatch.setattr(AttentionTable, "fits_kernel", lambda *args: False)
-    close(light, model(*args))
+    close(implicit, model(*args))
 
 
 def test_a_table_of_self_attention_is_computed_once() -> None:

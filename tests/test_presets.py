@@ -1,4 +1,4 @@
-"""Presets: the published number of parameters of each, and who wins over whom."""
+"""Presets: published numbers of parameters, names, and the order of overrides."""
 
 from pathlib import Path
 
@@ -30,16 +30,16 @@ PUBLISHED = {
     "vit-base": 86_567_656,
     "vit-large": 304_326_632,
 }
-"""Of the models as their authors released them, BERT with the head for masked tokens alone."""
+"""Parameters of the released models; BERT with the head for masked tokens only."""
 
 
 def count(config: Config) -> int:
-    """Parameters of a model that takes no memory."""
+    """Return the number of parameters, without allocating them."""
     with torch.device("meta"):
         return addnorm.build(config).count()
 
 
-# ── How many parameters ───────────────────────────────────────────────────────────────────────────
+# ── Parameter counts ──────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.slow
@@ -65,7 +65,7 @@ def layer_norms(number: int, width: int) -> int:
 
 
 def pair(vocab: int, width: int, inner: int, depth: int, bias: bool) -> int:
-    """Vaswani et al. 2017 with one matrix for source, target and output; sinusoids cost nothing."""
+    """Count Vaswani et al. 2017 with one matrix for source, target and output; no positions."""
     ffn = feedforward(width, inner)
     encoder = attention(width, bias) + ffn + layer_norms(2, width)
     decoder = 2 * attention(width, bias) + ffn + layer_norms(3, width)
@@ -80,15 +80,15 @@ def test_count_of_the_original() -> None:
 
 
 def test_count_of_marian() -> None:
-    """Its biases on the logits are not trained, and not in the preset."""
+    """The biases of the logits are not trained, and not part of the preset."""
     assert count(presets.marian()) == pair(58_101, 512, 2048, 6, bias=True)
 
 
 def test_count_of_ft_transformer() -> None:
-    """For the 8 numbers of California housing 894,913, a vector and a bias a column included."""
+    """894,913 for the 8 numeric columns of California housing, each with a weight and a bias."""
     width, inner = 192, 256
     block = attention(width) + feedforward(width, inner, parts=2) + layer_norms(2, width)
-    unused = layer_norms(1, width)  # the very first norm is left out
+    unused = layer_norms(1, width)  # the first norm is omitted
     trunk = width + 3 * block - unused + layer_norms(1, width) + linear(width, 1)
     assert count(presets.ft_transformer(head="number", outputs=1)) == trunk
     assert trunk + 8 * 2 * width == 894_913
@@ -164,7 +164,7 @@ def test_a_missing_path_is_not_mistaken_for_a_preset() -> None:
         presets.find("none.toml")
 
 
-# ── Who wins ──────────────────────────────────────────────────────────────────────────────────────
+# ── Overrides ─────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_changes_override_the_preset() -> None:
@@ -184,7 +184,7 @@ def test_defaults_then_preset_then_file_then_settings(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('preset = "gpt2-medium"\n[model]\ndepth = 6\ndropout = 0.2\n')
     model = presets.find(file, ["model.dropout=0.3"]).model
-    assert model.norm_eps == 1e-5  # a default that no one speaks of
+    assert model.norm_eps == 1e-5  # the default
     assert (model.width, model.heads, model.ffn) == (1024, 16, "gelu-tanh")  # the preset's
     assert model.depth == 6  # the file's, not the preset's 24
     assert model.dropout == 0.3  # the setting's, not the file's

@@ -1,4 +1,4 @@
-"""Copies for inference: every matrix replaced, the original unchanged, results near the model's."""
+"""Copies for inference: every matrix replaced, the original unchanged, results nearly equal."""
 
 import copy
 from collections.abc import Callable
@@ -51,32 +51,32 @@ def test_the_model_itself_is_not_changed(freeze: Freeze) -> None:
     assert list(before) == list(after) and model.training and not frozen.training
     for name, tensor in before.items():
         assert torch.equal(tensor, after[name])
-    given = inputs("encoder-decoder")
-    kept = frozen(*given)
+    arguments = inputs("encoder-decoder")
+    output = frozen(*arguments)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
-    assert torch.equal(frozen(*given), kept)
+    assert torch.equal(frozen(*arguments), output)
     assert all(not parameter.requires_grad for parameter in frozen.parameters())
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
 @pytest.mark.parametrize(
-    ("freeze", "said"),
+    ("freeze", "message"),
     (
         (
             pack,
-            r"^a packed model cannot be saved\. Save the model it was made .*, and call pack after",
+            r"^a packed model cannot be saved\. Save the original model, and call pack after",
         ),
         (
             quantise,
-            r"^an int8 model cannot be saved\. Save the model it .*, and call quantise after",
+            r"^an int8 model cannot be saved\. Save the original model, and call quantise after",
         ),
     ),
     ids=("pack", "quantise"),
 )
-def test_a_frozen_model_cannot_be_saved(freeze: Freeze, said: str, tmp_path: Path) -> None:
-    with pytest.raises(SavedError, match=said):
+def test_a_frozen_model_cannot_be_saved(freeze: Freeze, message: str, tmp_path: Path) -> None:
+    with pytest.raises(SavedError, match=message):
         freeze(make("decoder").float()).save(tmp_path / "run")
 
 
@@ -109,8 +109,8 @@ def test_a_packed_matrix_gives_the_same_products(
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_packed_model_gives_the_same_logits(mode: str, variant: str) -> None:
     model = make(mode, **VARIANTS[variant]).float()
-    given = inputs(mode)
-    torch.testing.assert_close(pack(model)(*given), model(*given), rtol=1e-4, atol=1e-4)
+    arguments = inputs(mode)
+    torch.testing.assert_close(pack(model)(*arguments), model(*arguments), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("beam", (1, 3))
@@ -156,8 +156,8 @@ def fresh(mode: str, **changes: Any) -> Any:
     return build(ModelConfig(mode=mode, **(SIZES | changes))).eval()
 
 
-def error(found: Tensor, expected: Tensor) -> float:
-    return float(((found - expected).norm() / expected.norm()).detach())
+def error(actual: Tensor, expected: Tensor) -> float:
+    return float(((actual - expected).norm() / expected.norm()).detach())
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -173,9 +173,9 @@ def error(found: Tensor, expected: Tensor) -> float:
 )
 def test_a_model_in_int8_is_near_the_model(mode: str, changes: dict[str, Any]) -> None:
     model = fresh(mode, **changes)
-    given = inputs(mode, batch=4, length=9)
+    arguments = inputs(mode, batch=4, length=9)
     small = quantise(model)
-    assert 1e-4 < error(small(*given), model(*given)) < 0.05
+    assert 1e-4 < error(small(*arguments), model(*arguments)) < 0.05
 
 
 @pytest.mark.parametrize("head", ({"head": "masked"}, {"head": "class", "outputs": 3}))
@@ -187,7 +187,7 @@ def test_models_with_other_heads_can_be_frozen(head: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("inputs", (12, 64), ids=("wide", "narrow"))
 def test_a_matrix_of_integers_is_exact(inputs: int) -> None:
-    """Weights −127 to 127 and inputs 0 to 127 lose nothing; a saturated sum of two would."""
+    """Weights −127 to 127 and inputs 0 to 127 are exact unless a sum saturates."""
     weight = torch.randint(-127, 128, (24, inputs)).float()
     weight[:, 0] = 127.0
     weight[0], weight[1] = 127.0, -127.0
@@ -196,18 +196,20 @@ def test_a_matrix_of_integers_is_exact(inputs: int) -> None:
     x[0] = 127.0
     linear = Int8Linear(weight, torch.arange(24.0))
     expected = F.linear(x, weight, torch.arange(24.0))
-    half = 0.5 * weight.abs().sum(dim=1)  # x has 255 steps: each is off by a quarter at most
+    half = 0.5 * weight.abs().sum(
+        dim=1
+    )  # x has 255 levels, so each value is off by a quarter at most
     assert bool(((linear(x) - expected).abs() <= half).all())
     assert repr(linear) == f"Int8Linear({inputs}, 24)"
 
 
 @pytest.mark.parametrize("inputs", (12, 64), ids=("wide", "narrow"))
 def test_every_weight_is_an_integer_multiple_of_the_scale_of_its_row(inputs: int) -> None:
-    """Each input 127 by itself, which x can hold: then the outputs are the weights as stored."""
+    """With one input at 127 and the others at 0, the outputs are the weights as stored."""
     weight = torch.randn(24, inputs)
     scale = weight.abs().amax(dim=1, keepdim=True) / 127
-    found = Int8Linear(weight, None)(127 * torch.eye(inputs)) / 127
-    torch.testing.assert_close(found.T, (weight / scale).round() * scale)
+    rows = Int8Linear(weight, None)(127 * torch.eye(inputs)) / 127
+    torch.testing.assert_close(rows.T, (weight / scale).round() * scale)
 
 
 @pytest.mark.parametrize("vnni", (True, False))
@@ -222,8 +224,8 @@ def test_inputs_have_fewer_bits_where_sums_could_overflow(vnni: bool, monkeypatc
 def test_a_row_of_zeros_stays_zero() -> None:
     weight = torch.randn(4, 8)
     weight[2] = 0.0
-    found = Int8Linear(weight, None)(torch.randn(3, 8))
-    assert bool((found[:, 2] == 0).all()) and bool((found[:, 0] != 0).all())
+    output = Int8Linear(weight, None)(torch.randn(3, 8))
+    assert bool((output[:, 2] == 0).all()) and bool((output[:, 0] != 0).all())
 
 
 def test_an_int8_model_decodes() -> None:

@@ -1,4 +1,4 @@
-"""Samplers: the distribution they draw from, the tokens they may draw, and what seeds promise."""
+"""Samplers: their distribution, their support, and reproducibility by seed."""
 
 import pytest
 import torch
@@ -19,12 +19,12 @@ DRAWS = 40_000
 
 
 def sorted_by_hand(values: Tensor, count: int) -> list[list[int]]:
-    """Greatest first, equal ones by place."""
+    """Return the indices of each row, greatest value first, ties by index."""
     rows = values.tolist()
     return [sorted(range(len(row)), key=lambda i: (-row[i], i))[:count] for row in rows]
 
 
-# ── The best of a row ─────────────────────────────────────────────────────────────────────────────
+# ── Top values ────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("size", (1, 7, 127, 128, 129, 3000, 3072, 5001))
@@ -32,7 +32,7 @@ def sorted_by_hand(values: Tensor, count: int) -> list[list[int]]:
 @pytest.mark.parametrize("levels", (2, 5, None))
 def test_top_values_and_their_order(size: int, count: int, levels: int | None) -> None:
     values = torch.randn(6, size)
-    if levels:  # so few different values that most are equal
+    if levels:  # few distinct values, so that most are equal
         values = torch.randint(levels, (6, size)).float()
     values[0] = 1.0
     count = min(count, size)
@@ -52,7 +52,7 @@ def test_indices_are_valid_even_if_no_value_is_finite() -> None:
     assert int(top_values(values, 5)[1].max()) < values.shape[1]
 
 
-# ── What is drawn ─────────────────────────────────────────────────────────────────────────────────
+# ── Distributions ─────────────────────────────────────────────────────────────────────────────────
 
 
 def chi_square(drawn: Tensor, probabilities: Tensor) -> float:
@@ -119,7 +119,7 @@ def test_a_nucleus_is_the_smallest_that_reaches_p(size: int, sharp: float) -> No
         reached = (shares * inside).sum(dim=1)
         least = shares.masked_fill(~inside, 2.0).amin(dim=1)
         assert bool((reached >= p - 1e-9).all())
-        assert bool((reached - least < p + 1e-9).all())  # without its last it falls short
+        assert bool((reached - least < p + 1e-9).all())  # without its last token the sum is below p
         assert bool((least >= shares.masked_fill(inside, -1.0).amax(dim=1)).all())
 
 

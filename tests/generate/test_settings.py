@@ -1,4 +1,4 @@
-"""Settings of decoding: what they mean, and which are refused when they are made."""
+"""Settings of decoding: what they mean, and which are refused."""
 
 from dataclasses import FrozenInstanceError
 from typing import Any
@@ -28,8 +28,8 @@ def test_the_limit_is_a_number_or_depends_on_the_length() -> None:
 @pytest.mark.parametrize("penalty", PENALTIES)
 @pytest.mark.parametrize("alpha", (0, 0.6, 1.0, 1.8))
 def test_penalties_by_length(penalty: str, alpha: float) -> None:
-    found = Decoding(penalty=penalty, alpha=alpha).penalties(9).tolist()
-    assert found[1:] == [naive.divisor(length, penalty, alpha) for length in range(1, 10)]
+    penalties = Decoding(penalty=penalty, alpha=alpha).penalties(9).tolist()
+    assert penalties[1:] == [naive.divisor(length, penalty, alpha) for length in range(1, 10)]
 
 
 def test_the_sampler_has_the_settings() -> None:

@@ -264,13 +264,13 @@ def make(mode: str, addnorm: str, **changes: object) -> Model:
 
 
 def ids_for(mode: str, padded: bool = True) -> list[Tensor]:
-    """Token ids that a model of this mode takes: a source, or a source and a target."""
+    """Return the token ids for a model of this mode: one tensor, or source and target."""
     generator = torch.Generator().manual_seed(1)
     lengths = (5, 4) if mode == "encoder-decoder" else (5,)
     ids = [torch.randint(1, 11, (2, length), generator=generator) for length in lengths]
     if padded:
-        for given in ids:
-            given[0, -1] = 0
+        for rows in ids:
+            rows[0, -1] = 0
     return ids
 
 
@@ -300,9 +300,9 @@ def test_arrangement_equals_its_formula(addnorm: str, options: dict, mode: str, 
     def formula(x: Tensor, stack: Stack) -> Tensor:
         return FORMULAS[addnorm](x, stack, **options)
 
-    wanted, read = naive.run(model, formula, INSIDE.get(addnorm, ()), *ids)
+    expected, read = naive.run(model, formula, INSIDE.get(addnorm, ()), *ids)
     assert read == set(model.state_dict())
-    torch.testing.assert_close(model.hidden(*ids), wanted, rtol=0, atol=1e-10)
+    torch.testing.assert_close(model.hidden(*ids), expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -318,8 +318,8 @@ def test_mix_is_post_in_the_first_quarter(depth: int, kinds: str) -> None:
                 x = box.norm(x + box.f(x)) if kind == "1" else x + box.f(box.norm(x))
         return stack.ends.norm(x)
 
-    wanted, _ = naive.run(model, formula, (), *ids)
-    torch.testing.assert_close(model.hidden(*ids), wanted, rtol=0, atol=1e-10)
+    expected, _ = naive.run(model, formula, (), *ids)
+    torch.testing.assert_close(model.hidden(*ids), expected, rtol=0, atol=1e-10)
 
 
 def test_first_and_last_box_of_a_block() -> None:
@@ -378,15 +378,15 @@ def test_a_stack_without_blocks_applies_only_its_ends(addnorm: str, mode: str) -
     ids = ids_for(mode)
     x = model.tokens(ids[-1])
     normed = F.layer_norm(x, (8,), eps=1e-30)
-    wanted = x + normed if addnorm == "dual" else normed if addnorm in CLOSES else x
-    torch.testing.assert_close(model.hidden(*ids), wanted)
+    expected = x + normed if addnorm == "dual" else normed if addnorm in CLOSES else x
+    torch.testing.assert_close(model.hidden(*ids), expected)
 
 
 @pytest.mark.slow
 @pytest.mark.trains
 @pytest.mark.parametrize("addnorm", ADDNORMS)
 def test_every_arrangement_learns_to_copy(addnorm: str) -> None:
-    """Each position answers the token before it; guessing would cost log 8 = 2.08."""
+    """Each position predicts the token before it; the loss of guessing is log 8 = 2.08."""
     sizes = dict(width=32, depth=2, heads=4, ffn_width=64, pad=None, vocab=8, dropout=0.1)
     model = make(
         "decoder", addnorm, **sizes, head="token", tie_embeddings="none", positions="sinusoidal"
@@ -463,14 +463,14 @@ def test_final_norm_needs_an_arrangement_without_one(addnorm: str) -> None:
         return
     bare, closed = make("encoder", addnorm), make("encoder", addnorm, final_norm=True)
     (ids,) = ids_for("encoder")
-    wanted = F.layer_norm(bare.hidden(ids), (8,))
-    torch.testing.assert_close(closed.hidden(ids), wanted)
+    expected = F.layer_norm(bare.hidden(ids), (8,))
+    torch.testing.assert_close(closed.hidden(ids), expected)
 
 
 @pytest.mark.parametrize("streams", [1, 2, 4])
 @pytest.mark.parametrize("mode", MODES)
 def test_hyper_connections_start_as_pre_norm(mode: str, streams: int) -> None:
-    """The sum of n equal streams is n times as large, which the final norm takes away."""
+    """The sum of n equal streams is n times as large; the final norm removes the factor."""
     tiny = dict(norm_eps=1e-30)
     start = make(mode, "pre", **tiny).double()
     model = make(mode, "hyper", addnorm_options={"streams": streams}, **tiny).double()
@@ -575,7 +575,7 @@ def test_arrangements_without_a_norm_have_none(addnorm: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_post_output_has_mean_zero_and_norm_root_width(mode: str) -> None:
-    """Before γ and β, which start at 1 and 0: the sphere of radius √d around 0."""
+    """Before γ and β, which start at 1 and 0."""
     hidden = make(mode, "post", norm_eps=1e-30).double().hidden(*ids_for(mode))
     torch.testing.assert_close(hidden.mean(-1), torch.zeros_like(hidden[..., 0]))
     torch.testing.assert_close(hidden.norm(dim=-1), torch.full_like(hidden[..., 0], math.sqrt(8)))

@@ -1,7 +1,7 @@
-"""Dropout with shared draws: each mask must look as if every element had been drawn by itself.
+"""Dropout with shared draws: masks must be distributed as if each element had its own draw.
 
-Statistics are held to five standard deviations: by chance one check in 1.7 million would fail, and
-the seed is fixed.
+Statistics must be within five standard deviations: by chance one check in 1.7 million would fail,
+and the seed is fixed.
 """
 
 import math
@@ -17,17 +17,17 @@ ROWS, COLUMNS = 512, 256
 
 
 def mask_of(p: float, *shape: int) -> Tensor:
-    """1.0 where an element was kept."""
+    """Return the mask of one call: 1.0 where an element was kept."""
     return (Dropout(p)(torch.ones(*shape)) != 0).double()
 
 
 def rounded(p: float) -> float:
-    """The rate that 16 bits can express."""
+    """Return the rate rounded to 16 bits."""
     return round(p * 65536) / 65536
 
 
 def correlation(one: Tensor, two: Tensor, p: float) -> float:
-    """Of two masks, in standard deviations of what independent ones would show."""
+    """Return the correlation of two masks, in standard deviations of that of independent masks."""
     mean, variance = 1 - rounded(p), rounded(p) * (1 - rounded(p))
     products = (one - mean) * (two - mean) / variance
     return float(products.mean()) * math.sqrt(products.numel())

@@ -1,4 +1,4 @@
-"""Each feed-forward against its formula, number by number."""
+"""Each feed-forward against its formula, element by element."""
 
 import math
 from collections.abc import Callable
@@ -80,11 +80,11 @@ def test_feed_forward_equals_its_formula(name: str, bias: bool) -> None:
         middle = each(GATED[name], projected[..., :INNER]) * projected[..., INNER:]
     else:
         middle = each(PLAIN[name], projected)
-    wanted = middle @ ffn.output.weight.T + (ffn.output.bias if bias else 0)
+    expected = middle @ ffn.output.weight.T + (ffn.output.bias if bias else 0)
     assert sum(p.numel() for p in ffn.parameters() if p.ndim == 1) == bias * (
         WIDTH + INNER * (1 + (name in GATED))
     )
-    torch.testing.assert_close(ffn(x, Context()), wanted, rtol=0, atol=1e-10)
+    torch.testing.assert_close(ffn(x, Context()), expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", ["relu", "swiglu"])
@@ -96,8 +96,8 @@ def test_inner_follows_the_activation(name: str) -> None:
     centred = middle - middle.mean(-1, keepdim=True)
     middle = centred / (centred.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
     middle = middle * inner.weight + inner.bias
-    wanted = middle @ ffn.output.weight.T + ffn.output.bias
-    torch.testing.assert_close(ffn(x, Context()), wanted, rtol=0, atol=1e-10)
+    expected = middle @ ffn.output.weight.T + ffn.output.bias
+    torch.testing.assert_close(ffn(x, Context()), expected, rtol=0, atol=1e-10)
 
 
 @torch.no_grad()

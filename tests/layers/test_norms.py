@@ -1,4 +1,4 @@
-"""Each norm against its formula, on numbers so small that the wrong ε would show."""
+"""Each norm against its formula, with inputs so small that a wrong ε fails."""
 
 import math
 
@@ -100,7 +100,7 @@ def test_norm_equals_its_formula(name: str, bias: bool, size: float) -> None:
 @pytest.mark.parametrize("name", sorted(set(NORMS) - {"none"}))
 @torch.no_grad()
 def test_another_epsilon_gives_another_result(name: str) -> None:
-    """What makes the test above one of ε as well."""
+    """So the test above also checks ε."""
     norm = make(name)
     x = 1e-6 * torch.randn(SHAPE, dtype=torch.float64)
     wrong = FORMULAS[name](x, norm, 1.01 * EPS)
@@ -146,8 +146,8 @@ def test_batch_norm_uses_the_statistics_of_training_in_evaluation() -> None:
     flat = x.flatten(0, 1)
     mean, variance = 0.1 * flat.mean(0), 0.9 + 0.1 * flat.var(0)
     y = torch.randn(SHAPE, dtype=torch.float64)
-    wanted = norm.weight * (y - mean) / (variance + EPS).sqrt() + norm.bias
-    torch.testing.assert_close(norm.eval()(y), wanted, rtol=0, atol=1e-12)
+    expected = norm.weight * (y - mean) / (variance + EPS).sqrt() + norm.bias
+    torch.testing.assert_close(norm.eval()(y), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["layer", "rms", "scale"])
@@ -165,7 +165,7 @@ def test_each_position_is_normalised_separately(name: str) -> None:
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 @torch.no_grad()
 def test_add_and_norm_has_mean_zero_and_norm_root_width(scale: float) -> None:
-    """N(x + F(x)) before γ and β: mean 0 and norm √d, whatever came in."""
+    """N(x + F(x)) before γ and β: mean 0 and norm √d, whatever the input."""
     width = 16
     place = Place(width=width, layer=0, depth=1, role="ffn", step=0, steps=1, side="encoder")
     box = ADDNORMS["post"](place, lambda size: NORMS["layer"](size, 1e-30, True)).double()

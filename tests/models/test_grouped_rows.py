@@ -1,4 +1,4 @@
-"""Several sequences in one row, kept apart by `Mask.grouped`: each is read as if it were alone."""
+"""Several sequences in one row, separated by `Mask.grouped`, give the same as each alone."""
 
 import pytest
 import torch

@@ -335,7 +335,7 @@ def test_the_kind_is_in_the_first_bytes(directory: Path) -> None:
 
 
 class Trap:
-    """Unpickling this makes a file."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -354,7 +354,7 @@ def test_a_pickle_is_never_opened(by: str, directory: Path) -> None:
     refuse(directory, r"model\.safetensors' is damaged or not a safetensors file: ")
     assert not sprung.exists()
     pickle.loads(pickle.dumps(Trap(sprung)))
-    assert sprung.exists()  # the trap does work
+    assert sprung.exists()  # the trap works
 
 
 def test_an_edited_configuration(directory: Path) -> None:
@@ -372,7 +372,7 @@ def test_an_edited_configuration(directory: Path) -> None:
 
 
 def write_again(directory: Path, tensors: dict[str, Tensor], content: dict[str, Any]) -> None:
-    """Write a file that has the right digest, and whose parts do not match."""
+    """Write a file with a valid digest, whose parts may not match."""
     saved.write_tensors(directory / "model.safetensors", tensors, *TEXT_MODEL, content)
 
 
@@ -484,7 +484,7 @@ def test_a_failed_save_of_the_configuration_is_reported_by_load_too(
         with pytest.raises(SavedError, match=message):
             new.save(tmp_path)
     assert files(tmp_path) == FILES
-    # The weights are the new ones already, and whole; the file for people to read is the old one.
+    # The weights are already the new ones, and complete; config.toml is still the old one.
     refuse(tmp_path, r"a save was interrupted\)\. Delete it to use the one inside\.$")
     (tmp_path / "config.toml").unlink()
     assert same(load(tmp_path), new)

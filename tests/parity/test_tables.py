@@ -1,4 +1,4 @@
-"""FT-Transformer beside the authors' package, weights copied over."""
+"""Parity of FT-Transformer with the authors' package, with copied weights."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ rtdl = pytest.importorskip("rtdl_revisiting_models")
 pytestmark = pytest.mark.parity
 
 SIZES = [(8, ()), (6, (9, 16, 7, 15, 6, 5, 2, 42)), (0, (3, 2)), (1, (2,))]
-"""Number columns and categories: California housing, Adult, and two small ones."""
+"""Numeric columns and category sizes: California housing, Adult, and two small tables."""
 
 
 def pair(
@@ -55,24 +55,27 @@ def by_our_names(theirs: nn.Module) -> dict[str, Tensor]:
         "head": "backbone.output.linear",
         "columns.numbers": "cont_embeddings",
     }
-    given = dict(theirs.state_dict())
-    summary = given.pop("cls_embedding.weight")
-    tables = [given.pop(name) for name in list(given) if name.startswith("cat_embeddings.embedd")]
-    bias = given.pop("cat_embeddings.bias", None)
-    found = rename(given, table)
-    for name in list(found):
+    state = dict(theirs.state_dict())
+    summary = state.pop("cls_embedding.weight")
+    tables = [state.pop(name) for name in list(state) if name.startswith("cat_embeddings.embedd")]
+    bias = state.pop("cat_embeddings.bias", None)
+    renamed = rename(state, table)
+    for name in list(renamed):
         if name.endswith("ffn.input.weight") or name.endswith("ffn.input.bias"):
-            # Theirs multiplies the first half by the ReLU of the second; our gate comes first.
-            value, gate = found[name].chunk(2)
-            found[name] = torch.cat((gate, value))
-    found["summary"] = summary[None]
-    found["head.weight"], found["head.bias"] = found["head.weight"][None], found["head.bias"][None]
+            # Their gate is the second half; ours is the first.
+            value, gate = renamed[name].chunk(2)
+            renamed[name] = torch.cat((gate, value))
+    renamed["summary"] = summary[None]
+    renamed["head.weight"], renamed["head.bias"] = (
+        renamed["head.weight"][None],
+        renamed["head.bias"][None],
+    )
     if tables:
-        found["columns.categories.weight"], found["columns.categories.bias"] = (
+        renamed["columns.categories.weight"], renamed["columns.categories.bias"] = (
             torch.cat(tables),
             bias,
         )
-    return found
+    return renamed
 
 
 def draw(numbers: int, sizes: tuple[int, ...], rows: int = 7) -> tuple[Tensor, Tensor]:
@@ -120,7 +123,7 @@ def test_parameter_counts_equal_theirs(numbers: int, sizes: tuple[int, ...]) -> 
 
 
 def test_the_published_count() -> None:
-    """The released California runs have 893,179: their factor 1.3333 makes 255 of 256."""
+    """The released California runs have 893,179: with a factor of 1.3333 ffn_width is 255."""
     trunk = trunk_of("ft", ffn_width=255)
     shape = {"numbers": 8, "categories": (), "outputs": 1, "missing": False}
     assert build_tabular(TabularConfig(kind="ft", trunk=trunk, **shape)).count() == 893_179
@@ -128,8 +131,8 @@ def test_the_published_count() -> None:
 
 
 def test_weight_decay_applies_to_the_same_parameters() -> None:
-    """But for the gain of the last norm, which their code decays."""
+    """Except for the gain of the last norm, which their code decays."""
     ours, theirs = pair(2, (3, 4))
-    spared = sum(p.numel() for p in theirs.make_parameter_groups()[1]["params"])
+    exempt = sum(p.numel() for p in theirs.make_parameter_groups()[1]["params"])
     last = theirs.backbone.output.normalization.weight.numel()
-    assert sum(p.numel() for p in ours.no_decay()) == spared + last
+    assert sum(p.numel() for p in ours.no_decay()) == exempt + last
