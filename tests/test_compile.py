@@ -140,9 +140,9 @@ def test_the_hidden_states_export(mode: str) -> None:
 def test_a_compiled_model_equals_the_model(mode: str) -> None:
     model, args = small(mode, depth=1), padded(mode)
     compiled = torch.compile(model, backend="aot_eager")
-    answer, expected = compiled(*args), model(*args)
-    agree(answer, expected, args[-1])
-    answer.square().sum().backward()
+    output, expected = compiled(*args), model(*args)
+    agree(output, expected, args[-1])
+    output.square().sum().backward()
     gradients = [parameter.grad for parameter in model.parameters()]
     model.zero_grad()
     expected.square().sum().backward()

@@ -112,10 +112,10 @@ def test_token_ids_of_another_type_or_shape(
 def test_small_integer_types_are_accepted_or_refused(dtype: torch.dtype) -> None:
     model, ids = make("decoder"), draw(2, 3)
     try:
-        answer = model(ids.to(dtype))
+        output = model(ids.to(dtype))
     except InputError:
         return
-    assert torch.equal(answer, model(ids))
+    assert torch.equal(output, model(ids))
 
 
 def test_token_ids_may_have_32_bits() -> None:
@@ -127,10 +127,10 @@ def test_token_ids_may_have_32_bits() -> None:
 @pytest.mark.parametrize("mode", ("encoder", "decoder"))
 def test_empty_input_gives_an_empty_output_or_is_refused(mode: str, shape: Any) -> None:
     try:
-        answer = make(mode)(torch.zeros(shape).long())
+        output = make(mode)(torch.zeros(shape).long())
     except InputError:
         return
-    assert answer.shape == (*shape, VOCAB)
+    assert output.shape == (*shape, VOCAB)
 
 
 @pytest.mark.parametrize("mode", ("encoder", "decoder"))

@@ -413,8 +413,8 @@ def test_a_query_that_sees_nothing_gets_zeros_also_with_a_bias() -> None:
     maps: dict[str, Tensor] = {}
     visible = true(4, 4)
     visible[2] = False
-    answer = model(draw(1, 4), mask=Mask.pattern(visible), maps=maps)
-    assert answer.isfinite().all()
+    output = model(draw(1, 4), mask=Mask.pattern(visible), maps=maps)
+    assert output.isfinite().all()
     assert not maps["encoder.0.attention"][:, :, 2].any()
 
 

@@ -42,9 +42,9 @@ def check_padding(model: Any, mode: str, side: str) -> None:
     batch = pad_rows(rows, side)
     has_source = mode == "encoder-decoder"
     together = model(pad_rows(sources, side), batch) if has_source else model(batch)
-    for answer, ids, row, source in zip(together, batch, rows, sources, strict=True):
+    for output, ids, row, source in zip(together, batch, rows, sources, strict=True):
         alone = model(source[None], row[None]) if has_source else model(row[None])
-        close(answer[ids != PAD], alone[0])
+        close(output[ids != PAD], alone[0])
 
 
 @every_mode
@@ -132,9 +132,9 @@ def test_a_sequence_of_only_padding_does_not_affect_the_others(
     for mode in MODES:
         model = make(mode, positions=positions, **VARIANTS[variant]).train()
         ids = pad_rows([draw(4), torch.full((4,), PAD)], "right")
-        answer = model(ids, ids) if mode == "encoder-decoder" else model(ids)
-        assert answer.isfinite().all()
-        answer.square().sum().backward()
+        output = model(ids, ids) if mode == "encoder-decoder" else model(ids)
+        assert output.isfinite().all()
+        output.square().sum().backward()
         for name, parameter in model.named_parameters():
             assert parameter.grad is not None and parameter.grad.isfinite().all(), name
 
@@ -429,8 +429,8 @@ def test_maps_use_no_random_numbers(mode: str) -> None:
 def test_attention_dropout_works_with_padding(mode: str) -> None:
     model = make(mode, attention_dropout=0.1).train()
     ids = pad_rows([draw(5), draw(3)], "right")
-    answer = model(ids, ids) if mode == "encoder-decoder" else model(ids)
-    assert answer.isfinite().all()
+    output = model(ids, ids) if mode == "encoder-decoder" else model(ids)
+    assert output.isfinite().all()
 
 
 # ── Large tables are computed in chunks ───────────────────────────────────────────────────────────
@@ -618,9 +618,9 @@ def test_every_weight_gets_a_gradient(mode: str) -> None:
 
 
 def test_the_arrangements_differ() -> None:
-    ids, answers = draw(2, 6), []
+    ids, results = draw(2, 6), []
     for addnorm in ARRANGEMENTS:
         torch.manual_seed(0)
-        answers.append(make("encoder", addnorm=addnorm)(ids))
-    for one, two in pairwise(answers):
+        results.append(make("encoder", addnorm=addnorm)(ids))
+    for one, two in pairwise(results):
         assert (one - two).abs().max() > 1e-3

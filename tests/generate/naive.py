@@ -13,7 +13,7 @@ LogProbs = Callable[[Sequence[int]], Tensor]
 """From the tokens so far to the log-probabilities of the next, (vocab,)."""
 
 
-def of_translation(model: Any, source: Sequence[int], begin: int = BEGIN) -> LogProbs:
+def translation_log_probs(model: Any, source: Sequence[int], begin: int = BEGIN) -> LogProbs:
     """Return the next-token log-probabilities of an encoder-decoder, computed in full each time."""
 
     @torch.inference_mode()
@@ -24,7 +24,7 @@ def of_translation(model: Any, source: Sequence[int], begin: int = BEGIN) -> Log
     return run
 
 
-def of_continuation(model: Any, prompt: Sequence[int]) -> LogProbs:
+def continuation_log_probs(model: Any, prompt: Sequence[int]) -> LogProbs:
     @torch.inference_mode()
     def run(tokens: Sequence[int]) -> Tensor:
         return model(torch.tensor([[*prompt, *tokens]]))[0, -1].log_softmax(dim=-1)
@@ -37,26 +37,26 @@ def divisor(length: int, penalty: str, alpha: float) -> float:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Expected:
     tokens: tuple[int, ...]
     steps: tuple[float, ...]
     score: float
 
 
 def greedy(
-    of: LogProbs,
+    next_log_probs: LogProbs,
     limit: int,
     end: int | None = END,
     banned: Sequence[int] = (),
     closed: bool = True,
     penalty: str = "length",
     alpha: float = 1.0,
-) -> tuple[Answer, bool]:
+) -> tuple[Expected, bool]:
     """Return the likeliest token at every step; with `closed`, the end token at the limit."""
     tokens: list[int] = []
     steps: list[float] = []
     for length in range(1, limit + 1):
-        log_probs = of(tokens)
+        log_probs = next_log_probs(tokens)
         allowed = log_probs.clone()
         allowed[list(banned)] = float("-inf")
         likeliest = int(allowed.argmax())
@@ -66,11 +66,11 @@ def greedy(
             break
         tokens.append(token)
     score = sum(steps) / divisor(len(steps), penalty, alpha)
-    return Answer(tuple(tokens), tuple(steps), score), end is not None and likeliest == end
+    return Expected(tuple(tokens), tuple(steps), score), end is not None and likeliest == end
 
 
-def every(
-    of: LogProbs,
+def all_outputs(
+    next_log_probs: LogProbs,
     vocab: int,
     limit: int,
     end: int | None = END,
@@ -78,25 +78,25 @@ def every(
     closed: bool = True,
     penalty: str = "length",
     alpha: float = 1.0,
-) -> list[Answer]:
+) -> list[Expected]:
     """Return all possible outputs, best first."""
     inner = [token for token in range(vocab) if token not in (*banned, end)]
-    outputs: dict[tuple[int, ...], Tensor] = {}
+    cached_log_probs: dict[tuple[int, ...], Tensor] = {}
 
-    def look(tokens: tuple[int, ...]) -> Tensor:
-        if tokens not in outputs:
-            outputs[tokens] = of(tokens)
-        return outputs[tokens]
+    def log_probs_after(tokens: tuple[int, ...]) -> Tensor:
+        if tokens not in cached_log_probs:
+            cached_log_probs[tokens] = next_log_probs(tokens)
+        return cached_log_probs[tokens]
 
     def steps(whole: tuple[int, ...]) -> tuple[float, ...]:
-        return tuple(float(look(whole[:i])[token]) for i, token in enumerate(whole))
+        return tuple(float(log_probs_after(whole[:i])[token]) for i, token in enumerate(whole))
 
-    answers = []
+    expected = []
     for whole in _complete_outputs(inner, limit, end, closed):
         parts = steps(whole)
         tokens = whole[:-1] if whole[-1] == end else whole
-        answers.append(Answer(tokens, parts, sum(parts) / divisor(len(parts), penalty, alpha)))
-    return sorted(answers, key=lambda answer: -answer.score)
+        expected.append(Expected(tokens, parts, sum(parts) / divisor(len(parts), penalty, alpha)))
+    return sorted(expected, key=lambda item: -item.score)
 
 
 def _complete_outputs(

@@ -12,7 +12,7 @@ from addnorm.generate import Decoding, Hypothesis, translate
 from addnorm.generate.search import TokenRules, beam_search, place_by_parent, search
 from tests.conftest import PAD, make
 from tests.generate import naive
-from tests.generate.naive import BEGIN, END, Answer, Oracle
+from tests.generate.naive import BEGIN, END, Expected, Oracle
 
 penalised = pytest.mark.parametrize(
     ("penalty", "alpha"),
@@ -28,13 +28,13 @@ penalised = pytest.mark.parametrize(
 START = torch.tensor([[BEGIN]])
 
 
-def same(hypotheses: list[Hypothesis], answers: list[Answer]) -> None:
+def same(hypotheses: list[Hypothesis], expected: list[Expected]) -> None:
     """The same sequences in the same order, with the same scores."""
-    assert [h.tokens for h in hypotheses] == [a.tokens for a in answers]
-    for hypothesis, answer in zip(hypotheses, answers, strict=True):
-        assert hypothesis.score == pytest.approx(answer.score, abs=1e-10)
-        assert hypothesis.log_probabilities == pytest.approx(answer.steps, abs=1e-10)
-        assert hypothesis.log_probability == pytest.approx(sum(answer.steps), abs=1e-10)
+    assert [h.tokens for h in hypotheses] == [a.tokens for a in expected]
+    for hypothesis, item in zip(hypotheses, expected, strict=True):
+        assert hypothesis.score == pytest.approx(item.score, abs=1e-10)
+        assert hypothesis.log_probabilities == pytest.approx(item.steps, abs=1e-10)
+        assert hypothesis.log_probability == pytest.approx(sum(item.steps), abs=1e-10)
 
 
 ENDS = TokenRules(end=END)
@@ -67,11 +67,11 @@ def test_a_wide_beam_finds_the_best_outputs(
     settings = {"stop_early": early, "keep_greedy": False, **kinds}
     for seed in range(6):
         oracle = Oracle(seed, vocab=5)
-        answers = naive.every(oracle.log_probs, 5, 4, closed=closed, **kinds)
+        expected = naive.all_outputs(oracle.log_probs, 5, 4, closed=closed, **kinds)
         hypotheses = run_beam(oracle, 4, rules, beam=256, nbest=60, **settings)
-        same(hypotheses, answers[:60])
+        same(hypotheses, expected[:60])
         if not closed:
-            ended = [len(answer.steps) > len(answer.tokens) for answer in answers[:60]]
+            ended = [len(item.steps) > len(item.tokens) for item in expected[:60]]
             assert [hypothesis.finished for hypothesis in hypotheses] == ended
 
 
@@ -84,23 +84,25 @@ def test_beam_search_of_a_model_equals_brute_force(penalty: str, alpha: float) -
     decoding = Decoding(beam=64, nbest=15, max_tokens=(1.0, 1), **kinds)
     results = translate(model, sources, decoding, begin=BEGIN, end=END)
     for source, hypotheses in zip(sources, results, strict=True):
-        of = naive.of_translation(model, source)
-        answers = naive.every(of, 7, len(source) + 1, banned=(PAD, BEGIN), **kinds)
-        same(hypotheses, answers[: min(15, len(answers))])
+        next_log_probs = naive.translation_log_probs(model, source)
+        expected = naive.all_outputs(
+            next_log_probs, 7, len(source) + 1, banned=(PAD, BEGIN), **kinds
+        )
+        same(hypotheses, expected[: min(15, len(expected))])
 
 
 def test_banned_tokens_are_never_taken_but_keep_their_probability() -> None:
     oracle = Oracle(3, vocab=6, peak=4)
     rules = TokenRules(end=END, banned=(4, 0))
     hypotheses = run_beam(oracle, 4, rules, beam=64, nbest=10)
-    same(hypotheses, naive.every(oracle.log_probs, 6, 4, banned=(4, 0))[:10])
+    same(hypotheses, naive.all_outputs(oracle.log_probs, 6, 4, banned=(4, 0))[:10])
     assert all(4 not in h.tokens and 0 not in h.tokens for h in hypotheses)
 
 
 def test_without_an_end_token_all_reach_the_limit() -> None:
     oracle = Oracle(3, vocab=4)
     hypotheses = run_beam(oracle, 3, TokenRules(end=None), beam=64, nbest=9)
-    same(hypotheses, naive.every(oracle.log_probs, 4, 3, end=None)[:9])
+    same(hypotheses, naive.all_outputs(oracle.log_probs, 4, 3, end=None)[:9])
     assert not any(h.finished for h in hypotheses)
 
 
@@ -114,17 +116,17 @@ def test_there_may_be_fewer_hypotheses_than_nbest() -> None:
 
 def textbook_search(
     oracle: Oracle, limit: int, beam: int, nbest: int, alpha: float, keep: bool
-) -> list[Answer]:
+) -> list[Expected]:
     """Beam search in plain lists, without early stopping; the greedy path takes the last place."""
     live: list[tuple[tuple[int, ...], tuple[float, ...]]] = [((), ())]
     greedy: tuple[int, ...] | None = () if keep else None
-    ended: list[Answer] = []
+    ended: list[Expected] = []
     for length in range(1, limit + 1):
         longer = []
         for tokens, steps in live:
             log_probs = oracle.log_probs(tokens).tolist()
             parts = (*steps, log_probs[END])
-            ended.append(Answer(tokens, parts, sum(parts) / length**alpha))
+            ended.append(Expected(tokens, parts, sum(parts) / length**alpha))
             others = [token for token in range(oracle.vocab) if token != END]
             longer += [((*tokens, token), (*steps, log_probs[token])) for token in others]
         live = sorted(longer, key=lambda each: -sum(each[1]))[:beam]
@@ -133,7 +135,7 @@ def textbook_search(
             greedy = None if likeliest == END else (*greedy, likeliest)
         if greedy is not None and greedy not in [tokens for tokens, _ in live]:
             live[-1] = next(each for each in longer if each[0] == greedy)
-    return sorted(ended, key=lambda answer: -answer.score)[:nbest]
+    return sorted(ended, key=lambda item: -item.score)[:nbest]
 
 
 @pytest.mark.parametrize("beam", (2, 3, 5))

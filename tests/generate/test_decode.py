@@ -53,12 +53,12 @@ def test_greedy_translation_equals_the_naive_loop(positions: str) -> None:
     sources = some(5, 2, 7, 1, 4)
     results = translate(model, sources, Decoding(max_tokens=(2.0, 1), alpha=0.7), **ENDS)
     for source, (hypothesis,) in zip(sources, results, strict=True):
-        of = naive.of_translation(model, source)
+        next_log_probs = naive.translation_log_probs(model, source)
         limit = 2 * len(source) + 1
-        answer, finished = naive.greedy(of, limit, banned=BANNED, alpha=0.7)
-        assert hypothesis.tokens == answer.tokens and hypothesis.finished == finished
-        assert hypothesis.log_probabilities == pytest.approx(answer.steps, abs=1e-10)
-        assert hypothesis.score == pytest.approx(answer.score, abs=1e-10)
+        expected, finished = naive.greedy(next_log_probs, limit, banned=BANNED, alpha=0.7)
+        assert hypothesis.tokens == expected.tokens and hypothesis.finished == finished
+        assert hypothesis.log_probabilities == pytest.approx(expected.steps, abs=1e-10)
+        assert hypothesis.score == pytest.approx(expected.score, abs=1e-10)
 
 
 @pytest.mark.parametrize("positions", POSITIONS)
@@ -69,10 +69,10 @@ def test_greedy_continuation_equals_the_naive_loop_for_prompts_of_any_length(
     prompts = some(6, 1, 4, 2)
     results = generate(model, prompts, Decoding(max_tokens=7), end=END)
     for prompt, (hypothesis,) in zip(prompts, results, strict=True):
-        of = naive.of_continuation(model, prompt)
-        answer, finished = naive.greedy(of, 7, banned=(PAD,), closed=False)
-        assert hypothesis.tokens == answer.tokens and hypothesis.finished == finished
-        assert hypothesis.log_probabilities == pytest.approx(answer.steps, abs=1e-10)
+        next_log_probs = naive.continuation_log_probs(model, prompt)
+        expected, finished = naive.greedy(next_log_probs, 7, banned=(PAD,), closed=False)
+        assert hypothesis.tokens == expected.tokens and hypothesis.finished == finished
+        assert hypothesis.log_probabilities == pytest.approx(expected.steps, abs=1e-10)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -80,9 +80,9 @@ def test_greedy_equals_the_naive_loop_in_any_variant(variant: str) -> None:
     model = make("encoder-decoder", **VARIANTS[variant])
     (source,) = some(4)
     ((hypothesis,),) = translate(model, [source], Decoding(max_tokens=(1.0, 3)), **ENDS)
-    answer, _ = naive.greedy(naive.of_translation(model, source), 7, banned=BANNED)
-    assert hypothesis.tokens == answer.tokens
-    assert hypothesis.log_probabilities == pytest.approx(answer.steps, abs=1e-10)
+    expected, _ = naive.greedy(naive.translation_log_probs(model, source), 7, banned=BANNED)
+    assert hypothesis.tokens == expected.tokens
+    assert hypothesis.log_probabilities == pytest.approx(expected.steps, abs=1e-10)
 
 
 def test_the_begin_token_may_be_padding_or_the_end() -> None:
@@ -91,17 +91,17 @@ def test_the_begin_token_may_be_padding_or_the_end() -> None:
     padded.load_state_dict(model.state_dict())
     (source,) = some(5)
     for begin in (PAD, END):
-        of = naive.of_translation(model, source, begin)
-        answer, _ = naive.greedy(of, 8, banned=(PAD,))
+        next_log_probs = naive.translation_log_probs(model, source, begin)
+        expected, _ = naive.greedy(next_log_probs, 8, banned=(PAD,))
         for beam in (1, 4):
             decoding = Decoding(beam=beam, max_tokens=(0, 8))
             results = translate(padded, [source], decoding, begin=begin, end=END)
             ((best,),) = results
             assert PAD not in best.tokens
-            assert best.score >= answer.score - 1e-12
+            assert best.score >= expected.score - 1e-12
             if beam == 1:
-                assert best.tokens == answer.tokens
-                assert best.log_probabilities == pytest.approx(answer.steps, abs=1e-10)
+                assert best.tokens == expected.tokens
+                assert best.log_probabilities == pytest.approx(expected.steps, abs=1e-10)
 
 
 # ── A batch gives the result of each sequence alone ───────────────────────────────────────────────
@@ -143,11 +143,13 @@ def test_beams_of_a_decoder_are_those_of_brute_force() -> None:
     for prompt, hypotheses in zip(
         prompts, generate(model, prompts, decoding, end=END), strict=True
     ):
-        of = naive.of_continuation(model, prompt)
-        answers = naive.every(of, 6, 3, banned=(PAD,), closed=False)[:12]
-        assert [h.tokens for h in hypotheses] == [a.tokens for a in answers]
-        assert [h.score for h in hypotheses] == pytest.approx([a.score for a in answers], abs=1e-10)
-        assert [h.finished for h in hypotheses] == [len(a.steps) > len(a.tokens) for a in answers]
+        next_log_probs = naive.continuation_log_probs(model, prompt)
+        expected = naive.all_outputs(next_log_probs, 6, 3, banned=(PAD,), closed=False)[:12]
+        assert [h.tokens for h in hypotheses] == [a.tokens for a in expected]
+        assert [h.score for h in hypotheses] == pytest.approx(
+            [a.score for a in expected], abs=1e-10
+        )
+        assert [h.finished for h in hypotheses] == [len(a.steps) > len(a.tokens) for a in expected]
 
 
 # ── Sampling ──────────────────────────────────────────────────────────────────────────────────────
@@ -169,11 +171,13 @@ def test_a_seed_gives_the_same_tokens_alone_and_in_a_batch() -> None:
     assert other != [hypothesis.tokens for hypothesis in together]
 
 
-def sample_by_hand(of: naive.LogProbs, seed: int, limit: int, end: int, banned: Any) -> list[int]:
+def sample_by_hand(
+    next_log_probs: naive.LogProbs, seed: int, limit: int, end: int, banned: Any
+) -> list[int]:
     """Sample each token by inverting the distribution function at the next number of the seed."""
     tokens: list[int] = []
     for number in uniforms([seed], limit)[0].tolist():
-        shares = of(tokens).exp()
+        shares = next_log_probs(tokens).exp()
         shares[list(banned)] = 0.0
         reached = (shares / shares.sum()).cumsum(dim=0)
         tokens.append(int((reached <= number).sum()))
@@ -186,12 +190,16 @@ def test_sampled_tokens_equal_those_of_the_naive_loop() -> None:
     decoder, prompts = make("decoder"), some(3, 5, 1)
     results = generate(decoder, prompts, sampled(9, seed=7), end=END)
     for number, (prompt, (hypothesis,)) in enumerate(zip(prompts, results, strict=True)):
-        expected = sample_by_hand(naive.of_continuation(decoder, prompt), 7 + number, 9, END, [PAD])
+        expected = sample_by_hand(
+            naive.continuation_log_probs(decoder, prompt), 7 + number, 9, END, [PAD]
+        )
         assert [*hypothesis.tokens, *([END] if hypothesis.finished else [])] == expected
     both, lengths = make("encoder-decoder"), []
     results = translate(both, prompts, sampled(12, seed=7), **ENDS)
     for number, (source, (hypothesis,)) in enumerate(zip(prompts, results, strict=True)):
-        expected = sample_by_hand(naive.of_translation(both, source), 7 + number, 12, END, BANNED)
+        expected = sample_by_hand(
+            naive.translation_log_probs(both, source), 7 + number, 12, END, BANNED
+        )
         assert hypothesis.finished == (expected[-1] == END)
         # The last token is the end token, also at the limit.
         assert list(hypothesis.tokens) == expected[:-1]
@@ -216,7 +224,7 @@ def test_samples_follow_the_model() -> None:
     decoding = sampled(1, read_ahead=count, batch_tokens=10**6)
     results = generate(model, [prompt] * count, decoding, pad=0)
     counts = torch.bincount(torch.tensor([h[0].tokens[0] for h in results]), minlength=6)
-    shares = naive.of_continuation(model, prompt)([]).exp()
+    shares = naive.continuation_log_probs(model, prompt)([]).exp()
     shares[PAD] = 0
     expected = shares / shares.sum() * count
     statistic = ((counts - expected) ** 2 / expected)[1:].sum()

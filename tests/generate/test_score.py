@@ -41,9 +41,9 @@ def test_a_translation_is_scored_token_by_token(end: int | None, size: int) -> N
     for source, target, scores in zip(
         sources, targets, score(model, sources, targets, **settings), strict=True
     ):
-        of = naive.of_translation(model, source)
+        next_log_probs = naive.translation_log_probs(model, source)
         whole = [*target, *([] if end is None else [end])]
-        expected = [float(of(whole[:i])[token]) for i, token in enumerate(whole)]
+        expected = [float(next_log_probs(whole[:i])[token]) for i, token in enumerate(whole)]
         assert scores == pytest.approx(expected, abs=1e-10)
 
 
@@ -53,9 +53,9 @@ def test_a_continuation_is_scored_after_its_prompt() -> None:
     for prompt, target, scores in zip(
         prompts, targets, score(model, prompts, targets, end=END), strict=True
     ):
-        of = naive.of_continuation(model, prompt)
+        next_log_probs = naive.continuation_log_probs(model, prompt)
         whole = [*target, END]
-        expected = [float(of(whole[:i])[token]) for i, token in enumerate(whole)]
+        expected = [float(next_log_probs(whole[:i])[token]) for i, token in enumerate(whole)]
         assert scores == pytest.approx(expected, abs=1e-10)
 
 
@@ -64,8 +64,10 @@ def test_the_padding_token_in_a_target_is_scored() -> None:
     ((scores),) = score(model, [[3, 4]], [[5, PAD, 6]], begin=BEGIN)
     plain = make("encoder-decoder", pad=None)
     plain.load_state_dict(model.state_dict())
-    of = naive.of_translation(plain, [3, 4])
-    expected = [float(of([5, PAD, 6][:i])[token]) for i, token in enumerate([5, PAD, 6])]
+    next_log_probs = naive.translation_log_probs(plain, [3, 4])
+    expected = [
+        float(next_log_probs([5, PAD, 6][:i])[token]) for i, token in enumerate([5, PAD, 6])
+    ]
     assert scores == pytest.approx(expected, abs=1e-10)
 
 

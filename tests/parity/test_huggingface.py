@@ -89,11 +89,11 @@ def sharpen_(model: nn.Module) -> None:
 
 # ── Both, on the same input ───────────────────────────────────────────────────────────────────────
 
-Answers = tuple[Tensor, Tensor]
+Logits = tuple[Tensor, Tensor]
 """Their logits and ours at the real positions: (positions, vocab) or (batch, outputs)."""
 
 
-def run_tokens(theirs: nn.Module, ours: nn.Module, side: str) -> Answers:
+def run_tokens(theirs: nn.Module, ours: nn.Module, side: str) -> Logits:
     ids, real = padded((9, 6, 4), VOCAB, side)
     # With padding on the left, their models need explicit position ids.
     positions = {} if side == "right" else {"position_ids": (real.cumsum(1) - 1).clamp(min=0)}
@@ -101,17 +101,17 @@ def run_tokens(theirs: nn.Module, ours: nn.Module, side: str) -> Answers:
     return expected[real], ours(ids, mask=Mask.padding(real))[real]
 
 
-def run_segments(theirs: nn.Module, ours: nn.Module, side: str) -> Answers:
+def run_segments(theirs: nn.Module, ours: nn.Module, side: str) -> Logits:
     ids, real = padded((9, 6, 4), VOCAB, side)
     positions = {} if side == "right" else {"position_ids": (real.cumsum(1) - 1).clamp(min=0)}
     segments = (torch.arange(9) > 3).long().expand(3, 9)
     masks = dict(attention_mask=real.long(), token_type_ids=segments)
     expected = theirs(input_ids=ids, **masks, **positions).logits
-    answer = ours(ids, mask=Mask.padding(real), segments=segments)
-    return (expected[real], answer[real]) if expected.ndim == 3 else (expected, answer)
+    output = ours(ids, mask=Mask.padding(real), segments=segments)
+    return (expected[real], output[real]) if expected.ndim == 3 else (expected, output)
 
 
-def run_pair(theirs: nn.Module, ours: nn.Module, side: str) -> Answers:
+def run_pair(theirs: nn.Module, ours: nn.Module, side: str) -> Logits:
     source, source_real = padded((9, 6, 4), VOCAB, side, seed=1)
     target, target_real = padded((5, 7, 3), VOCAB, side, seed=2)
     expected = theirs(
@@ -124,7 +124,7 @@ def run_pair(theirs: nn.Module, ours: nn.Module, side: str) -> Answers:
     return expected[target_real], ours(source, target, **masks)[target_real]
 
 
-def run_images(theirs: nn.Module, ours: nn.Module, side: str) -> Answers:
+def run_images(theirs: nn.Module, ours: nn.Module, side: str) -> Logits:
     images = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(1))
     images = images.to(ours.summary.weight.dtype)
     return theirs(pixel_values=images).logits, ours(images)
@@ -134,7 +134,7 @@ class Case(NamedTuple):
     theirs: Callable[[], nn.Module]
     ours: Config
     rename: Callable[[mapping.Weights], dict[str, Tensor]]
-    run: Callable[[nn.Module, nn.Module, str], Answers]
+    run: Callable[[nn.Module, nn.Module, str], Logits]
     left: bool = True
     """Whether their model supports padding on the left."""
 

@@ -90,9 +90,9 @@ def test_outputs_equal_theirs(numbers: int, sizes: tuple[int, ...], blocks: int)
     ours, theirs = pair(numbers, sizes, blocks, outputs=3)
     x, codes = draw(numbers, sizes)
     with torch.no_grad():
-        answer = theirs(x if numbers else None, codes if sizes else None)
-        assert gap(ours(x, codes)[:, 0], answer) <= 1e-5
-        assert float(answer.std()) > 0.1
+        expected_output = theirs(x if numbers else None, codes if sizes else None)
+        assert gap(ours(x, codes)[:, 0], expected_output) <= 1e-5
+        assert float(expected_output.std()) > 0.1
 
 
 def test_gradients_equal_theirs() -> None:
@@ -101,10 +101,10 @@ def test_gradients_equal_theirs() -> None:
     x, codes = draw(2, (3, 4))
     ours(x.double(), codes).square().sum().backward()
     theirs(x.double(), codes).square().sum().backward()
-    wanted = by_our_names(_gradients(theirs))
+    expected = by_our_names(_gradients(theirs))
     for name, parameter in ours.named_parameters():
         assert parameter.grad is not None
-        assert gap(parameter.grad, wanted[name]) <= 1e-9, name
+        assert gap(parameter.grad, expected[name]) <= 1e-9, name
 
 
 def _gradients(model: nn.Module) -> nn.Module:

@@ -112,11 +112,11 @@ def test_gradient_of_every_weight(arrangement: str, ffn: str) -> None:
     theirs = make_theirs(arrangement, ffn, torch.float64)
     ours = make_ours(theirs, config(arrangement, ffn))
     expected, actual = run_both(theirs, ours)
-    wanted = torch.randn(actual.shape, generator=torch.Generator().manual_seed(3)).double()
-    (expected * wanted).sum().backward()
+    upstream = torch.randn(actual.shape, generator=torch.Generator().manual_seed(3)).double()
+    (expected * upstream).sum().backward()
     from_theirs = ours.tokens.weight.grad.clone()
     ours.zero_grad()
-    (actual * wanted).sum().backward()
+    (actual * upstream).sum().backward()
     grads = {name: weight.grad for name, weight in theirs.named_parameters()}
     grads = mapping.torch_transformer(grads, place_of_last_norm(arrangement))
     grads["tokens.weight"] = from_theirs

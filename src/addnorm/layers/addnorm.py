@@ -2,8 +2,8 @@
 
 x is the stream, F the branch (a sublayer, then dropout), N the norm, L the blocks of the stack.
 An arrangement is two classes: the box that joins one branch to the stream (`AddNorm`), and what
-happens before the first block and after the last (`Ends`). It knows its `Place` and nothing else,
-and it alone adjusts the initial weights of its branches. A box takes the branch as a function and
+happens before the first block and after the last (`Ends`). It depends on its `Place` only, and only
+it adjusts the initial weights of its branches. A box takes the branch as a function and
 the norm as a factory, so every arrangement works with every norm in every mode.
 
 To add one: a class with its formula and citation, a row in ADDNORMS, a row in the formula test.
@@ -38,7 +38,7 @@ class Sublayer(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """The place of a box in its stack: all that an arrangement may know about it.
+    """The place of a box in its stack: all that an arrangement may depend on.
 
     Parameters
     ----------

@@ -464,7 +464,7 @@ def name_maps(model: nn.Module, context: Context, maps: Maps | None) -> None:
 
 
 def _memory_mask(source: Mask, target: Mask | None) -> Mask:
-    """Return which of the memory each target position sees: real positions of its own group."""
+    """Return the mask of the memory: a target position sees the real positions of its group."""
     mask = Mask() if source.real is None else Mask.padding(source.real)
     target_groups = None if target is None else target.groups
     if source.groups is None and target_groups is None:

@@ -1,4 +1,4 @@
-"""The training loop. It knows steps, not tasks: a task provides batches and losses.
+"""The training loop, independent of tasks: a task provides batches and losses.
 
     each step:   g ← Σ over its parts of the gradient of (sum of the part's losses / all its tokens)
                  clip ‖g‖;   w ← optimizer(w, g, peak · schedule(step))
@@ -6,7 +6,7 @@
 Accumulated parts therefore equal one large batch exactly, token by token. A step whose loss or
 gradient is not finite is skipped and saved for inspection, with a message. The checkpoint holds
 everything that decides the next step, so that a run that was killed and resumed equals an unbroken
-one bit for bit. Observers are notified of each event; the loop knows nothing else about them.
+one bit for bit. Observers are notified of each event.
 """
 
 import math
@@ -102,7 +102,7 @@ class LoopSettings:
 
 @dataclass
 class TrainingState:
-    """Where a run is. All of it is saved in every checkpoint.
+    """Progress of a run. All of it is saved in every checkpoint.
 
     Parameters
     ----------

@@ -52,8 +52,10 @@ def world_size() -> int:
 
 
 def torchrun_ranks() -> tuple[int, int, int] | None:
-    """Return (rank, local rank, world size) if torchrun started this process, which it says in the
-    environment only; otherwise None."""
+    """Return (rank, local rank, world size) if torchrun started this process, otherwise None.
+
+    torchrun passes them in environment variables only.
+    """
     environment = os.environ
     if "WORLD_SIZE" not in environment:
         return None
