@@ -52,7 +52,7 @@ def test_a_run_directory_is_complete(task: str, trained: Trained) -> None:
     assert run.summary["finished"] and run.summary["best"]["loss"] in held
     assert "<svg" in (run.path / "summary.html").read_text()
     assert Config.load(run.path / "config.toml") == run.config
-    sections = {name: getattr(run.config, name).left_out() for name in ("data", "train", "run")}
+    sections = {name: getattr(run.config, name).unset_fields() for name in ("data", "train", "run")}
     given = {"valid_source", "valid_target", "text", "label", "max_rows"}
     given |= set() if task == "translate" else {"target"}
     given |= {"max_length"} if task == "language" else set()

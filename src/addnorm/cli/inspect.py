@@ -39,7 +39,7 @@ def _with_help(config: Config) -> str:
             section: Section = getattr(config, line.strip("[]"))
             about = describe(section.__class__)
             lines.append(line)
-            lines += [f"# {item} is left out: {about[item]}" for item in section.left_out()]
+            lines += [f"# {item} is left out: {about[item]}" for item in section.unset_fields()]
         else:
             lines.append(f"{line:<44} # {about[name]}" if equals and name in about else line)
     return "\n".join(lines) + "\n"

@@ -2,8 +2,8 @@
 
 x is the stream, F the branch (a sublayer, then dropout), N the norm, L the blocks of the stack.
 An arrangement is two classes: the box that joins one branch to the stream (`AddNorm`), and what
-happens before the first block and after the last (`Ends`). It knows its `Place` and nothing else,
-and it alone adjusts the initial weights of its branches. A box takes the branch as a function and
+happens before the first block and after the last (`Ends`). It depends on its `Place` only, and only
+it adjusts the initial weights of its branches. A box takes the branch as a function and
 the norm as a factory, so every arrangement works with every norm in every mode.
 
 To add one: a class with its formula and citation, a row in ADDNORMS, a row in the formula test.
@@ -38,7 +38,7 @@ class Sublayer(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """The place of a box in its stack: all that an arrangement may know about it.
+    """The place of a box in its stack: all that an arrangement may depend on.
 
     Parameters
     ----------
@@ -168,7 +168,14 @@ class Pre(AddNorm):
 
     Xiong et al. 2020 (2002.04745); Wang et al. 2019; Nguyen, Salazar 2019. `shrink` divides the
     initial output projections by √steps (GPT-2: Radford et al. 2019, §2.3); `bare_start` omits the
-    very first norm (FT-Transformer: Gorishniy et al. 2021, §3.3).
+    first norm of the stack (FT-Transformer: Gorishniy et al. 2021, §3.3).
+
+    Parameters
+    ----------
+    place, norm
+        Where the box is, and what makes its norm.
+    shrink, bare_start
+        The two variants above.
     """
 
     ends = FinalNorm
@@ -219,7 +226,7 @@ class Mix(AddNorm):
 
     def __init__(self, place: Place, norm: Norm, *, share: float = 0.25) -> None:
         super().__init__(place, norm)
-        _require(0 <= share <= 1, "share", "from 0 to 1", share)
+        _check_option(0 <= share <= 1, "share", "from 0 to 1", share)
         self.is_post = place.layer < math.floor(share * place.depth + 1e-9)
 
     def forward(self, x: Tensor, f: Branch) -> Tensor:
@@ -358,7 +365,7 @@ class Admin(AddNorm):
     def __init__(self, place: Place, norm: Norm, *, growth: str = "measured") -> None:
         super().__init__(place, norm)
         n = place.steps
-        _require(growth in ("measured", "log"), "growth", "measured or log", growth)
+        _check_option(growth in ("measured", "log"), "growth", "measured or log", growth)
         start = math.sqrt((n + 1) / math.log(n + 1) - 1) if growth == "log" else 1.0
         self.omega = nn.Parameter(torch.full((place.width,), start))
 
@@ -608,7 +615,7 @@ class HyperConnections(AddNorm):
     class ends(FinalNorm):
         def __init__(self, width: int, depth: int, norm: Norm, *, streams: int = 4) -> None:
             super().__init__(width, depth, norm)
-            _require(streams > 0, "streams", "1 or more", streams)
+            _check_option(streams > 0, "streams", "1 or more", streams)
             self.streams = streams
 
         def open(self, x: Tensor) -> Stream:
@@ -619,7 +626,7 @@ class HyperConnections(AddNorm):
 
     def __init__(self, place: Place, norm: Norm, *, streams: int = 4) -> None:
         super().__init__(place, norm)
-        _require(streams > 0, "streams", "1 or more", streams)
+        _check_option(streams > 0, "streams", "1 or more", streams)
         one = torch.zeros(streams, 1)
         one[place.step % streams] = 1
         # Columns: a, then Aᵣ, then b.
@@ -647,7 +654,7 @@ class HyperConnections(AddNorm):
         return (2 * len(self.fixed) + 1) * self.place.width
 
 
-def _require(holds: bool, option: str, rule: str, value: object) -> None:
+def _check_option(holds: bool, option: str, rule: str, value: object) -> None:
     if not holds:
         raise ConfigError(f"model.addnorm_options.{option} must be {rule}: got {value!r}.")
 

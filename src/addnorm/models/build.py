@@ -28,7 +28,7 @@ from addnorm.layers.norms import NORMS, Norm
 from addnorm.layers.positions import POSITIONS, Positions
 from addnorm.layers.stack import Block, LastBlock, Stack
 from addnorm.models.transformer import Decoder, Encoder, EncoderDecoder, Side
-from addnorm.section import Options, fits, say_type
+from addnorm.section import Options, describe_type, fits
 
 Model = Encoder | Decoder | EncoderDecoder
 MakeSublayer = Callable[[ModelConfig, Place, tuple[str, ...], Positions], Attention | FeedForward]
@@ -38,9 +38,16 @@ MakeSublayer = Callable[[ModelConfig, Place, tuple[str, ...], Positions], Attent
 def build(config: Config | ModelConfig) -> Model:
     """Return the network that a configuration describes, with newly initialised weights.
 
+    Parameters
+    ----------
+    config : the configuration of a run, or of the model alone
+
+    Examples
+    --------
     >>> from addnorm import presets
-    >>> build(presets.base(vocab=100, width=32, depth=1, heads=4)).count()
-    32512
+    >>> model = build(presets.gpt2(vocab=100, width=32, depth=1, heads=4))
+    >>> model.count(), model(torch.tensor([[1, 2, 3]])).shape
+    (48736, torch.Size([1, 3, 100]))
     """
     config = config.model if isinstance(config, Config) else config
     builders: dict[str, Callable[[ModelConfig], Model]] = {
@@ -129,8 +136,7 @@ def make_positions(c: ModelConfig, side: str) -> Positions:
     """Return the position scheme of one side."""
     kind = choose("model.positions", c.positions, POSITIONS)
     options = pick_options("model.position_options", c.position_options, [kind])[0]
-    length = c.input_length if side == "encoder" else c.length
-    sizes = (c.width, c.heads, c.effective_head_width, length, side == "decoder")
+    sizes = (c.width, c.heads, c.effective_head_width, c.lengths[side], side == "decoder")
     return kind(*sizes, **options)
 
 
@@ -241,29 +247,41 @@ def make_block(
 def make_sublayer(
     c: ModelConfig, place: Place, inside: tuple[str, ...], positions: Positions
 ) -> Attention | FeedForward:
-    """Return the sublayer at one place, with the modules `inside` that the arrangement adds."""
+    """Return the sublayer at one place.
+
+    Parameters
+    ----------
+    c
+        The configuration.
+    place
+        Where the sublayer is.
+    inside
+        Modules that the arrangement adds inside the sublayer.
+    positions
+        The position scheme of this side.
+    """
     if place.role == "ffn":
         return make_ffn(c, inside)
-    width, heads, norm = c.effective_head_width, c.heads, make_norm(c)
     inner: nn.Module | None = None
     if "head-gain" in inside:
-        inner = HeadGain(heads)
+        inner = HeadGain(c.heads)
     if "attention-norm" in inside:
-        inner = norm(heads * width)
+        inner = make_norm(c)(c.query_width)
     is_self = place.role == "attention"
+    local = positions.local(c.width, c.heads, c.effective_head_width) if is_self else None
     return (SelfAttention if is_self else MemoryAttention)(
         c.width,
-        heads,
+        c.heads,
         c.effective_kv_heads,
-        width,
+        c.effective_head_width,
         place.layer,
         bias=c.attention_bias,
         dropout=c.attention_dropout,
         score=make_score(c),
-        query_norm=make_qk_norm(c, heads),
-        key_norm=make_qk_norm(c, c.effective_kv_heads),
+        query_norm=make_qk_norm(c, c.query_width),
+        key_norm=make_qk_norm(c, c.kv_width),
         inner=inner,
-        local=positions.local(c.width, heads, width) if is_self else None,
+        local=local,
     )
 
 
@@ -284,13 +302,12 @@ def make_score(c: ModelConfig) -> Score:
     return choose("model.attention", c.attention, scores)()
 
 
-def make_qk_norm(c: ModelConfig, heads: int) -> nn.Module | None:
-    """Return the norm of queries, or of keys, with this many heads; None for qk_norm=none."""
-    norm, width = make_norm(c), c.effective_head_width
+def make_qk_norm(c: ModelConfig, width: int) -> nn.Module | None:
+    """Return the norm of queries, or of keys, of this width; None for qk_norm=none."""
     kinds: dict[str, Callable[[], nn.Module | None]] = {
         "none": lambda: None,
-        "head": lambda: norm(width),
-        "width": lambda: AcrossHeads(heads * width, norm),
+        "head": lambda: make_norm(c)(c.effective_head_width),
+        "width": lambda: AcrossHeads(width, make_norm(c)),
     }
     return kinds[c.qk_norm]()
 
@@ -341,5 +358,7 @@ def pick_options(
             advice = nearest(option, hints) if hints else "It has no options."
             raise ConfigError(f"{name} has no {option!r}. {advice}")
         if not fits(value, hints[option]):
-            raise ConfigError(f"{name}.{option} must be {say_type(hints[option])}: got {value!r}.")
+            raise ConfigError(
+                f"{name}.{option} must be {describe_type(hints[option])}: got {value!r}."
+            )
     return [{key: options[key] for key in options if key in table} for table in accepted]

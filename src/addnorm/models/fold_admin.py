@@ -16,6 +16,19 @@ def fold(model: Model) -> Model:
     N(ω ⊙ x + F(x)): the gain and offset of the preceding norm are multiplied by ω, so that its
     output is ω ⊙ x, and the matrices of F that read x are divided by ω. The first box has no
     preceding norm: its ω becomes the `input_gain` of the folded model. Liu et al. 2020, §4.3.
+
+    Parameters
+    ----------
+    model : a model of addnorm=admin with norm=layer or norm=rms; it is not changed
+
+    Examples
+    --------
+    >>> from addnorm import measure_, presets
+    >>> model = build(presets.gpt2(vocab=20, width=16, depth=2, heads=2, addnorm="admin")).eval()
+    >>> ids = torch.tensor([[1, 2, 3]])
+    >>> omegas = measure_(model, lambda: model(ids))
+    >>> torch.allclose(fold(model)(ids), model(ids), atol=1e-5)
+    True
     """
     config = model.config
     for name in {config.addnorm, config.decoder_addnorm or config.addnorm} - {"admin"}:
