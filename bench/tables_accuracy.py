@@ -27,7 +27,7 @@ from addnorm.tabular import (
     RECOMMENDED,
     FTTransformerClassifier,
     FTTransformerRegressor,
-    save,
+    save_estimator,
 )
 from addnorm.tabular.compare import compare
 
@@ -76,7 +76,7 @@ def fit(data: str, how: str, seed: int, folder: Path, keep: Path | None) -> list
     fitted, work = time.perf_counter(), time.process_time() - worked
     figures = model.evaluate(X_test, y_test)
     if keep is not None:
-        save(model, keep / f"{data}-{how}-{seed}")
+        save_estimator(model, keep / f"{data}-{how}-{seed}")
     told = model.report_
     return [
         {

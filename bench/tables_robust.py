@@ -22,7 +22,7 @@ from addnorm.files import write_whole
 from addnorm.metrics import auc
 from addnorm.report import line_chart, write_picture
 from addnorm.report.svg import Svg
-from addnorm.tabular import load
+from addnorm.tabular import load_estimator
 from addnorm.tabular.calibration import probabilities_of
 from addnorm.tabular.compare import boosters, matrix, small_categories
 from bench.tables_accuracy import adult
@@ -68,13 +68,13 @@ def main() -> None:
     (X, y), (X_test, y_test) = adult(args.folder)
     rows: list[dict[str, Any]] = []
     for place in args.model:
-        ours: Any = load(place)
+        ours: Any = load_estimator(place)
         learnt, test = ours.encoder_.encode(X), ours.encoder_.encode(X_test)
         _, theirs = next(boosters(2, small_categories(learnt), ours.seed_))
         theirs.fit(matrix(learnt), y)
 
         def told(table: EncodedTable, ours: Any = ours, theirs: Any = theirs) -> dict[str, Array]:
-            answers = probabilities_of(ours._answer(table), ours.temperature_)
+            answers = probabilities_of(ours._predict_encoded(table), ours.temperature_)
             return {
                 "FTTransformer": answers[:, 1].numpy(),
                 "HistGradientBoosting": theirs.predict_proba(matrix(table))[:, 1],

@@ -152,9 +152,9 @@ def find_subject(args: argparse.Namespace) -> "Subject":
     if (path / "run.json").is_file():
         return _from_run(path, args.data, plan)
     if kind_of(path / "model.safetensors") == TABLE_MODEL.kind:
-        from addnorm.tabular import load
+        from addnorm.tabular import load_estimator
 
-        return _from_estimator(load(path), args.data, plan)
+        return _from_estimator(load_estimator(path), args.data, plan)
     request = find_request(args)
     if request is None:
         return subject_from_config(find(args.target, args.settings), plan)
