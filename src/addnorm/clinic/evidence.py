@@ -90,7 +90,7 @@ class Evidence:
     notes: Sequence[str] = ()
 
     def all_rehearsals(self) -> dict[str, Rehearsal]:
-        """Every rehearsal by name, those of other arrangements too."""
+        """Return every rehearsal by name, including those of other arrangements."""
         others = {name: other.rehearsal for name, other in self.alternatives.items()}
         return {**self.rehearsals, **others}
 
@@ -110,7 +110,7 @@ def gather_evidence(
     causal: bool | None = None,
     sharpness: bool = True,
 ) -> Evidence:
-    """Measure everything; the model is left unchanged. The parameters are those of `examine`.
+    """Measure everything and return it; the model is left unchanged.
 
     Parameters
     ----------
@@ -120,8 +120,8 @@ def gather_evidence(
     """
     start = time.perf_counter()
     batch = batches[0]
-    non_finite_input = _first_non_finite(batch.arguments)
-    non_finite_weight = _first_non_finite(dict(model.named_parameters()))
+    non_finite_input = _name_of_non_finite(batch.arguments)
+    non_finite_weight = _name_of_non_finite(dict(model.named_parameters()))
     with unchanged(model):
         objective = choose_objective(model, batch, loss)
         trace = trace_stream(model, batch)
@@ -199,7 +199,8 @@ def _rehearse(
     return {"rehearsals": rehearsals, "alternatives": others}
 
 
-def _first_non_finite(named: Mapping[str, Any]) -> str | None:
+def _name_of_non_finite(named: Mapping[str, Any]) -> str | None:
+    """Return the name of the first tensor that is not finite."""
     tensors = ((name, value) for name, value in named.items() if isinstance(value, Tensor))
     return next((name for name, tensor in tensors if not bool(tensor.isfinite().all())), None)
 

@@ -1,4 +1,4 @@
-"""The examination of a model: measure it, apply the rules, show the result."""
+"""Examine a model: measure it, apply the rules, show the result."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -136,7 +136,7 @@ def report_step(
                 for name, grad in weights.items()
                 if name not in non_finite and not bool(grad.isfinite().all())
             ]
-            first = first or _first_non_finite(trace)
+            first = first or _describe_non_finite(trace)
             largest = max(largest, _largest_sites(trace), key=lambda sites: [s for _, s in sites])
     wrong = [name for name, p in model.named_parameters() if not bool(p.isfinite().all())]
     return StepReport(loss, first, tuple(wrong), tuple(non_finite), largest)
@@ -153,7 +153,7 @@ def cross_entropy(answer: Tensor, targets: Tensor, smoothing: float = 0.0) -> Te
     )
 
 
-def _first_non_finite(trace: Trace) -> str | None:
+def _describe_non_finite(trace: Trace) -> str | None:
     first = trace.stats.non_finite
     return None if first is None else f"{first.operation} in {first.path or 'the model'}"
 

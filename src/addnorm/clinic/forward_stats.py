@@ -101,7 +101,7 @@ class ForwardStats:
             return
         if math.isinf(size) and _is_mask(result):
             return
-        wrong = [t for t in operands if t.is_floating_point() and not _is_finite(t)]
+        wrong = [t for t in operands if t.is_floating_point() and not _is_finite_or_mask(t)]
         source = "" if not wrong else "weights" if any(t.requires_grad for t in wrong) else "inputs"
         dtype = str(result.dtype).removeprefix("torch.")
         count = int((~result.isfinite()).sum())
@@ -118,7 +118,7 @@ def _is_mask(tensor: Tensor) -> bool:
     return bool((tensor.isfinite() | (tensor == -math.inf)).all())
 
 
-def _is_finite(tensor: Tensor) -> bool:
+def _is_finite_or_mask(tensor: Tensor) -> bool:
     return bool(tensor.isfinite().all()) or _is_mask(tensor)
 
 

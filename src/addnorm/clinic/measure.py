@@ -159,7 +159,7 @@ def dependency_map(trace: Trace) -> list[dict[str, float]]:
     for number, node in enumerate(trace.nodes):
         own: dict[str, Tensor] = {}
         if node.start is not None:
-            own["input"] = _plain(node.start)
+            own["input"] = _detached_float(node.start)
         for parent, rescalings in node.parents:
             for name, component in components[parent].items():
                 for rescaling in rescalings:
@@ -171,9 +171,9 @@ def dependency_map(trace: Trace) -> list[dict[str, float]]:
         if node.site is not None:
             site = trace.sites[node.site]
             sign = -1.0 if site.sign == "−" else 1.0
-            own[site.name] = sign * _plain(site.branch)
+            own[site.name] = sign * _detached_float(site.branch)
             if site.node == number:
-                total = float(_plain(site.total).var())
+                total = float(_detached_float(site.total).var())
                 rows[node.site] = {
                     name: float(part.var()) / total if total > 0 else 0.0
                     for name, part in own.items()
@@ -190,7 +190,7 @@ def _count_children(nodes: Sequence[StreamNode]) -> dict[int, int]:
     return count
 
 
-def _plain(tensor: Tensor) -> Tensor:
+def _detached_float(tensor: Tensor) -> Tensor:
     return tensor.detach().float()
 
 

@@ -223,16 +223,16 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             factors = ()
         elif name == "mul" and not _same_memory(operands):
             other = args[1] if self._lineages.get(_key_or_none(args[0])) is main else args[0]
-            factors = (Rescaling(_plain(other)),)
+            factors = (Rescaling(_detached(other)),)
         elif name == "div":
             if self._lineages.get(_key_or_none(args[0])) is not main:
                 return
-            factors = (Rescaling(1 / _plain(args[1])),)
+            factors = (Rescaling(1 / _detached(args[1])),)
         elif name in NORM_OPERATIONS:
             gain = args[2] if len(args) > 2 and args[2] is not None else 1.0
             scale = out[2] if name == "native_layer_norm" else out[1]
             factors = (
-                Rescaling(_plain(gain) * _plain(scale), centred=name == "native_layer_norm"),
+                Rescaling(_detached(gain) * _detached(scale), centred=name == "native_layer_norm"),
             )
             self.trace.normed.append((self.module_stack[-1], node))
         if factors is not None:
@@ -350,7 +350,7 @@ def _same_memory(operands: list[Tensor]) -> bool:
     return len(operands) > 1 and _key(operands[0]) == _key(operands[1])
 
 
-def _plain(value: Any) -> Any:
+def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) else float(value)
 
 

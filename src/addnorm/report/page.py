@@ -86,7 +86,7 @@ class Page:
                 )
         kinds = [
             ' class="number"'
-            if rows and all(_is_numeric(row[n]) for row in rows)
+            if rows and all(_is_numeric_cell(row[n]) for row in rows)
             else ' dir="auto"'
             for n in range(len(header))
         ]
@@ -177,7 +177,7 @@ def _figure_html(picture: Svg, caption: str) -> str:
     return f'<figure><div class="wide">{picture}</div>{below}</figure>'
 
 
-def _is_numeric(cell: Cell) -> bool:
+def _is_numeric_cell(cell: Cell) -> bool:
     return cell is None or (isinstance(cell, int | float) and not isinstance(cell, bool))
 
 

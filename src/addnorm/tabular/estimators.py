@@ -47,6 +47,7 @@ class TableClassifier(ClassifierMixin, TableEstimator):  # type: ignore[misc]
         return self._fit(X, *self.learn_target(y), sample_weight, eval_set, groups)
 
     def learn_target(self, y: Any) -> tuple[Array, int]:
+        """Set `classes_`; return the class index of each row, and the number of classes."""
         y = to_labels(y)
         check_classification_targets(y)
         self.classes_, target = np.unique(y, return_inverse=True)
@@ -82,6 +83,7 @@ class TableClassifier(ClassifierMixin, TableEstimator):  # type: ignore[misc]
         }
 
     def evaluate(self, X: Any, y: Any) -> dict[str, float]:
+        """Return the classification metrics of metrics.py on labelled rows."""
         return classification_metrics(self.predict_proba(X), self._encode_target(y))
 
     def predict_proba(self, X: Any) -> Array:
@@ -122,6 +124,7 @@ class TableRegressor(RegressorMixin, TableEstimator):  # type: ignore[misc]
         return self._fit(X, *self.learn_target(y), sample_weight, eval_set, groups)
 
     def learn_target(self, y: Any) -> tuple[Array, int]:
+        """Return the targets as float64, and 0 for regression."""
         return to_targets(y), 0
 
     def _encode_target(self, y: Any) -> Array:
@@ -141,6 +144,7 @@ class TableRegressor(RegressorMixin, TableEstimator):  # type: ignore[misc]
         self.report_["valid"] = regression_metrics(outputs * self.scale_, target * self.scale_)
 
     def evaluate(self, X: Any, y: Any) -> dict[str, float]:
+        """Return the regression metrics of metrics.py on labelled rows."""
         return regression_metrics(self.predict(X), self._encode_target(y))
 
     def predict(self, X: Any) -> Array:

@@ -52,7 +52,16 @@ class SplitRows:
 class FitSettings:
     """The settings of a training, all resolved.
 
-    `rate` is the peak learning rate; the other fields are as for the estimators.
+    Parameters
+    ----------
+    batch : rows in a batch.
+    epochs : passes over the training rows.
+    rate : peak learning rate.
+    weight_decay, schedule, patience, drop_cells, swap_cells, ema, minutes : as for the estimators.
+    warmup : fraction of the steps over which the learning rate rises.
+    seed : seed of the order of the rows.
+    metric : metric that decides which weights are best: loss, or accuracy for classes.
+    clip : largest norm of the gradient; 0 for no clipping.
     """
 
     batch: int
@@ -61,7 +70,6 @@ class FitSettings:
     weight_decay: float = 1e-5
     schedule: str = "constant"
     warmup: float = 0.0
-    """Fraction of the steps over which the learning rate rises."""
     patience: int = 16
     drop_cells: float = 0.0
     swap_cells: float = 0.0
@@ -69,12 +77,19 @@ class FitSettings:
     minutes: float | None = None
     seed: int = 0
     metric: str = "loss"
-    """Metric that decides which weights are best: loss, or accuracy for classes."""
     clip: float = 1.0
 
 
 class TableTraining:
-    """The task of the training loop: batches, losses, metrics on held-out rows."""
+    """The task of the training loop: batches, losses, metrics on held-out rows.
+
+    Parameters
+    ----------
+    train : training rows.
+    valid : held-out rows, if any.
+    settings : the settings of the training.
+    classes : number of classes; 0 for regression.
+    """
 
     def __init__(
         self, train: Rows, valid: Rows | None, settings: FitSettings, classes: int
@@ -84,25 +99,30 @@ class TableTraining:
         self.higher_is_better = self.metric == "accuracy"
 
     def plan(self, epoch: int) -> Sequence[Tensor]:
+        """Return the row indices of each batch of an epoch, in random order."""
         generator = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + epoch)
         order = torch.randperm(len(self.train), generator=generator)
         return torch.split(order, self.settings.batch)
 
     def batch(self, part: Tensor) -> dict[str, Tensor]:
+        """Return the batch of some rows, with random cells dropped and swapped."""
         table = swap_cells(self.train.table.take(part), self.settings.swap_cells)
         numbers, codes = drop_cells(table, self.settings.drop_cells)
         target, weight = self.train.target[part], self.train.weight[part]
         return {"numbers": numbers, "codes": codes, "target": target, "weight": weight}
 
     def tokens(self, batch: dict[str, Tensor]) -> int:
+        """Return the number of rows of a batch."""
         return len(batch["target"])
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor], total: int) -> Tensor:
+        """Return the weighted sum of the losses of a batch over the rows of the whole step."""
         outputs = model(batch["numbers"], batch["codes"])
         each = losses(outputs, batch["target"], self.classes)
         return (each * batch["weight"]).sum() / total
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """Return the loss, and the accuracy of classes, on the held-out rows."""
         assert isinstance(model, TabularModel)
         if self.valid is None:
             return {"loss": 0.0}  # without held-out rows the last weights are kept
@@ -216,6 +236,7 @@ class FitLogger(Observer):
         self.notes: list[str] = []
 
     def on_evaluate(self, loop: Loop, figures: dict[str, float], better: bool) -> None:
+        """Print the metrics of an evaluation."""
         if self.verbose and figures["loss"]:
             metrics = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
             state = loop.state
@@ -223,6 +244,7 @@ class FitLogger(Observer):
             print(f"{position}  {metrics}{' *' if better else ''}", file=sys.stderr)
 
     def on_message(self, loop: Loop, text: str) -> None:
+        """Add a message to the notes, and print it."""
         self.notes.append(text)
         if self.verbose:
             print(text, file=sys.stderr)

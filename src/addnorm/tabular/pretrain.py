@@ -63,6 +63,7 @@ class PretrainingModel(nn.Module):
         return self.body.states(self.body.tokens(numbers, codes))
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        """Return the loss of a batch."""
         return METHODS[self.method](self, batch)
 
     def masked_loss(self, batch: dict[str, Tensor]) -> Tensor:
@@ -133,21 +134,26 @@ class PretrainingTask:
         self.train, self.valid, self.settings = train, valid, settings
 
     def plan(self, epoch: int) -> Sequence[Tensor]:
+        """Return the row indices of each batch of an epoch, in random order."""
         generator = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + epoch)
         return torch.split(
             torch.randperm(len(self.train), generator=generator), self.settings.batch
         )
 
     def batch(self, part: Tensor) -> dict[str, Tensor]:
+        """Return the batch of some rows, with random cells marked."""
         return mark_cells(self.train.take(part))
 
     def tokens(self, batch: dict[str, Tensor]) -> int:
+        """Return the number of rows of a batch."""
         return len(batch["numbers"])
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor], total: int) -> Tensor:
+        """Return the loss of a batch, times its share of the rows of the whole step."""
         return model(batch) * (len(batch["numbers"]) / total)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """Return the loss on the held-out rows; the marked cells are always the same."""
         if self.valid is None:
             return {"loss": 0.0}
         generator = torch.Generator().manual_seed(self.settings.seed)
