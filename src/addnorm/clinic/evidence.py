@@ -45,31 +45,60 @@ from addnorm.config import ModelConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """The measurements of one model. What could not be measured is None or empty."""
+    """The measurements of one model. What could not be measured is None or empty.
+
+    Parameters
+    ----------
+    model : class name of the model
+    parameters : number of its parameters
+    causal : whether later positions should be hidden: as configured, or because they are the labels
+    untrained : whether nothing has been trained yet
+    without_positions : whether the model is configured without positions
+    loss : loss of the batch
+    loss_description : what the loss is
+    uniform_loss : log of the number of classes: the loss of a uniform answer
+    answer_deviation : standard deviation of the answer
+    seconds : duration of the examination
+    sites : measurements of every residual connection
+    dependency_map : for each site, the share of each branch in its sum
+    signs : by site: + or −, how the branch joins the stream
+    norms : where the norms stand
+    amplification : relative variance of the change of each sum when the weights change
+    weight_change : relative size of the weight change behind `amplification`
+    growth : how `amplification` grows with depth
+    attention : statistics of each attention sublayer
+    activations : statistics of each activation function
+    non_finite : the first result that is not finite
+    non_finite_input : name of the first input that is not finite
+    non_finite_weight : name of the first weight that is not finite
+    largest_value : largest value of the forward pass
+    norm_gains : the gain of each norm
+    weight_gain : median over the branches' matrices; 1 is that of Glorot and Bengio
+    sharpness : sharpness of the loss
+    plan : the planned training
+    rehearsals : by name: `planned`, and if that fails, what else was tried
+    alternatives : if the plan fails and the model is of addnorm: other arrangements, built and
+        rehearsed
+    experiments : results of the experiments with the input
+    notes : further remarks
+    """
 
     model: str
     parameters: int
     causal: bool
-    """Later positions should be hidden: by the configuration, or because they are the labels."""
     untrained: bool
-    """Nothing has been trained yet."""
     without_positions: bool = False
-    """The configuration has no positions."""
     loss: float
     loss_description: str
     uniform_loss: float | None
-    """log of the number of classes: the loss of a uniform answer."""
     answer_deviation: float
-    """Standard deviation of the answer."""
     seconds: float = 0.0
     sites: Sequence[SiteMeasurement] = ()
     dependency_map: Sequence[Mapping[str, float]] = ()
     signs: Mapping[str, str] = field(default_factory=dict)
-    """By site: + or −, how the branch joins the stream."""
     norms: NormPlacement = field(default_factory=NormPlacement)
     amplification: Sequence[float] = ()
     weight_change: float = 0.01
-    """Relative size of the weight change behind `amplification`."""
     growth: Growth | None = None
     attention: Sequence[AttentionStats] = ()
     activations: Sequence[ActivationStats] = ()
@@ -79,13 +108,10 @@ class Evidence:
     largest_value: float = 0.0
     norm_gains: Sequence[NormGain] = ()
     weight_gain: float | None = None
-    """Median over the branches' matrices; 1 is that of Glorot and Bengio."""
     sharpness: Sharpness | None = None
     plan: TrainingPlan | None = None
     rehearsals: Mapping[str, Rehearsal] = field(default_factory=dict)
-    """By name: `planned`, and if that fails, what else was tried."""
     alternatives: Mapping[str, Alternative] = field(default_factory=dict)
-    """If the plan fails and the model is of addnorm: other arrangements, built and rehearsed."""
     experiments: ExperimentResults = field(default_factory=ExperimentResults)
     notes: Sequence[str] = ()
 

@@ -22,7 +22,23 @@ from addnorm.clinic.residual_trace import Site, StreamNode, Trace
 
 @dataclass(frozen=True)
 class SiteMeasurement:
-    """The measurements of one site."""
+    """The measurements of one site.
+
+    Parameters
+    ----------
+    name : name of the site
+    path : module that computes the sum
+    role : attention, memory or ffn
+    shortcut : scale of the shortcut
+    branch : scale of the branch
+    total : scale of the sum
+    dependency : Var[f] / Var[x + f]
+    stream_gradient : norm of the loss's gradient with respect to the sum
+    weight_gradient : norm of the loss's gradient with respect to the branch's parameters
+    outlier : largest channel of the sum over the median channel, by root mean square
+    position_variance : share of the sum's variance that is between the positions of a sequence
+    trainable : share of the branch's parameters that require a gradient
+    """
 
     name: str
     path: str
@@ -32,15 +48,10 @@ class SiteMeasurement:
     total: float
     dependency: float
     stream_gradient: float
-    """Norm of the loss's gradient with respect to the sum."""
     weight_gradient: float
-    """Norm of the loss's gradient with respect to the branch's parameters."""
     outlier: float
-    """Largest channel of the sum over the median channel, by root mean square."""
     position_variance: float
-    """Share of the sum's variance that is between the positions of a sequence."""
     trainable: float
-    """Share of the branch's parameters that require a gradient."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +68,20 @@ class NormPlacement:
 
 @dataclass(frozen=True)
 class NormGain:
-    """The gain vector of one norm."""
+    """The gain vector of one norm.
+
+    Parameters
+    ----------
+    name : name of the norm
+    size : root mean square of the gain
+    largest : largest absolute value of the gain
+    uniform : whether all its values are equal, as before any training
+    """
 
     name: str
     size: float
     largest: float
     uniform: bool
-    """All its values are equal: it has not been trained."""
 
 
 # ── Sites ─────────────────────────────────────────────────────────────────────────────────────────

@@ -72,15 +72,21 @@ class TrainingPlan:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """The losses of a rehearsal, and the variance between positions."""
+    """The losses of a rehearsal, and the variance between positions.
+
+    Parameters
+    ----------
+    losses : loss of each step's batch, before the step
+    before : loss of the batch that no step uses, before the first step
+    after : the same, after the last step
+    position_variance : share of the last site's variance between positions: before, every few
+        steps, after
+    """
 
     losses: tuple[float, ...]
-    """Loss of each step's batch, before the step."""
     before: float
     after: float
-    """Loss, before and after, of the batch that no step uses."""
     position_variance: tuple[float, ...]
-    """Share of the last site's variance between positions: before, every few steps, after."""
 
     @property
     def gain(self) -> float:

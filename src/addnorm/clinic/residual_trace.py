@@ -66,35 +66,52 @@ class StreamNode:
 
 @dataclass
 class Site:
-    """One sum where a branch joins the stream."""
+    """One sum where a branch joins the stream.
+
+    Parameters
+    ----------
+    name : name of the site
+    path : the module in whose forward pass the sum is computed
+    branch_path : the module that computes the branch
+    role : attention, memory or ffn
+    shortcut : the shortcut a
+    branch : the branch b
+    total : their sum
+    sign : +, or − if one is subtracted from the other
+    node : the node of the stream after the sum
+    weights : names of the parameters that the branch uses
+    shortcut_norm : the norm that computes the shortcut, if one does
+    """
 
     name: str
     path: str
-    """The module in whose forward pass the sum is computed."""
     branch_path: str
-    """The module that computes the branch."""
     role: str
-    """attention, memory or ffn."""
     shortcut: Tensor
     branch: Tensor
     total: Tensor
     sign: str
-    """+, or − if one is subtracted from the other."""
     node: int
     weights: tuple[str, ...]
-    """Names of the parameters that the branch uses."""
     shortcut_norm: str | None = None
-    """The norm that computes the shortcut, if one does."""
 
 
 @dataclass
 class Trace:
-    """The residual stream of one forward pass."""
+    """The residual stream of one forward pass.
+
+    Parameters
+    ----------
+    sites : every site, in forward order
+    nodes : every state of the stream
+    normed : each norm of the stream: its module, and the node that it reads
+    stats : statistics of the forward pass
+    output : the model's own output
+    """
 
     sites: list[Site] = field(default_factory=list)
     nodes: list[StreamNode] = field(default_factory=list)
     normed: list[tuple[str, int]] = field(default_factory=list)
-    """Each norm of the stream: its module, and the node that it reads."""
     stats: ForwardStats = field(default_factory=ForwardStats)
     output: Any = None
 

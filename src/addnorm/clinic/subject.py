@@ -27,17 +27,24 @@ MAX_LENGTH = 128
 
 @dataclass(frozen=True)
 class Subject:
-    """A model to examine, with what the examination needs."""
+    """A model to examine, with what the examination needs.
+
+    Parameters
+    ----------
+    model : the model
+    batches : the first is examined, a rehearsal learns from the others
+    source : where the batches are from, as a sentence
+    plan : the planned training, if it is to be rehearsed
+    loss : the loss; by default the one that `examine` chooses
+    config : the whole configuration, if the model was built from one
+    """
 
     model: nn.Module
     batches: Sequence[ClinicBatch]
-    """The first is examined, a rehearsal learns from the others."""
     source: str
-    """Where the batches are from, as a sentence."""
     plan: TrainingPlan | None = None
     loss: Objective | None = None
     config: Config | None = None
-    """The whole configuration, if the model was built from one."""
 
     def examine(self, *, sharpness: bool = True) -> Examination:
         """Examine the model."""

@@ -10,7 +10,17 @@ TOP_MARGIN, BOTTOM_MARGIN = 30, 46
 
 @dataclass(frozen=True)
 class ChartFrame:
-    """Two axes and the rectangle of the picture that they span, in pixels."""
+    """Two axes and the rectangle of the picture that they span, in pixels.
+
+    Parameters
+    ----------
+    across : horizontal axis
+    up : vertical axis
+    left : left edge
+    top : top edge
+    width : width of the rectangle
+    height : height of the rectangle
+    """
 
     across: Axis
     up: Axis

@@ -32,21 +32,26 @@ MAX_EXPLAINED_ROWS = 500
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """Which columns matter, by three measures."""
+    """Which columns matter, by three measures.
+
+    Parameters
+    ----------
+    columns : the columns
+    permutation : loss with the column shuffled, minus the loss without
+    gradient : mean |contribution| of the column, in logits or in units of the target
+    attention : mean attention weight from the summary to the column; None if there is no summary
+    column_attention : (from, to): mean attention weight between the columns that are tokens
+    attention_columns : the names of its rows and columns
+    agreement : rank correlation (Spearman) of each pair of measures
+    """
 
     columns: tuple[str, ...]
     permutation: tuple[float, ...]
-    """Loss with the column shuffled, minus the loss without."""
     gradient: tuple[float, ...]
-    """Mean |contribution| of the column, in logits or in units of the target."""
     attention: tuple[float, ...] | None
-    """Mean attention weight from the summary to the column; None if there is no summary."""
     column_attention: Array
-    """(from, to): mean attention weight between the columns that are tokens."""
     attention_columns: tuple[str, ...]
-    """The names of its rows and columns."""
     agreement: Mapping[str, float]
-    """Rank correlation (Spearman) of each pair of measures."""
 
     def ranked(self) -> list[tuple[str, float]]:
         """Return (column, permutation importance), the most important first."""
@@ -56,19 +61,26 @@ class Explanation:
 
 @dataclass(frozen=True, kw_only=True)
 class RowExplanation:
-    """What each column contributes to the prediction for one row."""
+    """What each column contributes to the prediction for one row.
+
+    Parameters
+    ----------
+    columns : the columns
+    values : their values as text
+    contributions : their sum is `output` − `baseline`, up to the error of the numerical integral
+    output : output of the network for the row
+    baseline : output for a row with all values missing
+    output_name : what the output is: the log-odds or logit of a class, or the predicted number
+    probability : calibrated probability of that class; None for regression
+    """
 
     columns: tuple[str, ...]
     values: tuple[str, ...]
     contributions: tuple[float, ...]
-    """Their sum is `output` − `baseline`, up to the error of the numerical integral."""
     output: float
     baseline: float
-    """Output for a row with all values missing."""
     output_name: str
-    """What the output is: the log-odds or logit of a class, or the predicted number."""
     probability: float | None = None
-    """Calibrated probability of that class; None for regression."""
 
     def ranked(self) -> list[tuple[str, str, float]]:
         """Return (column, value, contribution), the largest absolute contribution first."""

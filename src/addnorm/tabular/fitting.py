@@ -39,12 +39,19 @@ class Rows:
 
 @dataclass(frozen=True)
 class SplitRows:
-    """Training rows and held-out rows."""
+    """Training rows and held-out rows.
+
+    Parameters
+    ----------
+    rows : training rows
+    valid : held-out rows, if any
+    target : targets of the training rows: class indices, or numbers that are not standardised
+    notes : remarks on the split and the columns
+    """
 
     rows: Rows
     valid: Rows | None
     target: Array
-    """Targets of the training rows: class indices, or numbers that are not standardised."""
     notes: list[str]
 
 
