@@ -96,7 +96,7 @@ def test_the_criteria_of_learning() -> None:
     assert of((4.0, 3.0), 1.0, 0.5).gain == 3.0
     for apart, learns in (
         ((0.2, 0.001, 0.5), False),  # collapsed, though it came back
-        ((0.001, 0.0005, 0.002), True),  # began so, and comes out of it
+        ((0.001, 0.0005, 0.002), True),  # small from the start, and recovers
         ((0.001, 0.0005, 0.0009), False),
         ((0.001, 0.00005, 0.002), False),
     ):

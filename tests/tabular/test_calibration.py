@@ -36,9 +36,9 @@ def test_probabilities_of_several_classes(rows: int) -> None:
 def test_always_right_or_wrong_logits_give_the_limits() -> None:
     """If every row is right, smaller is better; if every row is wrong, larger is better."""
     target = torch.arange(40) % 3
-    sure = torch.nn.functional.one_hot(target, 3).float()
-    assert fit_temperature(sure, target, torch.ones(40)) == MIN_TEMPERATURE
-    assert fit_temperature(-sure, target, torch.ones(40)) == MAX_TEMPERATURE
+    confident = torch.nn.functional.one_hot(target, 3).float()
+    assert fit_temperature(confident, target, torch.ones(40)) == MIN_TEMPERATURE
+    assert fit_temperature(-confident, target, torch.ones(40)) == MAX_TEMPERATURE
     assert MIN_TEMPERATURE < 1 < MAX_TEMPERATURE
 
 

@@ -115,11 +115,13 @@ def test_piecewise_embeddings_without_numeric_columns() -> None:
     jobs = X.without("age", "noise", "start")
     model = FTTransformerClassifier(**QUICK | {"epochs": 1}, embedding="piecewise").fit(jobs, y)
     assert model.model_.config.numbers == 0 and model.predict(jobs).shape == (60,)
-    some = FTTransformerClassifier(
+    with_bins = FTTransformerClassifier(
         **QUICK | {"epochs": 1}, embedding="piecewise", embedding_options={"bins": 3}
     ).fit(X, y)
-    edges = some.model_.config.embedding_options["edges"]
-    assert len(edges) == len(some.encoder_.numbers) and all(2 <= len(row) <= 4 for row in edges)
+    edges = with_bins.model_.config.embedding_options["edges"]
+    assert len(edges) == len(with_bins.encoder_.numbers) and all(
+        2 <= len(row) <= 4 for row in edges
+    )
 
 
 @pytest.mark.trains

@@ -369,20 +369,20 @@ def test_invalid_numbers() -> None:
         FTTransformerRegressor(**QUICK).fit(X, Y)
     with pytest.raises(InputError, match="y contains NaN or infinity: every row must have a numb"):
         FTTransformerRegressor(**QUICK).fit(X, np.full(240, np.inf))
-    with pytest.raises(ConfigError, match="epochs must be an integer, 1 or more: got -1"):
+    with pytest.raises(ConfigError, match="epochs must be a whole number, 1 or more: got -1"):
         FTTransformerRegressor(**QUICK | {"epochs": -1}).fit(X, X.columns["noise"])
 
 
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     (
-        ("epochs", 0, "epochs must be an integer, 1 or more: got 0. Leave it out."),
-        ("batch_size", 2.5, "batch_size must be an integer, 1 or more: got 2.5"),
+        ("epochs", 0, "epochs must be a whole number, 1 or more: got 0. Leave it out."),
+        ("batch_size", 2.5, "batch_size must be a whole number, 1 or more: got 2.5"),
         ("learning_rate", -1.0, "learning_rate must be 0 or more: got -1.0"),
         ("minutes", -1, "minutes must be 0 or more: got -1"),
         ("valid", "much", "valid must be between 0 and 1: got 'much'"),
         ("dropout", 2, "dropout must be between 0 and 1: got 2"),
-        ("members", True, "members must be an integer, 1 or more: got True"),
+        ("members", True, "members must be a whole number, 1 or more: got True"),
         ("random_state", -1, "random_state must be 0 or more: got -1"),
     ),
 )

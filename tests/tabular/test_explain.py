@@ -152,8 +152,8 @@ def test_a_row_explanation_is_for_the_most_likely_class(
         assert one.output_name == f"the logit of {likeliest}"
         value = classes._predict(X.take(np.array([row])))[0]
         assert one.output == pytest.approx(float(value.max()), rel=1e-4)
-        sure = classes.predict_proba(X.take(np.array([row])))[0].max()
-        assert one.probability == pytest.approx(float(sure), rel=1e-6)
+        probability = classes.predict_proba(X.take(np.array([row])))[0].max()
+        assert one.probability == pytest.approx(float(probability), rel=1e-6)
     for row in (-1, 120):
         with pytest.raises(InputError, match=f"row must be 0 to 119: got {row}"):
             explain_row(classes, X, row)
@@ -260,14 +260,14 @@ def test_explaining_does_not_change_the_model(classes: FTTransformerClassifier) 
 @pytest.mark.trains
 def test_columns_are_matched_by_name(classes: FTTransformerClassifier) -> None:
     """Their order in the explained rows does not matter, and does not change the estimator."""
-    some, labels = X.take(np.arange(30)), THREE[:30]
-    reordered = Frame("t", dict(reversed(some.columns.items())))
-    one, other = explain_table(classes, some, labels), explain_table(classes, reordered, labels)
+    rows, labels = X.take(np.arange(30)), THREE[:30]
+    reordered = Frame("t", dict(reversed(rows.columns.items())))
+    one, other = explain_table(classes, rows, labels), explain_table(classes, reordered, labels)
     assert one.columns == other.columns and one.permutation == other.permutation
-    assert explain_row(classes, reordered, 2) == explain_row(classes, some, 2)
+    assert explain_row(classes, reordered, 2) == explain_row(classes, rows, 2)
     assert list(classes.feature_names_in_) == X.names
     with pytest.raises(InputError, match="it lacks 'age'"):
-        explain_table(classes, some.without("age"), labels)
+        explain_table(classes, rows.without("age"), labels)
     with pytest.raises(InputError, match="X has 3 features, but FTTransformerClassifier is expect"):
         explain_row(classes, np.zeros((5, 3)), 0)
     assert classes.n_features_in_ == 4

@@ -32,8 +32,8 @@ def test_each_class_keeps_its_share_and_a_training_row(share: float) -> None:
     train, valid = hold_out(len(classes), share, classes=classes, seed=1)
     for k in range(4):
         rows = int((classes == k).sum())
-        wanted = min(round(share * rows), rows - 1)
-        assert int((classes[valid] == k).sum()) == wanted
+        expected = min(round(share * rows), rows - 1)
+        assert int((classes[valid] == k).sum()) == expected
         assert k in classes[train]
 
 

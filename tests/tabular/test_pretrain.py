@@ -154,8 +154,10 @@ def test_marked_cells_of_held_out_rows_are_always_the_same() -> None:
     torch.manual_seed(2)
     assert task.evaluate(model) == first
     generator = torch.Generator().manual_seed(3)
-    some = [mark_cells(held.take(torch.arange(i, min(i + 8, 18))), generator) for i in (0, 8, 16)]
-    each = [float(model(batch)) for batch in some]
+    batches = [
+        mark_cells(held.take(torch.arange(i, min(i + 8, 18))), generator) for i in (0, 8, 16)
+    ]
+    each = [float(model(batch)) for batch in batches]
     assert first["loss"] == pytest.approx((8 * each[0] + 8 * each[1] + 2 * each[2]) / 18)
     without_held_out = PretrainingTask(held, None, FitSettings(batch=8, epochs=1, rate=0.1))
     assert without_held_out.evaluate(model) == {"loss": 0}

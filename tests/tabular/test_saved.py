@@ -47,7 +47,7 @@ def test_everything_fitted_is_restored(tmp_path: Path) -> None:
     assert again.classes_.dtype == model.classes_.dtype
     assert np.array_equal(again.predict_proba(X), model.predict_proba(X))
     again.fit(X, Y)
-    assert again.n_features_in_ == 4, "and it can be fitted anew"
+    assert again.n_features_in_ == 4, "it can be fitted again"
 
 
 @pytest.mark.trains

@@ -233,7 +233,7 @@ def affordable_steps(model: nn.Module, batch: ClinicBatch) -> int:
 def rehearse_alternatives(
     model: nn.Module, batches: Sequence[ClinicBatch], objective: Objective, plan: TrainingPlan
 ) -> dict[str, Alternative]:
-    """Build a model of addnorm anew with other arrangements, and rehearse the same plan.
+    """Rebuild a model of addnorm with other arrangements, and rehearse the same plan.
 
     Parameters
     ----------

@@ -149,7 +149,7 @@ class Page:
         return f'<iframe srcdoc="{html.escape(self.html())}" style="{style}"></iframe>'
 
     def write(self, path: str | Path) -> Path:
-        """Write the page to a file, whole or not at all; return its path."""
+        """Write the page to a file atomically; return its path."""
         write_whole(Path(path), self.html().encode())
         return Path(path)
 

@@ -134,8 +134,8 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         heads : int, default=None
             Attention heads; must divide the width.
         ffn_width : int, default=None
-            Inner width of the feed-forward layers. None is the published width; for
-            FT-Transformer with another `width` it is 4/3 of that.
+            Inner width of the feed-forward layers. None is 4/3 of the width for FT-Transformer, 4
+            times the width for the others.
         addnorm : str, default=None
             Arrangement of the residual connections and norms, such as "pre" or "post".
         addnorm_options : dict, default=None

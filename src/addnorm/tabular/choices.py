@@ -48,7 +48,7 @@ def check_parameters(estimator: "TableEstimator") -> None:
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, types) or not low <= value <= high:
-            what = "an integer, " if types is INTEGER_TYPES else ""
+            what = "a whole number, " if types is INTEGER_TYPES else ""
             ends = f"{low:g} or more" if math.isinf(high) else f"between {low:g} and {high:g}"
             raise ConfigError(f"{name} must be {what}{ends}: got {value!r}. Leave it out.")
     for name in ("embedding_options", "addnorm_options"):
