@@ -17,7 +17,7 @@ from addnorm.data.table.infer import infer
 from addnorm.errors import ConfigError, InputError, SavedError
 from addnorm.files import FAILED_STEP, read_document
 from addnorm.runs.clinic_subject import subject_from_request
-from addnorm.tabular import FTTransformerClassifier, save
+from addnorm.tabular import FTTransformerClassifier, save_estimator
 from tests.clinic import models
 from tests.conftest import slow_except
 from tests.runs.common import TASKS
@@ -74,7 +74,7 @@ def table_run(folder: Path) -> Path:
     model = FTTransformerClassifier(
         width=8, depth=1, heads=2, epochs=1, schema=schema, random_state=0
     )
-    save(model.fit(frame.without("answer"), frame.columns["answer"]), folder / "run")
+    save_estimator(model.fit(frame.without("answer"), frame.columns["answer"]), folder / "run")
     return path
 
 
@@ -101,7 +101,7 @@ def test_a_table_is_examined(capsys: pytest.CaptureFixture[str], tmp_path: Path)
 @pytest.mark.trains
 def test_a_table_that_does_not_know_its_target_is_examined_without_rows(tmp_path: Path) -> None:
     model = FTTransformerClassifier(width=8, depth=1, heads=2, epochs=1, random_state=0)
-    save(model.fit([[float(i)] for i in range(40)], [0, 1] * 20), tmp_path / "run")
+    save_estimator(model.fit([[float(i)] for i in range(40)], [0, 1] * 20), tmp_path / "run")
     with pytest.raises(
         ConfigError, match=r"saved without the name of its target\. Leave out --data"
     ):

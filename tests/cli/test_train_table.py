@@ -16,7 +16,7 @@ from addnorm.data.table.schema import Schema
 from addnorm.errors import AddnormError
 from addnorm.runs.resolve import StepTimes
 from addnorm.runs.run import Run
-from addnorm.tabular import load
+from addnorm.tabular import load_estimator
 from addnorm.tabular.holdout import hold_out
 from addnorm.tabular.pretrain import METHODS, pretrain
 from tests.cli.tables import QUICK, rows, run, train
@@ -88,7 +88,7 @@ def test_rows_without_answers_are_learnt_from_first(
     more.write_text(rows(90, unseen="c").replace(",yes", ",").replace(",no", ","))
     train(path, "--unlabelled", more)
     assert "pre-training (masked) on 150 rows, those of both files" in capsys.readouterr().err
-    kept = load(tmp_path / "run/best").encoder_
+    kept = load_estimator(tmp_path / "run/best").encoder_
     assert kept.categories[0].values == ("a", "b", "c") and kept.schema.target == "y"
     more.write_text("age,jobs\n3,a\n")
     with pytest.raises(AddnormError, match="it lacks 'job' and has 'jobs'"):
@@ -144,11 +144,11 @@ def test_groups_are_held_out_whole(tmp_path: Path, capsys: pytest.CaptureFixture
     train(path, "--groups", "patient", "--compare", "--json")
     shown = capsys.readouterr()
     assert "10 rows, 2 groups of 12 are set aside to compare on" in shown.err
-    assert "2 of 10 groups are held out, whole." in shown.err
+    assert "2 of 10 groups are held out." in shown.err
     assert "column 'patient' is left out: it says which rows belong together." in shown.err
     found = json.loads(shown.out)
     assert (found["rows"], found["held_out"]) == (40, 10)
-    assert load(tmp_path / "run/best").encoder_.names == ["age", "job"]
+    assert load_estimator(tmp_path / "run/best").encoder_.names == ["age", "job"]
     (tmp_path / "new.csv").write_text(rows(7))
     run("predict", tmp_path / "run", tmp_path / "new.csv")
     run("predict", tmp_path / "run", path)
@@ -165,12 +165,12 @@ def test_a_schema_decides_if_groups_are_learnt_from(
     Schema.load(schema).change({"patient": "category"}).save(schema)
     train(path, "--groups", "patient", "--schema", schema)
     assert "column 'patient' is also learnt from, as" in capsys.readouterr().err
-    assert "patient" in load(tmp_path / "run/best").encoder_.names
+    assert "patient" in load_estimator(tmp_path / "run/best").encoder_.names
     run("schema", path, "--target", "y", "-o", schema)
     left = [column for column in Schema.load(schema).columns if column.name != "patient"]
     Schema(columns=tuple(left)).save(schema)
     train(path, "--groups", "patient", "--schema", schema)
-    assert "patient" not in load(tmp_path / "run/best").encoder_.names
+    assert "patient" not in load_estimator(tmp_path / "run/best").encoder_.names
 
 
 @pytest.mark.parametrize(
@@ -196,9 +196,9 @@ def test_the_last_rows_can_be_held_out(tmp_path: Path, capsys: pytest.CaptureFix
     path = tmp_path / "t.csv"
     path.write_text(rows().replace(",a,", ",z,", 100) + "30,late,no\n40,late,yes\n" * 10)
     train(path, "--split", "time")
-    assert load(tmp_path / "run/best").encoder_.categories[0].values == ("b", "late", "z")
+    assert load_estimator(tmp_path / "run/best").encoder_.categories[0].values == ("b", "late", "z")
     train(path, "--split", "time", "--compare")
-    assert load(tmp_path / "run/best").encoder_.categories[0].values == ("b", "z")
+    assert load_estimator(tmp_path / "run/best").encoder_.categories[0].values == ("b", "z")
     assert "16 rows are set aside to compare on" in capsys.readouterr().err
 
 
@@ -219,7 +219,7 @@ def test_a_table_as_an_office_writes_it(tmp_path: Path, capsys: pytest.CaptureFi
     assert shown.err.count("separated by semicolons") == 1 and "tells" not in shown.err
     assert "column 'Fläche': numbers are read in the form 1.234,5." in shown.err
     assert "16 values are not numeric ('-'); treated as missing" in shown.err
-    kept = load(tmp_path / "run/best")
+    kept = load_estimator(tmp_path / "run/best")
     assert kept.encoder_.schema.kinds() == {
         "PLZ": "category",
         "Fläche": "number",
@@ -460,7 +460,7 @@ def test_a_table_starts_from_the_weights_of_another(
     assert said in capsys.readouterr().err
     for name in theirs:
         torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=1e-9)
-    kept = load(tmp_path / "run/best").encoder_
+    kept = load_estimator(tmp_path / "run/best").encoder_
     assert kept.categories[0].values == ("a", "b"), "the columns are encoded as they were"
     assert Run.open(tmp_path / "run").config.model.width == 8
 

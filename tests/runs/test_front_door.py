@@ -141,7 +141,7 @@ def test_groups_of_a_data_frame_are_not_learnt_from() -> None:
     frame = table().assign(patient=[f"p{number // 4}" for number in range(40)])
     run = train("table", frame, target="label", groups="patient")
     assert "patient" not in run.trained.estimator.encoder_.names
-    assert any("2 of 10 groups are held out, whole." in note for note in run.record.notes)
+    assert any("2 of 10 groups are held out." in note for note in run.record.notes)
 
 
 @pytest.mark.trains

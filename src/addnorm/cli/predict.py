@@ -254,7 +254,8 @@ def _print_explanation(
     if args.out is not None:
         say(f"page: {explanation_page(explanation, estimator).write(args.out)}")
     if args.json:
-        print(to_json({**vars(explanation), "looks": explanation.looks.tolist()}))
+        attention_map = explanation.column_attention.tolist()
+        print(to_json({**vars(explanation), "column_attention": attention_map}))
         return
     print(f"{'':24}{'permutation':>14}{'gradient':>12}{'attention':>12}")
     for name, rise in explanation.ranked():
@@ -275,8 +276,8 @@ def _print_row_explanation(one: "RowExplanation", estimator: Any, args: argparse
         return
     sure = "" if one.probability is None else f" (probability {one.probability:.4g})"
     print(
-        f"row {args.row}: {one.about} is {one.answer:.4g}{sure}; "
-        f"baseline (all values missing): {one.typical:.4g}"
+        f"row {args.row}: {one.output_name} is {one.output:.4g}{sure}; "
+        f"baseline (all values missing): {one.baseline:.4g}"
     )
     for name, value, share in one.ranked():
         print(f"  {share:+10.4f}  {name} = {value}")

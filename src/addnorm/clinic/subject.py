@@ -27,17 +27,24 @@ MAX_LENGTH = 128
 
 @dataclass(frozen=True)
 class Subject:
-    """A model to examine, with what the examination needs."""
+    """A model to examine, with what the examination needs.
+
+    Parameters
+    ----------
+    model : the model
+    batches : the first is examined, a rehearsal learns from the others
+    source : where the batches are from, as a sentence
+    plan : the planned training, if it is to be rehearsed
+    loss : the loss; by default the one that `examine` chooses
+    config : the whole configuration, if the model was built from one
+    """
 
     model: nn.Module
     batches: Sequence[ClinicBatch]
-    """The first is examined, a rehearsal learns from the others."""
     source: str
-    """Where the batches are from, as a sentence."""
     plan: TrainingPlan | None = None
     loss: Objective | None = None
     config: Config | None = None
-    """The whole configuration, if the model was built from one."""
 
     def examine(self, *, sharpness: bool = True) -> Examination:
         """Examine the model."""
@@ -132,7 +139,7 @@ def subject_from_transformers(
         kind = getattr(library, name)
         model: nn.Module = kind.from_pretrained(path, local_files_only=True, use_safetensors=True)
     except (OSError, KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        reason = _first_line(error)
+        reason = _short_reason(error)
         raise SavedError(f"{str(path)!r} is not a model of transformers: {reason}") from None
     if lines is None:
         return subject_with_random_batches(model, plan)
@@ -150,7 +157,9 @@ def _encode_lines(
     try:
         tokenizer = library.AutoTokenizer.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError, TypeError, KeyError, ImportError) as error:
-        raise SavedError(f"{str(path)!r} has no tokenizer for text: {_first_line(error)}") from None
+        raise SavedError(
+            f"{str(path)!r} has no tokenizer for text: {_short_reason(error)}"
+        ) from None
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     batches = []
     max_length = min(getattr(tokenizer, "model_max_length", MAX_LENGTH), MAX_LENGTH)
@@ -170,5 +179,5 @@ def _encode_lines(
     return batches
 
 
-def _first_line(error: Exception) -> str:
+def _short_reason(error: Exception) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__

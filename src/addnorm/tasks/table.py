@@ -34,14 +34,14 @@ from addnorm.metrics import classification_metrics, regression_metrics, reliabil
 from addnorm.models.size import cost
 from addnorm.models.tabular import TabularModel, trunk_of
 from addnorm.report import Page
-from addnorm.tabular import load, save
+from addnorm.tabular import load_estimator, save_estimator
 from addnorm.tabular.base import TableEstimator
 from addnorm.tabular.choices import choose_batch, choose_epochs
 from addnorm.tabular.compare import compare
 from addnorm.tabular.estimators import ESTIMATORS, RECOMMENDED
-from addnorm.tabular.explain import Explanation, RowExplanation, explain, explain_row
-from addnorm.tabular.fitting import Fitted, Plan, SplitRows, TableTraining
-from addnorm.tabular.holdout import hold_out, need_one_way
+from addnorm.tabular.explain import Explanation, RowExplanation, explain_row, explain_table
+from addnorm.tabular.fitting import FitResult, FitSettings, SplitRows, TableTraining
+from addnorm.tabular.holdout import hold_out, require_one_split
 from addnorm.tabular.inputs import to_groups
 from addnorm.tabular.page import add_results
 from addnorm.tasks.base import (
@@ -107,7 +107,7 @@ class TrainedTable(Trained):
         """The fitted scikit-learn estimator of this run."""
         if self.int8:
             raise ConfigError("--int8 is for models of text, not for tables. Leave it out.")
-        return load(self.model_path)
+        return load_estimator(self.model_path)
 
     @property
     def model(self) -> TabularModel:
@@ -156,7 +156,7 @@ class TrainedTable(Trained):
         if row is None:
             rows, targets = self.read_targets(data, say)
             with without_warnings():
-                return explain(self.estimator, rows, targets)
+                return explain_table(self.estimator, rows, targets)
         table = to_frame(data)
         self.schema.check(table)
         for note in self.estimator.encoder_.unknown_notes(table):
@@ -212,7 +212,7 @@ def read_known_rows(
     estimator: Any,
     data: Any,
     say: Say,
-    advice: str = "Use addnorm.tabular.load(...).evaluate(X, y).",
+    advice: str = "Use addnorm.tabular.load_estimator(...).evaluate(X, y).",
 ) -> tuple[Frame, Array]:
     """Return rows that have a target, and their targets, for a fitted estimator.
 
@@ -278,7 +278,7 @@ class Table(Task):
         options, notes = config.table, list[str]()
         if options.target is None:
             raise ConfigError("table.target must name the column to predict. Try --target price.")
-        need_one_way(options.split, options.groups is not None)
+        require_one_split(options.split, options.groups is not None)
         if options.pretrain is not None and options.unlabelled is None:
             raise ConfigError(
                 f"--pretrain {options.pretrain} needs rows to learn from: give --unlabelled FILE, "
@@ -343,7 +343,7 @@ class Table(Task):
 
     @classmethod
     def load_start(cls, path: Path) -> tuple[nn.Module, TableEncoder]:
-        estimator = load(path / BEST)
+        estimator = load_estimator(path / BEST)
         return estimator.model_, estimator.encoder_
 
     def facts(self) -> DataFacts:
@@ -396,7 +396,7 @@ class Table(Task):
     def _bind(self, config: Config) -> None:
         train, table = config.train, config.table
         assert train.batch is not None and train.lr is not None
-        settings = Plan(
+        settings = FitSettings(
             batch=train.batch,
             epochs=1,
             rate=train.lr,
@@ -435,7 +435,7 @@ class Table(Task):
         assert isinstance(model, TabularModel)
         estimator = copy.copy(self.estimator)
         estimator.model_ = model
-        save(estimator, directory)
+        save_estimator(estimator, directory)
 
     def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         assert isinstance(model, TabularModel)
@@ -488,8 +488,8 @@ class Table(Task):
         if not (path / BEST).is_dir():
             return {}
         estimator: Any = copy.copy(self.estimator)
-        estimator.model_ = load(path / BEST).model_
-        fitted = Fitted(progress, [], stopped=not progress.finished)
+        estimator.model_ = load_estimator(path / BEST).model_
+        fitted = FitResult(progress, [], stopped=not progress.finished)
         with without_warnings():
             estimator.finish(self.split, fitted)
         report = estimator.report_
@@ -501,7 +501,7 @@ class Table(Task):
                 say(note)
             with without_warnings():
                 report["results"] += self._measure(estimator, self.test)
-        save(estimator, path / BEST)
+        save_estimator(estimator, path / BEST)
         kept = {k: v for k, v in report.items() if k not in ("history", "notes", "stopped")}
         return {**kept, "best": report.get("valid", {})}
 
