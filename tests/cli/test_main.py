@@ -93,8 +93,8 @@ def test_the_commands_to_try_work_as_pasted(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(command.split()[1:]) == 0
-    said = capsys.readouterr()
-    assert said.out and not said.err
+    output = capsys.readouterr()
+    assert output.out and not output.err
 
 
 @pytest.mark.parametrize(
@@ -165,9 +165,9 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == 2
-    said = capsys.readouterr()
-    assert said.err.startswith(f"addnorm: {message}") and said.err.count("\n") == 1
-    assert not said.out
+    output = capsys.readouterr()
+    assert output.err.startswith(f"addnorm: {message}") and output.err.count("\n") == 1
+    assert not output.out
 
 
 def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
@@ -207,8 +207,8 @@ def test_every_task_explains_its_own_options(task: str, capsys: pytest.CaptureFi
     with pytest.raises(SystemExit) as stop:
         main(["train", task, "--help"])
     assert stop.value.code == 0
-    said = capsys.readouterr().out
-    assert all(flag in said for flag in TRAIN[task].split())
+    output = capsys.readouterr().out
+    assert all(flag in output for flag in TRAIN[task].split())
     others = {flag for flags in TRAIN.values() for flag in flags.split()} - set(TRAIN[task].split())
-    assert not others & set(said.replace(",", " ").split())
-    assert all(example in said for example in TASKS[task].examples)
+    assert not others & set(output.replace(",", " ").split())
+    assert all(example in output for example in TASKS[task].examples)

@@ -45,9 +45,9 @@ def test_train_says_what_it_read_and_how_it_ended(
     out = tmp_path / "run"
     more = ["--set", "train.steps=6", "--set", "train.evaluate_every=3", "--size", "small"]
     assert main(command("translate", data, out, *more)) == 0
-    said = capsys.readouterr()
-    assert said.out.startswith("best at step ") and "trained after 6 steps, 0:0" in said.out
-    assert f"model: {out / 'best'}   page: {out / 'summary.html'}" in said.out
+    output = capsys.readouterr()
+    assert output.out.startswith("best at step ") and "trained after 6 steps, 0:0" in output.out
+    assert f"model: {out / 'best'}   page: {out / 'summary.html'}" in output.out
     for text in (
         "a.target: 120 pairs read, 120 kept.",
         "split by source: 108 rows",
@@ -55,11 +55,11 @@ def test_train_says_what_it_read_and_how_it_ended(
         "6 steps of 512 tokens (",
         "step      3  held out: loss ",
     ):
-        assert text in said.err
+        assert text in output.err
     assert main(["train", "--resume", str(out), "--json"]) == 0
-    said = capsys.readouterr()
-    assert json.loads(said.out)["finished"] and json.loads(said.out)["run"] == str(out)
-    assert "it is already finished." in said.err
+    output = capsys.readouterr()
+    assert json.loads(output.out)["finished"] and json.loads(output.out)["run"] == str(out)
+    assert "it is already finished." in output.err
 
 
 @pytest.mark.trains
@@ -84,10 +84,14 @@ def test_a_dry_run_writes_nothing(
     monkeypatch.chdir(tmp_path)
     out = tmp_path / "run"
     assert main(command("language", data, out, "--dry-run")) == 0
-    said = capsys.readouterr().out
-    config = Config.parse(said)
+    output = capsys.readouterr().out
+    config = Config.parse(output)
     assert config.train.steps and config.run.task == "language"
-    assert " parameters; " in said and " s a step, " in said and "# expected duration: " in said
+    assert (
+        " parameters; " in output
+        and " s per step, " in output
+        and "# expected duration: " in output
+    )
     assert main(command("language", data, out, "--dry-run", "--json", "--minutes", "0.5")) == 0
     facts = json.loads(capsys.readouterr().out)
     config = Config.parse(facts.pop("config"))
@@ -109,12 +113,12 @@ def begin(*arguments: str) -> "subprocess.Popen[str]":
 
 def wait_for(process: "subprocess.Popen[str]", holds: Callable[[str], bool]) -> str:
     assert process.stderr is not None
-    said = ""
+    output = ""
     for line in process.stderr:
-        said += line
+        output += line
         if holds(line):
-            return said
-    raise AssertionError(f"it ended too early: {said}")
+            return output
+    raise AssertionError(f"it ended too early: {output}")
 
 
 def kill_and_compare(task: str, data: Path, tmp_path: Path, moments: list[float]) -> None:
@@ -237,9 +241,9 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "heads": ("language {bad}/book.txt --set model.heads=7", "model.heads must divide width"),
     "two files": (
         "language {bad}/book.txt --source {bad}/a.source",
-        "one file to learn from, not two: '{bad}/book.txt' and '{bad}/a.source'.",
+        "there must be one file to train on: got '{bad}/book.txt' and '{bad}/a.source'.",
     ),
-    "nothing": ("language", "data.source must name a text to learn from: nothing was given."),
+    "nothing": ("language", "data.source must name a text to train on: it is not set."),
     "no TOML": ("{bad}/none.toml", "there is no file '{bad}/none.toml'. Check the path."),
     "bad TOML": ("{bad}/bad.toml", "{bad}/bad.toml is not TOML: "),
     "odd TOML": ("{bad}/odd.toml", "there is no section 'runs'. Did you mean 'run'?"),
@@ -263,11 +267,11 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
     arguments, message = (text.replace("{bad}", str(bad)) for text in MISTAKES[name])
     out = tmp_path / "out"
     assert main(["train", *arguments.split(), "--out", str(out)]) == 2
-    said = capsys.readouterr()
-    *talk, last = said.err.splitlines()
+    output = capsys.readouterr()
+    *messages, last = output.err.splitlines()
     assert last.startswith(f"addnorm: {message}"), last
-    assert not said.out and not out.exists() and "Traceback" not in said.err
-    assert not any(line.startswith("addnorm:") for line in talk)
+    assert not output.out and not out.exists() and "Traceback" not in output.err
+    assert not any(line.startswith("addnorm:") for line in messages)
 
 
 def test_a_narrow_type_is_refused_where_it_is_slow(
@@ -291,7 +295,7 @@ def test_where_a_run_cannot_be(
         (bad / "full", "is not empty. Choose another --out."),
         (bad / "a.source", "is not empty. Choose another --out."),
         (bad / "a.source" / "run", "cannot be created: Not a directory."),
-        (trained["language"], "holds a run already. Choose another --out, or resume it:"),
+        (trained["language"], "already has a run. Choose another --out, or resume it:"),
     ):
         before = sorted(bad.rglob("*"))
         assert main(command("language", bad, out, "--set", "train.steps=1")) == 2
@@ -303,7 +307,7 @@ def test_where_a_run_cannot_be(
 
 
 @pytest.mark.parametrize(
-    "beside",
+    "extra",
     [
         "translate",
         "language book.txt",
@@ -321,8 +325,8 @@ def test_where_a_run_cannot_be(
         "--dry-run",
     ],
 )
-def test_resume_takes_no_other_flags(beside: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", *beside.split(), "--resume", "some/run"]) == 2
+def test_resume_takes_no_other_flags(extra: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", *extra.split(), "--resume", "some/run"]) == 2
     assert capsys.readouterr().err == (
         "addnorm: --resume takes no other options than --board, --clinic and --json. To start a "
         "new run with changes, use --from.\n"

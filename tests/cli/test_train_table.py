@@ -44,9 +44,9 @@ def test_train_says_and_writes_what_it_found(
     }
     names = {entry.name for entry in (tmp_path / "run/best").iterdir()}
     assert names == {"model.safetensors", "schema.toml", "report.json"}
-    found = json.loads((tmp_path / "run/best/report.json").read_text())
-    assert found["results"] == Run.open(tmp_path / "run").summary["results"]
-    assert [row["model"] for row in found["results"]][1:] == [
+    report = json.loads((tmp_path / "run/best/report.json").read_text())
+    assert report["results"] == Run.open(tmp_path / "run").summary["results"]
+    assert [row["model"] for row in report["results"]][1:] == [
         "FTTransformerClassifier",
         "HistGradientBoosting",
     ]
@@ -69,13 +69,13 @@ def test_compare_without_a_test_file_sets_rows_aside(
     path.write_text(rows(100))
     train(path, "--compare", "--json")
     shown = capsys.readouterr()
-    assert "20 rows are set aside to compare on" in shown.err
-    found = json.loads(shown.out)
-    assert found["rows"] + found["held_out"] == 80
-    assert {row["on"] for row in found["results"][1:]} == {"rows set aside"}
-    assert sum(count for *_, count in found["reliability"]["test"]) == 20
+    assert "20 rows are set aside for the comparison" in shown.err
+    report = json.loads(shown.out)
+    assert report["rows"] + report["held_out"] == 80
+    assert {row["on"] for row in report["results"][1:]} == {"rows set aside"}
+    assert sum(count for *_, count in report["reliability"]["test"]) == 20
     path.write_text("age,y\n1,a\n2,b\n")
-    with pytest.raises(AddnormError, match=r"rows enough to set some aside for --compare: got 2"):
+    with pytest.raises(AddnormError, match=r"enough rows to set some aside for --compare: got 2"):
         train(path, "--compare")
 
 
@@ -103,19 +103,19 @@ def test_how_rows_without_answers_are_learnt_from_is_chosen(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked = []
+    methods = []
 
-    def remember(*given: Any, **more: Any) -> Any:
-        asked.append(given[4])
-        return pretrain(*given, **more)
+    def remember(*arguments: Any, **more: Any) -> Any:
+        methods.append(arguments[4])
+        return pretrain(*arguments, **more)
 
     monkeypatch.setattr("addnorm.tabular.base.pretrain", remember)
     path = tmp_path / "t.csv"
     path.write_text(rows())
     train(path, "--unlabelled", path, "--pretrain", method)
-    assert asked == [method]
+    assert methods == [method]
     assert f"pre-training ({method}) on 120 rows" in capsys.readouterr().err
-    with pytest.raises(AddnormError, match=f"--pretrain {method} needs rows to learn from: give"):
+    with pytest.raises(AddnormError, match=f"pretrain={method} needs rows without targets"):
         train(path, "--pretrain", method)
 
 
@@ -143,11 +143,11 @@ def test_groups_are_held_out_whole(tmp_path: Path, capsys: pytest.CaptureFixture
     path.write_text(patients())
     train(path, "--groups", "patient", "--compare", "--json")
     shown = capsys.readouterr()
-    assert "10 rows, 2 groups of 12 are set aside to compare on" in shown.err
+    assert "10 rows (2 of 12 groups) are set aside for the comparison" in shown.err
     assert "2 of 10 groups are held out, whole." in shown.err
-    assert "column 'patient' is left out: it says which rows belong together." in shown.err
-    found = json.loads(shown.out)
-    assert (found["rows"], found["held_out"]) == (40, 10)
+    assert "column 'patient' is left out: used only to keep rows of a group together." in shown.err
+    report = json.loads(shown.out)
+    assert (report["rows"], report["held_out"]) == (40, 10)
     assert load(tmp_path / "run/best").encoder_.names == ["age", "job"]
     (tmp_path / "new.csv").write_text(rows(7))
     run("predict", tmp_path / "run", tmp_path / "new.csv")
@@ -164,7 +164,7 @@ def test_a_schema_decides_if_groups_are_learnt_from(
     run("schema", path, "--target", "y", "-o", schema)
     Schema.load(schema).change({"patient": "category"}).save(schema)
     train(path, "--groups", "patient", "--schema", schema)
-    assert "column 'patient' is also learnt from, as" in capsys.readouterr().err
+    assert "column 'patient' is also used as an input, as" in capsys.readouterr().err
     assert "patient" in load(tmp_path / "run/best").encoder_.names
     run("schema", path, "--target", "y", "-o", schema)
     left = [column for column in Schema.load(schema).columns if column.name != "patient"]
@@ -174,7 +174,7 @@ def test_a_schema_decides_if_groups_are_learnt_from(
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     (
         (("--groups", "patient", "--split", "time"), "by groups or by time, not by both"),
         (("--groups", "patient", "--set", "table.split=time"), "by groups or by time, not by both"),
@@ -183,12 +183,12 @@ def test_a_schema_decides_if_groups_are_learnt_from(
         (("--groups", "patient"), "every row must have a group: 3 have none. Leave the row out"),
     ),
 )
-def test_groups_that_cannot_be(tmp_path: Path, flags: tuple[str, ...], said: str) -> None:
+def test_groups_that_cannot_be(tmp_path: Path, flags: tuple[str, ...], message: str) -> None:
     path = tmp_path / "t.csv"
     path.write_text(patients(lost=3))
     with pytest.raises(AddnormError) as caught:
         train(path, *flags, "--unlabelled", path)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.trains
@@ -199,7 +199,7 @@ def test_the_last_rows_can_be_held_out(tmp_path: Path, capsys: pytest.CaptureFix
     assert load(tmp_path / "run/best").encoder_.categories[0].values == ("b", "late", "z")
     train(path, "--split", "time", "--compare")
     assert load(tmp_path / "run/best").encoder_.categories[0].values == ("b", "z")
-    assert "16 rows are set aside to compare on" in capsys.readouterr().err
+    assert "16 rows are set aside for the comparison" in capsys.readouterr().err
 
 
 @pytest.mark.trains
@@ -243,12 +243,12 @@ def test_numbers_asked_for_where_there_are_few_are_said(
     Schema.load(schema).change({"job": "number"}).save(schema)
     capsys.readouterr()
     train(path, "--schema", schema)
-    said = capsys.readouterr().err
-    assert "column 'job': 48 of 48 values are not numeric" in said and "Warning" not in said
+    output = capsys.readouterr().err
+    assert "column 'job': 48 of 48 values are not numeric" in output and "Warning" not in output
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("setting", "message"),
     (
         ("train.batch=2.5", "train.batch must be a whole number, or left out: got 2.5"),
         ("model.width=wide", "model.width must be a whole number: got 'wide'"),
@@ -258,12 +258,12 @@ def test_numbers_asked_for_where_there_are_few_are_said(
         ("table.schema=3", "table.schema must be"),
     ),
 )
-def test_settings_that_cannot_be(tmp_path: Path, setting: str, said: str, capsys: Any) -> None:
+def test_settings_that_cannot_be(tmp_path: Path, setting: str, message: str, capsys: Any) -> None:
     path = tmp_path / "t.csv"
     path.write_text(rows())
     common = ["train", "table", str(path), "--target", "y", "--out", str(tmp_path / "run")]
     assert main([*common, "--set", setting]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.trains
@@ -278,8 +278,8 @@ def test_figures_that_there_are_none_of_are_null(
     def refuse(name: str) -> None:
         raise AssertionError(f"{name} is no JSON")
 
-    told = capsys.readouterr().out, (tmp_path / "run/best/report.json").read_text()
-    for text in told:
+    outputs = capsys.readouterr().out, (tmp_path / "run/best/report.json").read_text()
+    for text in outputs:
         assert json.loads(text, parse_constant=refuse)["results"][1]["auc"] is None
 
 
@@ -290,12 +290,12 @@ def test_the_page_has_its_pictures(tmp_path: Path) -> None:
     train(path, "--test", path)
     page = (tmp_path / "run/summary.html").read_text()
     report = Run.open(tmp_path / "run").summary
-    for said in (
+    for heading in (
         *("Loss of training batches, and of held-out data.", "Predicted probability and frequency"),
         *(">test<", "FTTransformer Classifier · held-out rows", "target = &quot;y&quot;"),
         *(f"{report['parameters']:,} parameters", f"{report['held_out']} rows were held out"),
     ):
-        assert said in page
+        assert heading in page
     path.write_text("x,y\n" + "".join(f"{i},{i * 1.5}\n{i + 0.5},{i}\n" for i in range(40)))
     train(path)
     assert "Predicted probability" not in (tmp_path / "run/summary.html").read_text()
@@ -324,7 +324,7 @@ def test_a_run_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture
     train(path)
     before = {entry: entry.read_bytes() for entry in out.rglob("*") if entry.is_file()}
     assert main(["train", "table", str(path), "--target", "y", "--out", str(out)]) == 2
-    assert f"{str(out)!r} holds a run already. Choose another --out" in capsys.readouterr().err
+    assert f"{str(out)!r} already has a run. Choose another --out" in capsys.readouterr().err
     after = {entry: entry.read_bytes() for entry in out.rglob("*") if entry.is_file()}
     assert after == before
 
@@ -336,7 +336,7 @@ def test_misuse(tmp_path: Path) -> None:
         run("train", "table", path, "--target", "y")
     with pytest.raises(AddnormError, match=r"table\.target must name the column to predict"):
         run("train", "table", path, "--out", tmp_path / "run")
-    with pytest.raises(AddnormError, match=r"data\.source must name a table to learn from"):
+    with pytest.raises(AddnormError, match=r"data\.source must name a table to train on"):
         run("train", "table", "--target", "y", "--out", tmp_path / "run")
     with pytest.raises(AddnormError, match=r"table has no field 'impte'\. Did you mean 'impute'"):
         train(path, "--set", "table.impte=mean")
@@ -359,7 +359,7 @@ def test_a_table_has_no_flags_of_texts(
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     (
         ("age,job,y\n30,a,maybe\n", "a class that training did not have: 'maybe'"),
         ("age,y\n30,no\n", "must have the columns of the training rows: it lacks 'job'"),
@@ -368,7 +368,7 @@ def test_a_table_has_no_flags_of_texts(
     ),
 )
 def test_test_rows_are_refused_before_training(
-    tmp_path: Path, text: str, said: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, text: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fit(*_: object) -> None:
         raise AssertionError("trained in vain")
@@ -377,7 +377,7 @@ def test_test_rows_are_refused_before_training(
     path, test = tmp_path / "t.csv", tmp_path / "test.csv"
     path.write_text(rows())
     test.write_text(text)
-    with pytest.raises(AddnormError, match=said):
+    with pytest.raises(AddnormError, match=message):
         train(path, "--test", test)
 
 
@@ -416,11 +416,15 @@ def test_a_dry_run_of_a_table_writes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(begin(tmp_path, "run", "--dry-run")) == 0
-    said = capsys.readouterr().out
-    config = Config.parse(said)
+    output = capsys.readouterr().out
+    config = Config.parse(output)
     assert config.run.task == "table" and config.table.target == "y" and config.train.steps == 2
     assert config.train.batch == 32 and config.model.width == 8
-    assert " parameters; " in said and " s a step, " in said and "# expected duration: " in said
+    assert (
+        " parameters; " in output
+        and " s per step, " in output
+        and "# expected duration: " in output
+    )
     assert main(begin(tmp_path, "run", "--dry-run", "--json", "--minutes", "0.5")) == 0
     facts = json.loads(capsys.readouterr().out)
     assert Config.parse(facts.pop("config")).run.minutes == 0.5
@@ -456,8 +460,8 @@ def test_a_table_starts_from_the_weights_of_another(
     capsys.readouterr()
     assert main([str(word) for word in words]) == 0
     ours, theirs = weights(tmp_path / "run"), weights(tmp_path / "first")
-    said = f"loaded {len(theirs)} of {len(ours)} tensors from the starting model."
-    assert said in capsys.readouterr().err
+    message = f"loaded {len(theirs)} of {len(ours)} tensors from the starting model."
+    assert message in capsys.readouterr().err
     for name in theirs:
         torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=1e-9)
     kept = load(tmp_path / "run/best").encoder_
@@ -602,16 +606,16 @@ BROKEN: dict[str, tuple[str | bytes, str | None]] = {
 def test_broken_tables_train_or_get_one_clear_error(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    content, said = BROKEN[name]
+    content, message = BROKEN[name]
     path = tmp_path / "t.csv"
     path.write_bytes(content.encode() if isinstance(content, str) else content)
-    if said is None:
+    if message is None:
         train(path)
         assert (tmp_path / "run/best/model.safetensors").is_file() and capsys.readouterr().out
         return
     with pytest.raises(AddnormError) as caught:
         train(path)
-    assert said in str(caught.value) and "\n" not in str(caught.value)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
 
 

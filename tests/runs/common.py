@@ -28,10 +28,10 @@ def lines(count: int = 120, seed: int = 0) -> list[str]:
     """Different lines of 2 to 5 invented words."""
     draw = random.Random(seed)
     words = ["".join(draw.choices(SYLLABLES, k=draw.randint(1, 3))) for _ in range(30)]
-    found: dict[str, None] = {}
-    while len(found) < count:
-        found[" ".join(draw.choices(words, k=draw.randint(2, 5)))] = None
-    return list(found)
+    distinct: dict[str, None] = {}
+    while len(distinct) < count:
+        distinct[" ".join(draw.choices(words, k=draw.randint(2, 5)))] = None
+    return list(distinct)
 
 
 def answer(line: str) -> str:
@@ -69,14 +69,14 @@ def data_of(task: str, folder: Path) -> dict[str, Any]:
     if task == "table":
         return {"source": str(folder / "table.csv")}
     if task == "translate":
-        found = {"source": str(folder / "a.source"), "target": str(folder / "a.target")}
+        fields = {"source": str(folder / "a.source"), "target": str(folder / "a.target")}
     else:
         name = {"language": "book.txt", "masked": "texts.txt", "classify": "labelled.csv"}[task]
-        found = {"source": str(folder / name)}
-    return found | {"tokenizer": "characters"}
+        fields = {"source": str(folder / name)}
+    return fields | {"tokenizer": "characters"}
 
 
-def wish(task: str, folder: Path, *settings: str, **train: Any) -> RunRequest:
+def request_for(task: str, folder: Path, *settings: str, **train: Any) -> RunRequest:
     """A small run of a task."""
     more = {"batch": 512, "steps": 6, "evaluate_every": 3, "lr": 1e-2} | train
     model = SMALL | ({"length": 32} if task == "language" else {})
@@ -93,25 +93,25 @@ def wish(task: str, folder: Path, *settings: str, **train: Any) -> RunRequest:
     return RunRequest(table, settings)
 
 
-class Told(Observer):
+class RecordingObserver(Observer):
     """Keeps what the loop says, and the losses of its steps."""
 
     def __init__(self) -> None:
-        self.texts: list[str] = []
+        self.messages: list[str] = []
         self.losses: list[float] = []
-        self.begun = False
+        self.started = False
 
     def on_begin(self, loop: Any) -> None:
-        self.begun = True
+        self.started = True
 
     def on_step(self, loop: Any, step: Any) -> None:
         self.losses.append(step.loss)
 
     def on_message(self, loop: Any, text: str) -> None:
-        self.texts.append(text)
+        self.messages.append(text)
 
 
-def watch(path: Path) -> Sequence[Observer]:
+def default_observers(path: Path) -> Sequence[Observer]:
     return [Journal(path / "metrics.jsonl")]
 
 
@@ -119,12 +119,14 @@ def quiet(text: str) -> None:
     """Says nothing."""
 
 
-def train(asked: RunRequest, out: Path, *observers: Observer) -> Outcome:
-    return start_run(asked, out, observers=lambda path: [*watch(path), *observers], say=quiet)
+def train(request: RunRequest, out: Path, *observers: Observer) -> Outcome:
+    return start_run(
+        request, out, observers=lambda path: [*default_observers(path), *observers], say=quiet
+    )
 
 
-def go_on(out: Path, *observers: Observer) -> Outcome:
-    return resume_run(out, observers=lambda path: [*watch(path), *observers], say=quiet)
+def resume(out: Path, *observers: Observer) -> Outcome:
+    return resume_run(out, observers=lambda path: [*default_observers(path), *observers], say=quiet)
 
 
 class Trained:
@@ -139,7 +141,7 @@ class Trained:
         if not out.exists():
             steps = STEPS[task]
             with torch.enable_grad():  # whichever test is the first to ask
-                train(wish(task, self.data, steps=steps, evaluate_every=steps // 4), out)
+                train(request_for(task, self.data, steps=steps, evaluate_every=steps // 4), out)
         return out
 
 

@@ -18,9 +18,9 @@ from addnorm.runs.loggers import (
     Journal,
     Lines,
     RecentSpeed,
+    format_duration,
+    format_metrics,
     make_loggers,
-    say_figures,
-    say_time,
 )
 from addnorm.training.loop import DivergedError, Loop, Observer, Step
 from tests.training.test_loop import make
@@ -41,10 +41,10 @@ def watched(observer: Observer, steps: int = 12, **settings: Any) -> Loop:
 def test_lines_where_there_is_no_terminal() -> None:
     stream = io.StringIO()
     loop = watched(Lines(stream, every=0.0))
-    said = stream.getvalue().splitlines()
-    assert len(said) == 12 + 3 and said[0].startswith("step      1/12  loss ")
-    assert "tokens/s  lr 3.33e-03" in said[0] and said[0].endswith(" left")
-    held = [line for line in said if "held out: loss" in line]
+    output = stream.getvalue().splitlines()
+    assert len(output) == 12 + 3 and output[0].startswith("step      1/12  loss ")
+    assert "tokens/s  lr 3.33e-03" in output[0] and output[0].endswith(" left")
+    held = [line for line in output if "held out: loss" in line]
     assert len(held) == 3 and held[0].startswith("step      5  held out: loss ")
     assert held[0].endswith("(best)")
     loop.log("something")
@@ -57,8 +57,8 @@ def test_lines_where_there_is_no_terminal() -> None:
 def test_lines_come_now_and_then() -> None:
     stream = io.StringIO()
     watched(Lines(stream, every=1000.0))
-    said = stream.getvalue().splitlines()
-    assert [line for line in said if "/12" in line] == said[:1]
+    output = stream.getvalue().splitlines()
+    assert [line for line in output if "/12" in line] == output[:1]
 
 
 @pytest.mark.trains
@@ -69,10 +69,10 @@ def test_the_bar(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     bar = Bar(Console(file=stream, force_terminal=terminal, width=120))
     loop = watched(bar)
     loop.log("[a] note in brackets")
-    said = stream.getvalue()
-    assert "step      5  loss " in said and "best" in said
-    assert "[a] note in brackets" in said
-    assert "12/12" in said and "tokens/s" in said and "· best loss " in said
+    output = stream.getvalue()
+    assert "step      5  loss " in output and "best" in output
+    assert "[a] note in brackets" in output
+    assert "12/12" in output and "tokens/s" in output and "· best loss " in output
     assert not bar.live.is_started
 
 
@@ -124,8 +124,8 @@ def test_the_journal_forgets_what_will_happen_again(tmp_path: Path) -> None:
 def test_the_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tensorboardX")
     watched(Board(tmp_path / "board"))
-    (found,) = (tmp_path / "board").iterdir()
-    content = found.read_bytes()
+    (file,) = (tmp_path / "board").iterdir()
+    content = file.read_bytes()
     for name in (b"train/loss", b"train/rate", b"train/norm", b"valid/loss"):
         assert name in content
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
@@ -137,9 +137,9 @@ def test_who_watches(tmp_path: Path) -> None:
     kinds = [type(o) for o in make_loggers(tmp_path, terminal=False)]
     assert kinds == [Lines, Journal]
     pytest.importorskip("tensorboardX")
-    found = make_loggers(tmp_path, terminal=True, board=True)
-    assert [type(o) for o in found] == [Bar, Journal, Board]
-    found[-1].on_end(None)  # type: ignore[arg-type]
+    loggers = make_loggers(tmp_path, terminal=True, board=True)
+    assert [type(o) for o in loggers] == [Bar, Journal, Board]
+    loggers[-1].on_end(None)  # type: ignore[arg-type]
 
 
 def test_the_recent_speed_forgets_and_survives_what_is_not_finite() -> None:
@@ -157,18 +157,23 @@ def test_the_time_that_is_left() -> None:
     speed = RecentSpeed()
     speed.add(step(1, seconds=0.5))
     loop.state.step = 60
-    assert speed.left(loop) == pytest.approx(40 * 0.5)
+    assert speed.seconds_left(loop) == pytest.approx(40 * 0.5)
     loop.state.training_seconds, loop.state.evaluation_seconds = 30.0, 15.0
-    assert speed.left(loop) == pytest.approx(40 * 0.5 * 1.5)
+    assert speed.seconds_left(loop) == pytest.approx(40 * 0.5 * 1.5)
     loop, _ = make(100, max_seconds=50.0)
     loop.state.step = 60
     loop.state.training_seconds, loop.state.evaluation_seconds = 30.0, 15.0
-    assert speed.left(loop) == pytest.approx(5)
+    assert speed.seconds_left(loop) == pytest.approx(5)
 
 
 def test_figures_and_times_in_words() -> None:
     figures = {"loss": 2.34567, "bits_per_byte": 1.5, "accuracy": 0.781, "f1": 1.0}
-    assert say_figures(figures) == "loss 2.346, bits per byte 1.5, accuracy 78.1%, f1 100.0%"
-    assert say_figures({}) == ""
-    assert [say_time(s) for s in (-3, 59.6, 3599, 3600)] == ["0:00", "1:00", "59:59", "1:00:00"]
-    assert say_time(math.inf) == "–"
+    assert format_metrics(figures) == "loss 2.346, bits per byte 1.5, accuracy 78.1%, f1 100.0%"
+    assert format_metrics({}) == ""
+    assert [format_duration(s) for s in (-3, 59.6, 3599, 3600)] == [
+        "0:00",
+        "1:00",
+        "59:59",
+        "1:00:00",
+    ]
+    assert format_duration(math.inf) == "–"

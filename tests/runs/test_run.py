@@ -18,11 +18,15 @@ def make(path: Path) -> Run:
 
 
 def test_a_run_opens_as_it_was_made(tmp_path: Path) -> None:
-    made, found = make(tmp_path / "deep" / "run"), Run.open(tmp_path / "deep" / "run")
-    assert (found.path, found.config, found.record) == (made.path, made.config, made.record)
-    assert found.record.notes == ["größer"]
-    assert json.loads((found.path / "run.json").read_text())["version"] == RUN.version == 2
-    assert found.summary == {} and found.history == []
+    created, opened = make(tmp_path / "deep" / "run"), Run.open(tmp_path / "deep" / "run")
+    assert (opened.path, opened.config, opened.record) == (
+        created.path,
+        created.config,
+        created.record,
+    )
+    assert opened.record.notes == ["größer"]
+    assert json.loads((opened.path / "run.json").read_text())["version"] == RUN.version == 2
+    assert opened.summary == {} and opened.history == []
 
 
 @pytest.mark.parametrize(
@@ -61,7 +65,7 @@ def test_a_run_that_lacks_something_says_what(tmp_path: Path) -> None:
 
 def test_a_new_run_takes_only_an_empty_place(tmp_path: Path) -> None:
     run = make(tmp_path / "run")
-    with pytest.raises(SavedError, match=r"holds a run already.*addnorm train --resume"):
+    with pytest.raises(SavedError, match=r"already has a run.*addnorm train --resume"):
         require_unused(run.path)
     (tmp_path / "empty").mkdir()
     assert require_unused(tmp_path / "empty") == tmp_path / "empty"

@@ -10,7 +10,7 @@ from addnorm.runs.run import Run, RunRecord
 from addnorm.runs.summary import write_summary
 from addnorm.runs.train import plan_run
 from addnorm.training.loop import TrainingState
-from tests.runs.common import Trained, quiet, wish
+from tests.runs.common import Trained, quiet, request_for
 
 
 @pytest.mark.trains
@@ -36,7 +36,7 @@ def test_a_page_for_people(trained: Trained) -> None:
 
 
 def test_a_run_without_an_evaluation_has_a_summary_too(data: Path, tmp_path: Path) -> None:
-    task = plan_run(wish("language", data), say=quiet).task
+    task = plan_run(request_for("language", data), say=quiet).task
     run = Run.create(tmp_path / "run", Config(), RunRecord("language", ""))
     figures = write_summary(
         run, task, TrainingState(step=3, training_seconds=1.25, evaluation_seconds=0.5), 7, quiet

@@ -1,4 +1,4 @@
-"""Verbs that examine and compare: clinic, race."""
+"""Verbs that examine models and compare settings: clinic, race."""
 
 import argparse
 from collections.abc import Sequence
@@ -18,65 +18,63 @@ if TYPE_CHECKING:
     from addnorm.runs.request import RunRequest
 
 TABLE_ROWS = 64
-"""Rows of a table in a batch."""
+"""Rows in a batch of a table."""
 
 
 def clinic_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of `addnorm clinic`."""
+    """Add the flags of `addnorm clinic`."""
     parser.add_argument(
         "target",
         metavar="TARGET",
         help="a preset, a TOML file, a run (text or table), a Hugging Face directory; or `replay`",
     )
-    parser.add_argument("case", nargs="?", help="with replay: the folder of a case")
+    parser.add_argument("case", nargs="?", help="with replay: folder of the case")
     add_set(parser)
     parser.add_argument(
         "--data",
         nargs="+",
         default=(),
         metavar="FILE",
-        help="text or table rows to examine it with; two files of parallel lines for translation "
+        help="text or table to examine the model with; two files of parallel lines for translation "
         "(default: random batches)",
     )
     parser.add_argument("--report", metavar="FILE.html", help="also write an HTML page with charts")
     parser.add_argument(
-        "--lr", type=float, help="the planned learning rate; rehearses the training"
+        "--lr", type=float, help="planned learning rate; training is rehearsed with it"
     )
-    parser.add_argument(
-        "--warmup", type=int, help="steps of the planned warm-up, with --lr (default 0)"
-    )
-    parser.add_argument("--quick", action="store_true", help="do not measure the sharpness")
+    parser.add_argument("--warmup", type=int, help="planned warm-up steps, with --lr (default 0)")
+    parser.add_argument("--quick", action="store_true", help="skip the measurement of sharpness")
     parser.add_argument(
         "--try",
         dest="try_out",
         action="store_true",
-        help="train the model and each remedy for a few steps, and compare them",
+        help="train the model and each remedy for some steps, and compare them",
     )
     parser.add_argument(
         "--out", metavar="FOLDER", help="folder for the runs of --try (default runs/try-…)"
     )
-    parser.add_argument("--steps", type=int, default=200, help="steps of --try (default 200)")
-    parser.add_argument("--jobs", type=int, help="runs at the same time, with --try")
+    parser.add_argument(
+        "--steps", type=int, default=200, help="training steps of --try (default 200)"
+    )
+    parser.add_argument("--jobs", type=int, help="parallel runs of --try (default: one per core)")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def race_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of `addnorm race`."""
-    parser.add_argument("config", metavar="FILE.toml", help="a configuration with task and data")
+    """Add the flags of `addnorm race`."""
+    parser.add_argument("config", metavar="FILE.toml", help="configuration with a task and data")
     parser.add_argument(
         "--vary",
         action="append",
         required=True,
         metavar="SECTION.FIELD=A,B",
-        help="the values to compare; may be repeated",
+        help="field and values to compare; may be repeated",
     )
     add_set(parser, "change one field of all entries; may be repeated")
     parser.add_argument("--out", metavar="FOLDER", help="folder for the runs (default runs/race-…)")
-    parser.add_argument("--seeds", type=int, default=1, help="seeds for each entry (default 1)")
-    parser.add_argument("--minutes", type=float, help="time for all runs together")
-    parser.add_argument(
-        "--jobs", type=int, help="runs at the same time (default: one for each core)"
-    )
+    parser.add_argument("--seeds", type=int, default=1, help="seeds per entry (default 1)")
+    parser.add_argument("--minutes", type=float, help="total time of all runs")
+    parser.add_argument("--jobs", type=int, help="parallel runs (default: one per core)")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -101,7 +99,7 @@ def clinic(args: argparse.Namespace) -> None:
         _replay(args)
         return
     if args.case is not None:
-        raise ConfigError(f"one target at a time: got {args.target!r} and {args.case!r}.")
+        raise ConfigError(f"clinic takes one target: got {args.target!r} and {args.case!r}.")
     if args.warmup is not None and args.lr is None:
         raise ConfigError(f"--warmup {args.warmup} needs a learning rate. Try adding --lr 1e-3.")
     keep_memory()
@@ -117,7 +115,7 @@ def clinic(args: argparse.Namespace) -> None:
 
 
 def race(args: argparse.Namespace) -> None:
-    """Run a race and print its result, the best entry first."""
+    """Train the entries of a race and print the result, the best entry first."""
     from addnorm.races import race as run_race
     from addnorm.races import vary
     from addnorm.races.page import race_page
@@ -162,7 +160,7 @@ def find_subject(args: argparse.Namespace) -> "Subject":
 
 
 def find_request(args: argparse.Namespace) -> "RunRequest | None":
-    """Return the run that a target with data describes; None if it has no data."""
+    """Return the request for a target and its data; None if there are no data."""
     from addnorm.clinic.subject import text_task_of
     from addnorm.presets import find
     from addnorm.runs.request import RunRequest
@@ -182,7 +180,7 @@ def find_request(args: argparse.Namespace) -> "RunRequest | None":
 
 
 def _data_fields(paths: Sequence[str]) -> dict[str, str | None]:
-    """Return the fields of the data section that name these files, and no others."""
+    """Return the path fields of the data section for one or two files."""
     if len(paths) > 2:
         raise ConfigError(f"--data takes one file, or two for translation: got {len(paths)}.")
     target = paths[1] if len(paths) > 1 else None
@@ -190,7 +188,7 @@ def _data_fields(paths: Sequence[str]) -> dict[str, str | None]:
 
 
 def from_request(request: "RunRequest", plan: "TrainingPlan | None" = None) -> "Subject":
-    """Return an untrained model with the data it will be trained on."""
+    """Return an untrained model with batches of its training data."""
     from addnorm.clinic.rehearsal import REHEARSAL_STEPS
     from addnorm.clinic.subject import plan_from_config, subject_from_task
     from addnorm.runs.train import plan_run
@@ -210,7 +208,7 @@ def from_request(request: "RunRequest", plan: "TrainingPlan | None" = None) -> "
 
 
 def _from_run(path: Path, files: Sequence[str], plan: "TrainingPlan | None") -> "Subject":
-    """Return the best model of a run with its held-out data, or with other data of its kind."""
+    """Return the best model of a run with batches of its held-out data, or of other files."""
     from addnorm.clinic.subject import batch_count, subject_from_task
     from addnorm.runs.run import Run
     from addnorm.tasks import find_task
@@ -223,13 +221,13 @@ def _from_run(path: Path, files: Sequence[str], plan: "TrainingPlan | None") -> 
         config = config.replace(data=config.data.replace(**_data_fields(files)))
     task: Any = find_task(run.task).read(config, run.tokenizers).bind(config)
     parts = task.held_out()[: batch_count(plan)]
-    batches = [task.collate(part, train=False) for part in parts]
+    batches = [task.collate(part, epoch=None) for part in parts]
     source = f"the batches are held out of {config.data.source}"
     return subject_from_task(run.model, batches, source, plan)
 
 
 def _from_estimator(estimator: Any, files: Sequence[str], plan: "TrainingPlan | None") -> "Subject":
-    """Return a model of a table with rows of a file and their targets, or random rows."""
+    """Return a table model with rows and targets of a file, or random rows."""
     from addnorm.clinic import ClinicBatch
     from addnorm.clinic.subject import batch_count, subject_with_random_batches
     from addnorm.tasks.table import read_known_rows
@@ -263,12 +261,12 @@ def _table_subject(
 
 
 def _from_transformers(path: Path, files: Sequence[str], plan: "TrainingPlan | None") -> "Subject":
-    """Return a model of transformers with lines of a file, or random batches."""
+    """Return a model of Hugging Face transformers with lines of a file, or random batches."""
     from addnorm.clinic.subject import subject_from_transformers
     from addnorm.data.text.files import read_lines
 
     if len(files) > 1:
-        raise ConfigError(f"--data takes one file for a model of transformers: got {len(files)}.")
+        raise ConfigError(f"--data takes one file for a Hugging Face model: got {len(files)}.")
     if not files:
         return subject_from_transformers(path, plan)
     lines = list(read_lines(files[0]))
@@ -279,7 +277,9 @@ def _replay(args: argparse.Namespace) -> None:
     from addnorm.clinic.failed_step import replay
 
     if args.case is None:
-        raise ConfigError("replay needs the folder of a case. Try runs/mine/cases/step-00000412.")
+        raise ConfigError(
+            "replay needs the folder of a case. Try: addnorm clinic replay RUN/cases/STEP"
+        )
     case = replay(args.case)
     print(case.json() if args.json else case.text())
 
@@ -311,7 +311,7 @@ def _try(args: argparse.Namespace) -> None:
 
 
 def _plan_settings(args: argparse.Namespace) -> list[str]:
-    """Return the flags of the plan as settings."""
+    """Return --lr and --warmup as settings."""
     if args.lr is None:
         return []
     return [f"train.lr={args.lr}", f"train.warmup={args.warmup or 0}"]

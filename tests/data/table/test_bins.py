@@ -86,9 +86,9 @@ def test_each_column_has_its_own_edges_and_missing_cells_take_their_answers_with
     """The target jumps at 0.5 in the rows that are there, and wildly in the others."""
     x, y = np.linspace(0, 1, 100), np.zeros(100)
     y[50:] = 1.0
-    gone = np.arange(100) % 3 == 0
-    numbers = np.column_stack((np.where(gone, np.nan, x), -x))
-    other = np.where(gone, 1000.0 * np.arange(100) % 7, y)
-    found = make_edges(numbers, other, kind="target", classes=False, bins=2, seed=0)
-    assert found[0] == pytest.approx([x[1], (x[49] + x[50]) / 2, x[98]])
-    assert found[1][0] == -1 and found[1][-1] == 0
+    missing = np.arange(100) % 3 == 0
+    numbers = np.column_stack((np.where(missing, np.nan, x), -x))
+    other = np.where(missing, 1000.0 * np.arange(100) % 7, y)
+    edges = make_edges(numbers, other, kind="target", classes=False, bins=2, seed=0)
+    assert edges[0] == pytest.approx([x[1], (x[49] + x[50]) / 2, x[98]])
+    assert edges[1][0] == -1 and edges[1][-1] == 0

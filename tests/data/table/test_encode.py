@@ -73,7 +73,7 @@ def test_kinds_are_guessed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     (
         ("number", "7 values from 0 to 3"),
         ("stray", "1 values are not numeric ('many'); treated as missing"),
@@ -85,8 +85,8 @@ def test_kinds_are_guessed() -> None:
         ("often", "1 values, 1 of 120 missing"),
     ),
 )
-def test_reasons_are_given(name: str, said: str) -> None:
-    assert said in note(TABLE, name)
+def test_reasons_are_given(name: str, message: str) -> None:
+    assert message in note(TABLE, name)
 
 
 def test_a_copy_of_the_target_is_pointed_out() -> None:
@@ -130,7 +130,7 @@ def test_a_schema_survives_toml() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     (
         ("x = [", "is not TOML"),
         ("targett = 'y'", "has no field 'targett'. Did you mean 'target'"),
@@ -142,8 +142,8 @@ def test_a_schema_survives_toml() -> None:
         ("[[columns]]\nname='a'\nkind='date'\n[[columns]]\nname='a'\nkind='date'", "'a' twice"),
     ),
 )
-def test_bad_schemas_are_refused(text: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_bad_schemas_are_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         Schema.parse(text)
 
 
@@ -157,8 +157,8 @@ def test_kinds_can_be_changed() -> None:
 
 
 def test_numbers_and_dates_are_read_strictly() -> None:
-    found, stray = to_numbers(np.array(["1", "1_000", None, "2e3", "nine"], dtype=object))
-    assert found[[0, 3]].tolist() == [1.0, 2000.0] and stray == ["1_000", "nine"]
+    parsed, non_numeric = to_numbers(np.array(["1", "1_000", None, "2e3", "nine"], dtype=object))
+    assert parsed[[0, 3]].tolist() == [1.0, 2000.0] and non_numeric == ["1_000", "nine"]
     good = np.array(["2024-2-3", "2024-02-03T04:05:06.7Z", None], dtype=object)
     dates = to_dates(good)
     assert dates is not None and str(dates[1]) == "2024-02-03T04:05:06" and np.isnat(dates[2])
@@ -186,8 +186,8 @@ def test_numbers_as_people_write_them(cells: list[str], form: str, numbers: list
     column = infer(table).columns[0]
     assert (column.kind, column.form) == ("number", form)
     assert f"numbers are read in the form {form}" in column.note
-    found, stray = to_numbers(table.columns["c"][:3], form)
-    assert found.tolist() == numbers and not stray
+    parsed, non_numeric = to_numbers(table.columns["c"][:3], form)
+    assert parsed.tolist() == numbers and not non_numeric
     encoder = fit_encoder(table, infer(table), scaling="none")
     assert encoder.encode(table).numbers[:3, 0].tolist() == pytest.approx(
         [min(number, 1e6) for number in numbers]
@@ -259,8 +259,8 @@ def test_dates_with_an_offset_are_taken_to_utc() -> None:
         "2024-01-01T10:00Z",
         "2024-01-01",
     ]
-    found = to_dates(np.array(texts, dtype=object))
-    assert found is not None and [str(when) for when in found] == [
+    dates = to_dates(np.array(texts, dtype=object))
+    assert dates is not None and [str(when) for when in dates] == [
         "2023-12-31T22:30:00",
         "2024-01-01T15:30:00",
         "2024-01-01T10:00:00",
@@ -284,10 +284,10 @@ def test_quantiles_become_normal() -> None:
     rule = fit_encoder(table, infer(table)).numbers[0]
     knots = [float(np.quantile(values, t)) for t in np.linspace(0, 1, 10)]
     assert rule.knots == pytest.approx(knots)
-    found = fit_encoder(table, infer(table)).encode(frame(x=[1.0, knots[4], 100.0, -5.0]))
+    encoded = fit_encoder(table, infer(table)).encode(frame(x=[1.0, knots[4], 100.0, -5.0]))
     ties = (0 + knots.count(1.0) - 1) / 9 / 2
     wanted = [NormalDist().inv_cdf(p) for p in (ties, 4 / 9, 1 - 1e-7, 1e-7)]
-    assert found.numbers[:, 0].tolist() == pytest.approx(wanted, abs=1e-4)
+    assert encoded.numbers[:, 0].tolist() == pytest.approx(wanted, abs=1e-4)
 
 
 @pytest.mark.parametrize("scaling", ("quantile", "robust", "standard", "none"))
@@ -295,10 +295,10 @@ def test_nothing_breaks_a_scaling(scaling: str) -> None:
     values = [0.0, 1.0, 2.0, math.inf, -math.inf, 1e300, -1e300, None, 5e-324] * 4
     table = frame(x=values, y=list(range(36)))
     encoder = fit_encoder(table, infer(table), scaling=scaling)
-    found = encoder.encode(table).numbers[:, 0]
-    assert found.isnan().tolist() == [value is None for value in values]
-    assert bool(found[~found.isnan()].isfinite().all())
-    assert float(found[3]) == float(found[5]) > float(found[4])
+    scaled = encoder.encode(table).numbers[:, 0]
+    assert scaled.isnan().tolist() == [value is None for value in values]
+    assert bool(scaled[~scaled.isnan()].isfinite().all())
+    assert float(scaled[3]) == float(scaled[5]) > float(scaled[4])
 
 
 def test_robust_and_standard_scaling() -> None:
@@ -315,11 +315,13 @@ def test_codes() -> None:
     table = frame(c=["b", "a", "b", None, "rare", "a", "b"])
     encoder = fit_encoder(table, infer(table), rare=2)
     assert encoder.categories[0].values == ("a", "b") and encoder.sizes == (4,)
-    found = encoder.encode(frame(c=["a", "b", "rare", "new", None]))
-    assert found.codes[:, 0].tolist() == [2, 3, 1, 1, 0]
-    (said,) = encoder.unknown_notes(frame(c=["a", "new", "new", None]))
+    encoded = encoder.encode(frame(c=["a", "b", "rare", "new", None]))
+    assert encoded.codes[:, 0].tolist() == [2, 3, 1, 1, 0]
+    (message,) = encoder.unknown_notes(frame(c=["a", "new", "new", None]))
     assert encoder.unknown_values(frame(c=["a", "new", "new", None])) == {"c": (2, ["new"])}
-    assert said.startswith("c: 2 values are unknown or were rare in training (for example 'new')")
+    assert message.startswith(
+        "c: 2 values are unknown or were rare in training (for example 'new')"
+    )
 
 
 def test_rare_depends_on_the_rows() -> None:
@@ -341,11 +343,11 @@ def test_dates_are_taken_apart() -> None:
     encoder = fit_encoder(table, infer(table), scaling="none")
     names = ["d", "d (day)", "d (month)", "d (weekday)", "d (hour)"]
     assert encoder.names == names
-    found = encoder.encode(table).numbers
-    assert found[0].tolist() == [19723.0, 0.0, 0.0, 0.0, 0.0]
-    assert found[1, 1:].tolist() == [28.0, 1.0, 3.0, 13.0]
-    assert found[2, 1:].tolist() == [30.0, 11.0, 2.0, 0.0]
-    assert bool(found[3].isnan().all())
+    numbers = encoder.encode(table).numbers
+    assert numbers[0].tolist() == [19723.0, 0.0, 0.0, 0.0, 0.0]
+    assert numbers[1, 1:].tolist() == [28.0, 1.0, 3.0, 13.0]
+    assert numbers[2, 1:].tolist() == [30.0, 11.0, 2.0, 0.0]
+    assert bool(numbers[3].isnan().all())
     same_hour = frame(d=["2024-01-01", "2024-02-03"])
     assert "d (hour)" not in fit_encoder(same_hour, infer(same_hour)).names
     with pytest.raises(InputError, match=r"dates such as 2024-05-31: got 'yesterday'\."):
@@ -375,8 +377,8 @@ def test_order_of_columns_does_not_matter_and_names_do() -> None:
     turned = Frame("t", dict(reversed(table.columns.items())))
     assert torch.equal(encoder.encode(turned).numbers, encoder.encode(table).numbers)
     encoder.encode(table.without("c"))  # a column that is not used may be gone
-    said = "it lacks 'b' and has 'z', which training did not have"
-    with pytest.raises(InputError, match=said):
+    message = "it lacks 'b' and has 'z', which training did not have"
+    with pytest.raises(InputError, match=message):
         encoder.encode(frame(a=[1.0], z=[1.0]))
 
 
@@ -415,7 +417,7 @@ def test_tree_edges_stand_where_the_target_jumps() -> None:
 def test_missing_values_make_no_edges() -> None:
     numbers = np.array([[1.0, np.nan], [2.0, np.nan], [np.nan, np.nan]], dtype=np.float32)
     settings: dict[str, Any] = {"classes": True, "bins": 2, "seed": 0}
-    found = make_edges(numbers, np.array([0, 1, 1]), kind="quantile", **settings)
-    assert found == [[1.0, 1.5, 2.0], [-1.0, 1.0]]
+    edges = make_edges(numbers, np.array([0, 1, 1]), kind="quantile", **settings)
+    assert edges == [[1.0, 1.5, 2.0], [-1.0, 1.0]]
     with pytest.raises(ConfigError, match="bins has no choice 'tree'"):
         make_edges(numbers, np.array([0, 1, 1]), kind="tree", **settings)

@@ -10,7 +10,7 @@ from addnorm.data.table.schema import Column
 from addnorm.errors import InputError
 
 
-def guess(values: list[Any], name: str = "x") -> Column:
+def infer_column(values: list[Any], name: str = "x") -> Column:
     """The guess for a column that stands beside one that says nothing."""
     rows = len(values)
     other = [0.5 * (i % 2) for i in range(rows)]
@@ -34,15 +34,15 @@ def words(count: int) -> list[str]:
 )
 def test_texts_that_hardly_repeat_are_no_category(values: list[Any], kind: str) -> None:
     """More than fifty, and more than half of the rows that have one."""
-    assert guess(values).kind == kind
+    assert infer_column(values).kind == kind
 
 
 @pytest.mark.parametrize(("strays", "kind"), ((0, "number"), (2, "number"), (3, "category")))
 def test_two_texts_in_a_hundred_are_mistakes_in_a_column_of_numbers(strays: int, kind: str) -> None:
     numbers = [str(i % 20) for i in range(100 - strays)]
-    found = guess([*numbers, *["many"] * strays])
-    assert found.kind == kind
-    assert (f"{strays} values are not numeric ('many')" in found.note) is (strays == 2)
+    inferred = infer_column([*numbers, *["many"] * strays])
+    assert inferred.kind == kind
+    assert (f"{strays} values are not numeric ('many')" in inferred.note) is (strays == 2)
 
 
 @pytest.mark.parametrize(
@@ -68,9 +68,9 @@ def test_a_different_whole_number_in_every_row_is_an_identifier(
     values: list[Any], name: str, kind: str
 ) -> None:
     """If they are counted without a gap, or if the column's name says so; and of 51 rows on."""
-    found = guess(values, name)
-    assert found.kind == kind
-    assert ("looks like an identifier" in found.note) is (kind == "ignore")
+    inferred = infer_column(values, name)
+    assert inferred.kind == kind
+    assert ("looks like an identifier" in inferred.note) is (kind == "ignore")
 
 
 @pytest.mark.parametrize(
@@ -88,15 +88,15 @@ def test_a_different_whole_number_in_every_row_is_an_identifier(
     ),
 )
 def test_notes_say_what_was_found(values: list[Any], kind: str, note: str) -> None:
-    found = guess(values)
-    assert (found.kind, found.note) == (kind, note)
+    inferred = infer_column(values)
+    assert (inferred.kind, inferred.note) == (kind, note)
 
 
 def test_a_date_that_comes_late_is_looked_at() -> None:
     """The first thousand are dates; the next is none."""
     days = [f"2024-01-{1 + i % 28:02}" for i in range(1000)]
-    assert guess([*days, "2024-02-01"]).kind == "date"
-    assert guess([*days, "never"]).kind == "category"
+    assert infer_column([*days, "2024-02-01"]).kind == "date"
+    assert infer_column([*days, "never"]).kind == "category"
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_the_task_can_be_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("column", "told"),
+    ("column", "is_leak"),
     (
         ([i % 2 for i in range(100)], True),
         ([i % 4 for i in range(100)], True),
@@ -136,11 +136,11 @@ def test_the_task_can_be_told() -> None:
         ([f"n{i}" for i in range(100)], False),
     ),
 )
-def test_a_column_that_tells_the_target_repeats_itself(column: list[Any], told: bool) -> None:
+def test_a_column_that_tells_the_target_repeats_itself(column: list[Any], is_leak: bool) -> None:
     """Each value goes with one answer, and there are fewer values than a tenth of the rows."""
     table = to_frame({"y": [i % 2 for i in range(100)], "x": column, "z": ["q", "r"] * 50})
-    (found,) = (c for c in infer(table, "y").columns if c.name == "x")
-    assert ("determines 'y' exactly: is it known when predicting?" in found.note) is told
+    (inferred,) = (c for c in infer(table, "y").columns if c.name == "x")
+    assert ("determines 'y' exactly: is it known when predicting?" in inferred.note) is is_leak
 
 
 def test_one_answer_is_told_by_nothing() -> None:

@@ -15,10 +15,10 @@ pyarrow = pytest.importorskip("pyarrow")
 
 
 def cells(path: Path, rows: int = 20_000) -> list[list[str | None]]:
-    found: list[list[str | None]] = []
+    rows_read: list[list[str | None]] = []
     for part in read_parts(path, rows):
-        found += map(list, zip(*part.columns.values(), strict=True))
-    return found
+        rows_read += map(list, zip(*part.columns.values(), strict=True))
+    return rows_read
 
 
 @pytest.mark.parametrize("name", ("t.csv", "t.csv.gz", "t.parquet", "t.feather"))
@@ -40,8 +40,8 @@ def test_parts_are_full_but_for_the_last(
     shares: list[float] = []
     parts = list(read_parts(path, rows, shares.append))
     assert [len(part) for part in parts] == wanted and len(shares) == len(wanted)
-    found = [value for part in parts for value in part.columns["a"].tolist()]
-    assert found == [f"v{i}" for i in range(7)]
+    values = [value for part in parts for value in part.columns["a"].tolist()]
+    assert values == [f"v{i}" for i in range(7)]
     assert all(0 < share <= 1 for share in shares) and shares[-1] == 1
     assert all(part.name == repr(str(path)) for part in parts)
 
@@ -57,8 +57,8 @@ def test_a_quoted_line_end_far_down_is_read(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     lines = ["x,y", *(f"{i},b" for i in range(198)), '9,"two', 'lines"', "10,c"]
     path.write_text("\n".join(lines) + "\n")
-    found = cells(path)
-    assert found[-2:] == [["9", "two\nlines"], ["10", "c"]] and len(found) == 200
+    rows_read = cells(path)
+    assert rows_read[-2:] == [["9", "two\nlines"], ["10", "c"]] and len(rows_read) == 200
 
 
 def test_one_column_is_a_table_and_a_line_break_in_a_cell_no_new_row(tmp_path: Path) -> None:
@@ -148,9 +148,9 @@ def test_parquet_keeps_kinds(tmp_path: Path) -> None:
     }
     with open_table_writer(tmp_path / "o.pq") as sink:
         sink.write(Frame("t", columns))
-    found = read_frame(tmp_path / "o.pq")
+    frame = read_frame(tmp_path / "o.pq")
     for name, column in columns.items():
-        assert found.columns[name].dtype == column.dtype
-        assert found.columns[name].tolist()[0] == column.tolist()[0]
-    assert np.isnan(found.columns["x"][1]) and np.isnat(found.columns["d"][1])
-    assert found.columns["t"][1] is None
+        assert frame.columns[name].dtype == column.dtype
+        assert frame.columns[name].tolist()[0] == column.tolist()[0]
+    assert np.isnan(frame.columns["x"][1]) and np.isnat(frame.columns["d"][1])
+    assert frame.columns["t"][1] is None

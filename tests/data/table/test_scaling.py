@@ -14,8 +14,8 @@ RNG = np.random.default_rng(5)
 
 def scaled(kind: str, train: Array, values: Array | None = None) -> list[float]:
     fit, use = SCALINGS[kind]
-    found: list[float] = use(train if values is None else values, fit(train)).tolist()
-    return found
+    result: list[float] = use(train if values is None else values, fit(train)).tolist()
+    return result
 
 
 @pytest.mark.parametrize(
@@ -30,9 +30,9 @@ def test_quantile_scaling_makes_any_column_normal() -> None:
     """The share of rows below, through the normal distribution's inverse; by counting."""
     train = np.exp(RNG.normal(size=6001))
     some = np.sort(train)[[1000, 3000, 5000]]
-    for value, found in zip(some, scaled("quantile", train, some), strict=True):
+    for value, result in zip(some, scaled("quantile", train, some), strict=True):
         below = sum(v < value for v in train) / 6000
-        assert found == pytest.approx(NormalDist().inv_cdf(below), abs=0.01)
+        assert result == pytest.approx(NormalDist().inv_cdf(below), abs=0.01)
     everything = np.array(scaled("quantile", train))
     middle = everything[np.abs(everything) < 4]
     assert middle.mean() == pytest.approx(0, abs=0.02)
@@ -41,11 +41,11 @@ def test_quantile_scaling_makes_any_column_normal() -> None:
 
 def test_quantile_scaling_keeps_the_order_and_ends_beyond_the_ends() -> None:
     train = np.array([3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0] * 9)
-    found = scaled("quantile", train, np.array([-1e9, 1.0, 2.5, 4.0, 8.0, 9.0, 1e9]))
-    assert found == sorted(found) and len(set(found)) >= 5
-    assert found[0] == pytest.approx(NormalDist().inv_cdf(1e-7), rel=1e-6)
-    assert found[-1] == pytest.approx(-found[0], rel=1e-6)
-    assert scaled("quantile", -train, np.array([-2.5]))[0] == pytest.approx(-found[2], abs=1e-9)
+    result = scaled("quantile", train, np.array([-1e9, 1.0, 2.5, 4.0, 8.0, 9.0, 1e9]))
+    assert result == sorted(result) and len(set(result)) >= 5
+    assert result[0] == pytest.approx(NormalDist().inv_cdf(1e-7), rel=1e-6)
+    assert result[-1] == pytest.approx(-result[0], rel=1e-6)
+    assert scaled("quantile", -train, np.array([-2.5]))[0] == pytest.approx(-result[2], abs=1e-9)
 
 
 def test_a_value_that_most_rows_have_is_in_the_middle_of_its_step() -> None:
@@ -67,9 +67,9 @@ def test_robust_scaling_is_smooth_and_inside_three() -> None:
     low, middle, high = inside[100], inside[200], inside[300]
     some = np.array([middle, low, high, 0.0, 1e9, -1e90])
     wanted = [robust(x, middle, high - low) for x in some]
-    found = scaled("robust", train, some)
-    assert found == pytest.approx(wanted, rel=1e-9)
-    assert found[0] == 0 and found[4:] == pytest.approx([3, -3])
+    result = scaled("robust", train, some)
+    assert result == pytest.approx(wanted, rel=1e-9)
+    assert result[0] == 0 and result[4:] == pytest.approx([3, -3])
     huge = np.array([1e102, -1e120, 1e150, 1e300])
     assert scaled("robust", train, huge) == pytest.approx([3, -3, 3, 3])
 
@@ -80,8 +80,8 @@ def test_robust_scaling_is_smooth_and_inside_three() -> None:
 def test_robust_scaling_where_most_values_are_equal(train: list[float], width: float) -> None:
     """Half the range stands in for a spread of quartiles that is nothing."""
     middle = sorted(train)[len(train) // 2]
-    found = scaled("robust", np.array(train), np.array([middle, middle + 1, middle - 2]))
-    assert found == pytest.approx([robust(middle + d, middle, width) for d in (0, 1, -2)])
+    result = scaled("robust", np.array(train), np.array([middle, middle + 1, middle - 2]))
+    assert result == pytest.approx([robust(middle + d, middle, width) for d in (0, 1, -2)])
 
 
 def test_standard_scaling_and_none_are_cut_at_a_million() -> None:
@@ -95,5 +95,5 @@ def test_standard_scaling_and_none_are_cut_at_a_million() -> None:
 
 @pytest.mark.parametrize("kind", SCALINGS)
 def test_missing_stays_missing(kind: str) -> None:
-    found = scaled(kind, np.arange(40.0), np.array([np.nan, 3.0]))
-    assert math.isnan(found[0]) and math.isfinite(found[1])
+    result = scaled(kind, np.arange(40.0), np.array([np.nan, 3.0]))
+    assert math.isnan(result[0]) and math.isfinite(result[1])

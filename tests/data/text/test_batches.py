@@ -247,7 +247,7 @@ def test_every_token_but_the_first_is_a_target_once(
     tokens: int, length: int, rows: int, order: str, number: int
 ) -> None:
     stream = torch.arange(tokens) + 100
-    found = []
+    all_targets = []
     for windows in Windows(tokens, length, rows, order=order).epoch(number):
         inputs, targets = collate_windows(stream, windows)
         assert 1 <= len(windows) <= rows and inputs.shape == targets.shape
@@ -257,10 +257,10 @@ def test_every_token_but_the_first_is_a_target_once(
         assert torch.equal(inputs[real] + 1, targets[real]), "the token before"
         assert (inputs[~real] == PAD).all()
         assert torch.equal(real, real.cummin(dim=1).values), "padded on the right"
-        found += targets[real].tolist()
-    assert sorted(found) == stream[1:].tolist()
+        all_targets += targets[real].tolist()
+    assert sorted(all_targets) == stream[1:].tolist()
     if order == "straight":
-        assert found == sorted(found)
+        assert all_targets == sorted(all_targets)
 
 
 def test_windows_differ_between_epochs() -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from addnorm.data.text.files import read_document, read_lines
+from addnorm.data.text.files import read_lines, read_text_file
 from addnorm.data.text.pairs import limit_tokens, read_pairs
 from addnorm.errors import AddnormError, ConfigError, InputError, SavedError
 
@@ -74,11 +74,11 @@ def test_any_lines_come_back(lines: list[str], tmp_path_factory: pytest.TempPath
     path.write_bytes(text.encode())
     if text.strip() and not text.startswith(("\ufeff", "%PDF", "PAR1", "BZh")):
         assert read_lines(path) == lines
-        assert read_document(path) == text
+        assert read_text_file(path) == text
 
 
 def test_a_document_is_all_of_the_text(put: Put) -> None:
-    assert read_document(put(book_txt="one\r\n\r\ntwo\n\n")) == "one\n\ntwo\n\n"
+    assert read_text_file(put(book_txt="one\r\n\r\ntwo\n\n")) == "one\n\ntwo\n\n"
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_what_is_not_text_is_refused(
 ) -> None:
     name = put(a_txt=content)
     refuse(message, lambda: read_lines(name), kind)
-    refuse(message, lambda: read_document(name), kind)
+    refuse(message, lambda: read_text_file(name), kind)
 
 
 def test_a_file_that_is_not_there_is_said(put: Put) -> None:
@@ -229,7 +229,7 @@ TARGET = "A\nB\nB\nA\nso\nB\nother\n"
 
 
 @pytest.mark.parametrize(
-    ("choices", "kept", "said"),
+    ("choices", "kept", "notes"),
     (
         (
             {},
@@ -284,12 +284,12 @@ TARGET = "A\nB\nB\nA\nso\nB\nother\n"
     ),
 )
 def test_what_is_wrong_with_pairs_is_said(
-    choices: dict[str, Any], kept: list[int], said: list[str], put: Put
+    choices: dict[str, Any], kept: list[int], notes: list[str], put: Put
 ) -> None:
     put(a_en=SOURCE, a_de=TARGET)
     pairs = read_pairs("a.en", "a.de", **choices)
     first, *rest = pairs.report.lines()
-    assert pairs.lines == kept and rest == said
+    assert pairs.lines == kept and rest == notes
     assert first == f"a.en, a.de: {pairs.report.read} pairs read, {len(kept)} kept."
     assert len(pairs.source) == len(pairs.target) == len(pairs) == pairs.report.kept
 
@@ -404,12 +404,12 @@ def test_pairs_that_cannot_be_are_refused(
     ),
 )
 def test_tokens_are_held_to_a_length(long: str, sides: Any, kept: list[int], done: str) -> None:
-    given = [[[5, 6, 6], [7], [8, 8]], [[9], [9, 9], [9, 9, 9, 9]]]
+    token_ids = [[[5, 6, 6], [7], [8, 8]], [[9], [9, 9], [9, 9, 9, 9]]]
     if long == "cut":
         sides[1][2] = [9, 9]
-    held, rows, issue = limit_tokens(given, 2, long=long, lines=[11, 12, 13])
+    held, rows, issue = limit_tokens(token_ids, 2, long=long, lines=[11, 12, 13])
     assert (held, rows) == (sides, kept)
     assert issue.describe("pair") == f"2 pairs have more than 2 tokens (lines 11, 13): {done}."
-    assert limit_tokens(given, 2)[2].lines == (1, 3)
-    refuse("longest must be 1", lambda: limit_tokens(given, 0), ConfigError)
-    refuse("long must be one of", lambda: limit_tokens(given, 1, long="no"), ConfigError)
+    assert limit_tokens(token_ids, 2)[2].lines == (1, 3)
+    refuse("longest must be 1", lambda: limit_tokens(token_ids, 0), ConfigError)
+    refuse("long must be one of", lambda: limit_tokens(token_ids, 1, long="no"), ConfigError)

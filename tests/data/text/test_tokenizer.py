@@ -279,7 +279,7 @@ def test_of_many_lines_some_are_drawn() -> None:
     few = [train_tokenizer(lines, "characters", 99, most=9, seed=seed) for seed in (0, 0, 1)]
     assert few[0] == few[1] != few[2]
     assert few[0].size <= FIRST + 10
-    assert few[0].notes[0] == "the vocabulary was learnt from 9 of the 2600 lines."
+    assert few[0].notes[0] == "the vocabulary was trained on 9 of the 2600 lines."
     drawn = {
         character
         for one in few
