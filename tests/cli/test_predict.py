@@ -309,7 +309,7 @@ def test_files_that_would_be_lost_are_kept(trained_table: Path, tmp_path: Path) 
     train(path)
     with pytest.raises(
         AddnormError,
-        match=r"--proba needs a model that predicts classes: this one predicts numbers",
+        match="--proba needs a model that predicts classes: this",
     ):
         run("predict", tmp_path / "run", path, "--proba")
 
@@ -355,6 +355,44 @@ def test_predict_adds_columns(
         AddnormError, match=r"already has a column 'y \(predicted\)'|which training"
     ):
         run("predict", trained_table.parent / "run", tmp_path / name, "-o", tmp_path / "again.csv")
+
+
+def quoted_tabs(row: int) -> str:
+    return f'{row % 7}\t"a\tb{row % 3}"\t{"yes" if row % 2 else "no"}\n' + "\n" * (row % 20 == 5)
+
+
+def long_cell(row: int) -> str:
+    cell = "x" * 140_000 if row == 3 else f"n{row % 3}"
+    return f"{row % 7},{cell},{'yes' if row % 2 else 'no'}\n"
+
+
+@pytest.mark.trains
+@pytest.mark.parametrize(
+    ("name", "row", "notes"),
+    [
+        ("t.tsv", quoted_tabs, ("separated by tabs, with quoted fields", "blank lines skipped: 2")),
+        ("t.csv", long_cell, ()),
+    ],
+)
+def test_a_file_is_predicted_as_it_was_trained_on(
+    tmp_path: Path, name: str, row: Any, notes: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A quoted tab, blank lines and a cell beyond the limit of the csv module."""
+    separator = "\t" if name.endswith(".tsv") else ","
+    path = tmp_path / name
+    path.write_text(separator.join(("age", "job", "y")) + "\n" + "".join(map(row, range(40))))
+    train(path)
+    trained_on = capsys.readouterr().err
+    run("predict", tmp_path / "run", path, "-o", tmp_path / "out.csv")
+    output = capsys.readouterr().err
+    assert all(note in trained_on and note in output for note in notes)
+    assert len(output) < 1000, "a long cell is shortened in messages"
+    source, scored = read_frame(path), read_frame(tmp_path / "out.csv")
+    assert len(scored) == len(source) == 40 and len(scored.names) == 4
+    assert all(
+        scored.columns[column].tolist() == source.columns[column].tolist()
+        for column in source.names
+    )
 
 
 @pytest.mark.trains

@@ -64,6 +64,10 @@ def _text_files(options: dict[str, Any], folder: Path) -> dict[str, Any]:
             _write_frame(path, _frame(source))
         else:
             columns = {"text": _texts(source, f"{prefix}source")}
+            if not prefix and "label" in options and is_path(options["label"]):
+                raise InputError(
+                    f"label must be a list, as the texts are a list: got {options['label']!r}."
+                )
             if other in options:
                 columns["label"] = _texts(options.pop(other), other)
             elif not is_path(options.get("label", "")):

@@ -70,23 +70,26 @@ ROWS_PER_CHUNK = 20_000
 
 
 class UnknownValues:
-    """Counts of the values of a file that were not in the training data, over all its parts."""
+    """Notes on a file that is read in parts, and counts of values that training did not have."""
 
     def __init__(self, encoder: TableEncoder) -> None:
         self.encoder = encoder
+        self.notes: list[str] = []
         self.counts: dict[str, tuple[int, list[str]]] = {}
         self.empty = {column.name for column in encoder.schema.used}
 
     def update(self, part: Frame) -> None:
-        """Count the unknown values of some rows."""
+        """Add the notes and the unknown values of some rows."""
+        self.notes += part.notes
         for name, (rows, values) in self.encoder.unknown_values(part).items():
             before, shown = self.counts.get(name, (0, []))
             self.counts[name] = before + rows, list(dict.fromkeys([*shown, *values]))[:3]
         self.empty -= {name for name in self.empty if not is_missing(part.columns[name]).all()}
 
     def describe(self) -> list[str]:
-        """Return sentences on the unknown values, and on columns without any value."""
+        """Return the notes, and sentences on unknown values and on columns without any value."""
         return [
+            *self.notes,
             *self.encoder.describe_unknown(self.counts),
             *(f"{name}: all values are missing." for name in sorted(self.empty)),
         ]

@@ -327,6 +327,12 @@ def test_training_refuses_what_cannot_be(message: str, arguments: Any, kind: Any
     refuse(message, lambda: train_tokenizer(*arguments), kind)
 
 
+def test_one_str_is_not_read_by_character() -> None:
+    message = "needs a list of texts: got a str"
+    refuse(f"encode_many {message}", lambda: tokenizer("bpe").encode_many("fox"), InputError)
+    refuse(f"train_tokenizer {message}", lambda: train_tokenizer("fox"), InputError)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_no_text_is_refused(kind: str) -> None:
     one = tokenizer(kind)
