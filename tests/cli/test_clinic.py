@@ -46,7 +46,7 @@ def test_a_preset_is_examined(capsys: pytest.CaptureFixture[str], tmp_path: Path
     assert page.is_file()
 
 
-def test_json_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_clinic_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     call("clinic", *small("gpt2", "--quick", "--json"))
     assert json.loads(capsys.readouterr().out)["findings"] == []
 
@@ -108,7 +108,7 @@ def test_a_table_that_does_not_know_its_target_is_examined_without_rows(tmp_path
         call("clinic", str(tmp_path / "run"), "--data", "rows.csv")
 
 
-def test_misuse_is_said(tmp_path: Path) -> None:
+def test_misuse_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="replay needs the folder of a case"):
         call("clinic", "replay")
     with pytest.raises(SavedError, match="there is no case in"):
@@ -241,7 +241,7 @@ def watched(task: str, data: Path, out: Path, *settings: str) -> int:
 
 @pytest.mark.trains
 @pytest.mark.parametrize("task", slow_except(("translate",), TASKS))
-def test_a_run_is_watched(task: str, data: Path, tmp_path: Path) -> None:
+def test_the_clinic_monitors_a_run(task: str, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     calm = (
         "train.steps=100",

@@ -45,7 +45,9 @@ def test_a_demo_trains_translates_and_writes_a_page(
     assert status == 0 and "held-out phrase" in out and "exact: " in out and "report: " in out
 
 
-def test_a_file_is_no_place_for_a_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_demo_is_not_written_to_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "notes").write_text("mine")
     status, _, err = run(capsys, "demo", "--out", str(tmp_path / "notes"))
     assert status == 2 and "must be a folder: it is a file. Choose another --out." in err
@@ -53,7 +55,7 @@ def test_a_file_is_no_place_for_a_demo(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("names", [("phrases/poem.txt",), ("phrases/train.en", "thesis.tex")])
-def test_a_demo_clears_nothing_that_is_not_of_a_demo(
+def test_a_demo_deletes_only_files_of_a_demo(
     names: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "phrases").mkdir()
@@ -64,7 +66,7 @@ def test_a_demo_clears_nothing_that_is_not_of_a_demo(
     assert all((tmp_path / name).exists() for name in names)
 
 
-def test_a_language_that_is_not_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_language_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = run(capsys, "demo", "--to", "xx", "--out", str(tmp_path / "demo"))
     assert status == 2 and not out and "must be a code of CLDR other than English: got 'xx'" in err
     assert not (tmp_path / "demo").exists()

@@ -29,7 +29,7 @@ def feed(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
 
 
 @pytest.mark.trains
-def test_translations_a_line_each(
+def test_translations_are_printed_line_by_line(
     trained: Trained, source: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = str(trained["translate"])
@@ -112,7 +112,7 @@ def test_labels(
 
 
 @pytest.mark.trains
-def test_figures(
+def test_metrics_of_files(
     trained: Trained, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = tmp_path / "test.target"
@@ -236,7 +236,7 @@ def test_every_verb_prints_json(
 
 
 @pytest.mark.trains
-def test_what_training_did_not_know_is_said_when_predicting(
+def test_unknown_values_are_reported_when_predicting(
     trained_table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
     where, new = trained_table.parent / "run", tmp_path / "new.csv"
@@ -299,7 +299,7 @@ def test_a_table_with_damaged_columns_is_not_resumed(
 
 
 @pytest.mark.trains
-def test_files_that_would_be_lost_are_kept(trained_table: Path, tmp_path: Path) -> None:
+def test_predict_does_not_overwrite_its_input(trained_table: Path, tmp_path: Path) -> None:
     where, path = trained_table.parent / "run", tmp_path / "t.csv"
     path.write_text("x,y\n" + "".join(f"{i / 7},{i * 1.5}\n" for i in range(40)))
     with pytest.raises(AddnormError, match="-o must differ from the file that is read"):
@@ -479,7 +479,7 @@ def test_runs_of_texts_and_tables_are_listed_together(
 
 
 @pytest.mark.trains
-def test_verbs_of_texts_say_what_a_table_can(
+def test_text_verbs_are_refused_for_a_table(
     trained_table: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["translate", str(trained_table.parent / "run")]) == 2

@@ -39,7 +39,7 @@ def command(task: str, data: Path, out: Path, *more: str) -> list[str]:
 
 
 @pytest.mark.trains
-def test_train_says_what_it_read_and_how_it_ended(
+def test_train_prints_notes_and_results(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
@@ -63,7 +63,7 @@ def test_train_says_what_it_read_and_how_it_ended(
 
 
 @pytest.mark.trains
-def test_a_file_of_settings_and_what_stands_over_it(
+def test_settings_override_a_toml_file(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "run.toml"
@@ -170,9 +170,7 @@ def test_a_run_killed_at_any_moment(task: str, data: Path, tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.trains
-def test_an_interrupt_finishes_the_step_saves_and_says_how_to_go_on(
-    data: Path, tmp_path: Path
-) -> None:
+def test_an_interrupt_saves_and_prints_how_to_resume(data: Path, tmp_path: Path) -> None:
     """Exit code 130, as of any program that was interrupted: what follows `&&` must not run."""
     out = tmp_path / "run"
     more = ["--set", "train.steps=100000", "--set", "train.evaluate_every=5"]
@@ -274,7 +272,7 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
     assert not any(line.startswith("addnorm:") for line in messages)
 
 
-def test_a_narrow_type_is_refused_where_it_is_slow(
+def test_bfloat16_is_refused_where_it_is_slow(
     data: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -288,7 +286,7 @@ def test_a_narrow_type_is_refused_where_it_is_slow(
 
 
 @pytest.mark.trains
-def test_where_a_run_cannot_be(
+def test_directories_that_a_run_cannot_use(
     bad: Path, tmp_path: Path, trained: Trained, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for out, message in (
@@ -334,7 +332,7 @@ def test_resume_takes_no_other_flags(extra: str, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.trains
-def test_a_run_that_cannot_be_resumed(
+def test_runs_that_cannot_be_resumed(
     trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", "--resume", str(tmp_path / "none")]) == 2
@@ -346,7 +344,7 @@ def test_a_run_that_cannot_be_resumed(
 
 
 @pytest.mark.trains
-def test_a_run_that_diverges_is_a_failure_and_no_misuse(
+def test_a_diverged_run_exits_with_failure(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     more = ["--set", "train.lr=1e30", "--set", "train.steps=40", "--set", "train.clip=0"]
@@ -357,9 +355,7 @@ def test_a_run_that_diverges_is_a_failure_and_no_misuse(
 
 
 @pytest.mark.trains
-def test_figures_for_tensorboard(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tensorboard_files(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("tensorboardX")
     more = ["--board", "--set", "train.steps=2"]
     assert main(command("language", data, tmp_path / "run", *more)) == 0
@@ -376,7 +372,7 @@ def test_figures_for_tensorboard(
     ),
     ids=lambda flags: flags[0],
 )
-def test_a_text_task_has_no_flags_of_tables(
+def test_a_text_task_has_no_table_options(
     data: Path, tmp_path: Path, flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(command("language", data, tmp_path / "run", *flags)) == 2
@@ -386,7 +382,7 @@ def test_a_text_task_has_no_flags_of_tables(
 
 
 @pytest.mark.trains
-def test_the_seed_is_the_runs(data: Path, tmp_path: Path) -> None:
+def test_seed_sets_run_seed(data: Path, tmp_path: Path) -> None:
     more = ["--seed", "7", "--set", "train.steps=1"]
     assert main(command("language", data, tmp_path / "run", *more)) == 0
     assert Config.load(tmp_path / "run" / "config.toml").run.seed == 7

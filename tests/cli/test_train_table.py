@@ -26,7 +26,7 @@ pytest.importorskip("sklearn")
 
 
 @pytest.mark.trains
-def test_train_says_and_writes_what_it_found(
+def test_train_prints_and_writes_results(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, test = tmp_path / "t.csv", tmp_path / "test.csv"
@@ -80,7 +80,7 @@ def test_compare_without_a_test_file_sets_rows_aside(
 
 
 @pytest.mark.trains
-def test_rows_without_answers_are_learnt_from_first(
+def test_unlabelled_rows_are_used_for_pretraining(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, more = tmp_path / "t.csv", tmp_path / "more.csv"
@@ -97,7 +97,7 @@ def test_rows_without_answers_are_learnt_from_first(
 
 @pytest.mark.trains
 @pytest.mark.parametrize("method", METHODS)
-def test_how_rows_without_answers_are_learnt_from_is_chosen(
+def test_the_method_of_pretraining_is_chosen(
     tmp_path: Path,
     method: str,
     capsys: pytest.CaptureFixture[str],
@@ -119,7 +119,7 @@ def test_how_rows_without_answers_are_learnt_from_is_chosen(
         train(path, "--pretrain", method)
 
 
-def test_choices_are_those_that_there_are() -> None:
+def test_choices_of_pretrain_and_split() -> None:
     for method in METHODS:
         assert Config().override(f"table.pretrain={method}").table.pretrain == method
     for split in ("random", "time"):
@@ -156,7 +156,7 @@ def test_groups_are_held_out_whole(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.trains
-def test_a_schema_decides_if_groups_are_learnt_from(
+def test_a_schema_decides_if_groups_are_an_input(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, schema = tmp_path / "t.csv", tmp_path / "s.toml"
@@ -183,7 +183,7 @@ def test_a_schema_decides_if_groups_are_learnt_from(
         (("--groups", "patient"), "every row must have a group: 3 have none. Leave the row out"),
     ),
 )
-def test_groups_that_cannot_be(tmp_path: Path, flags: tuple[str, ...], message: str) -> None:
+def test_invalid_groups_are_refused(tmp_path: Path, flags: tuple[str, ...], message: str) -> None:
     path = tmp_path / "t.csv"
     path.write_text(patients(lost=3))
     with pytest.raises(AddnormError) as caught:
@@ -203,7 +203,9 @@ def test_the_last_rows_can_be_held_out(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.trains
-def test_a_table_as_an_office_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_in_a_spreadsheet_format(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Semicolons, decimal commas, euros, percent, postcodes, dashes for gaps, line ends, a mark."""
     lines = ["PLZ;Fläche;Anteil;Baujahr;Preis"]
     for i in range(80):
@@ -216,7 +218,7 @@ def test_a_table_as_an_office_writes_it(tmp_path: Path, capsys: pytest.CaptureFi
     train(path, target="Preis")
     shown = capsys.readouterr()
     assert "column 'Preis' is read as numbers like 1.234,5 €." in shown.err
-    assert shown.err.count("separated by semicolons") == 1 and "tells" not in shown.err
+    assert shown.err.count("separated by semicolons") == 1 and "determines" not in shown.err
     assert "column 'Fläche': numbers are read in the form 1.234,5." in shown.err
     assert "16 values are not numeric ('-'); treated as missing" in shown.err
     kept = load(tmp_path / "run/best")
@@ -234,7 +236,7 @@ def test_a_table_as_an_office_writes_it(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.trains
-def test_numbers_asked_for_where_there_are_few_are_said(
+def test_a_note_if_a_number_column_has_few_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, schema = tmp_path / "t.csv", tmp_path / "s.toml"
@@ -258,7 +260,9 @@ def test_numbers_asked_for_where_there_are_few_are_said(
         ("table.schema=3", "table.schema must be"),
     ),
 )
-def test_settings_that_cannot_be(tmp_path: Path, setting: str, message: str, capsys: Any) -> None:
+def test_invalid_settings_are_refused(
+    tmp_path: Path, setting: str, message: str, capsys: Any
+) -> None:
     path = tmp_path / "t.csv"
     path.write_text(rows())
     common = ["train", "table", str(path), "--target", "y", "--out", str(tmp_path / "run")]
@@ -267,9 +271,7 @@ def test_settings_that_cannot_be(tmp_path: Path, setting: str, message: str, cap
 
 
 @pytest.mark.trains
-def test_figures_that_there_are_none_of_are_null(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_undefined_metrics_are_null(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, test = tmp_path / "t.csv", tmp_path / "test.csv"
     path.write_text(rows())
     test.write_text("age,job,y\n30,a,no\n35,b,no\n")
@@ -284,7 +286,7 @@ def test_figures_that_there_are_none_of_are_null(
 
 
 @pytest.mark.trains
-def test_the_page_has_its_pictures(tmp_path: Path) -> None:
+def test_the_page_has_its_charts(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text(rows(150))
     train(path, "--test", path)
@@ -302,7 +304,7 @@ def test_the_page_has_its_pictures(tmp_path: Path) -> None:
 
 
 @pytest.mark.trains
-def test_schema_is_shown_edited_and_given_back(
+def test_schema_is_shown_edited_and_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, schema = tmp_path / "t.csv", tmp_path / "s.toml"
@@ -318,7 +320,7 @@ def test_schema_is_shown_edited_and_given_back(
 
 
 @pytest.mark.trains
-def test_a_run_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = tmp_path / "t.csv", tmp_path / "run"
     path.write_text(rows())
     train(path)
@@ -348,7 +350,7 @@ def test_misuse(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "flag", ("--size", "--valid-target", "--valid-source", "--text", "--label")
 )
-def test_a_table_has_no_flags_of_texts(
+def test_a_table_has_no_text_options(
     tmp_path: Path, flag: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "t.csv"
@@ -381,7 +383,7 @@ def test_test_rows_are_refused_before_training(
         train(path, "--test", test)
 
 
-def test_a_target_of_numbers_says_how_to_have_classes(tmp_path: Path) -> None:
+def test_the_error_for_a_numeric_target_suggests_classes(tmp_path: Path) -> None:
     path, schema = tmp_path / "t.csv", tmp_path / "s.toml"
     path.write_text(rows())
     columns = "".join(f"[[columns]]\nname = '{n}'\nkind = 'number'\n" for n in ("age", "job"))
@@ -470,7 +472,7 @@ def test_a_table_starts_from_the_weights_of_another(
 
 
 @pytest.mark.trains
-def test_a_table_is_not_a_start_for_texts_nor_the_reverse(
+def test_a_text_task_cannot_start_from_a_table_or_vice_versa(
     tmp_path: Path, trained: Trained, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(begin(tmp_path, "run", "--from", trained["masked"])) == 2
@@ -482,7 +484,7 @@ def test_a_table_is_not_a_start_for_texts_nor_the_reverse(
 
 
 @pytest.mark.trains
-def test_the_clinic_watches_a_table_and_changes_nothing(tmp_path: Path) -> None:
+def test_the_clinic_does_not_change_the_training_of_a_table(tmp_path: Path) -> None:
     more = ("--set", "train.epochs=6", "--set", "model.dropout=0.1")
     assert main(begin(tmp_path, "plain", *more)) == 0
     assert main(begin(tmp_path, "examined", "--clinic", *more)) == 0
@@ -513,7 +515,7 @@ def test_device_and_precision_are_those_of_all_runs(
 
 @pytest.mark.trains
 @pytest.mark.parametrize("more", ((), ("--split", "time"), ("--groups", "job"), ("--compare",)))
-def test_a_finished_table_is_resumed_and_left_as_it_is(
+def test_resuming_a_finished_table_changes_nothing(
     more: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, out = tmp_path / "t.csv", tmp_path / "run"
@@ -619,5 +621,5 @@ def test_broken_tables_train_or_get_one_clear_error(
     assert not (tmp_path / "run").exists()
 
 
-def test_there_are_forty() -> None:
+def test_there_are_forty_broken_tables() -> None:
     assert len(BROKEN) >= 40

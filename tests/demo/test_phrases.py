@@ -187,7 +187,7 @@ def test_samples_in_other_languages() -> None:
 
 
 @pytest.mark.parametrize("to", LANGUAGES)
-def test_one_source_one_translation_few_words_plain_spaces(to: str) -> None:
+def test_phrases_are_short_unambiguous_and_normalised(to: str) -> None:
     meanings = defaultdict(set)
     for phrase in phrases_for(to).train + phrases_for(to).held_out:
         meanings[phrase.english].add(phrase.foreign)
@@ -199,7 +199,7 @@ def test_one_source_one_translation_few_words_plain_spaces(to: str) -> None:
     assert len(meanings) == len(phrases_for(to).train) + len(phrases_for(to).held_out)
 
 
-def test_spanish_joins_by_sound() -> None:
+def test_spanish_conjunctions_follow_the_sound() -> None:
     """CLDR writes "y" before every word; before i it is "e", so such lists are left out."""
     texts = [p.foreign for p in all_of("es", "list") + all_of("es", "choice")]
     assert len(texts) > 200
@@ -216,7 +216,7 @@ def test_spanish_joins_by_sound() -> None:
 
 
 @pytest.mark.parametrize("to", LANGUAGES)
-def test_nothing_held_out_is_about_what_was_trained(to: str) -> None:
+def test_held_out_topics_are_not_in_training(to: str) -> None:
     rows, _ = module._collect(Cldr(to), round(1.1 * COUNT) + 2 * HELD, 0)
     about = defaultdict(set)
     for row in rows:
@@ -230,14 +230,14 @@ def test_nothing_held_out_is_about_what_was_trained(to: str) -> None:
 
 
 @pytest.mark.parametrize("to", LANGUAGES)
-def test_no_held_out_phrase_stands_inside_a_longer_one(to: str) -> None:
+def test_no_held_out_phrase_is_part_of_a_longer_one(to: str) -> None:
     train = "\n".join(f" {p.english.replace(',', '')} " for p in phrases_for(to).train)
     held = [p.english.replace(",", "") for p in phrases_for(to).held_out if " " in p.english]
     assert len(held) > 100
     assert [english for english in held if f" {english} " in train] == []
 
 
-def test_a_held_out_day_is_in_no_wording_trained() -> None:
+def test_no_wording_of_a_held_out_day_is_in_training() -> None:
     def day(phrase: Phrase) -> str | None:
         long = re.fullmatch(r"(?:\w+, )?([A-Z][a-z]{2})\w* (\d+), (\d{4})", phrase.english)
         short = re.fullmatch(r"(\d+)/(\d+)/(\d\d)", phrase.english)
@@ -252,7 +252,7 @@ def test_a_held_out_day_is_in_no_wording_trained() -> None:
 
 
 @pytest.mark.parametrize("to", LANGUAGES)
-def test_every_part_of_a_held_out_phrase_was_seen(to: str) -> None:
+def test_every_part_of_a_held_out_phrase_is_in_training(to: str) -> None:
     counts: Counter[tuple[int, str]] = Counter()
     for phrase in phrases_for(to).train:
         for side in (0, 1):
@@ -297,7 +297,7 @@ def test_a_phrase_of_two_meanings_is_left_out_and_a_repeated_one_kept_once() -> 
     assert module._unambiguous(rows) == [row("June", "Juni")]
 
 
-def test_what_was_not_seen_goes_to_training_with_all_that_is_about_it() -> None:
+def test_unknown_words_move_to_training_with_their_topic() -> None:
     train = [row("in 2 days", "in 2 Tagen", about=str(n)) for n in range(MIN_OCCURRENCES)]
     known, odd = row("2 days", "2 Tagen", about="a"), row("1 day", "1 Tag", about="b")
     same = row("in days", "in Tagen", about="b")
@@ -307,7 +307,7 @@ def test_what_was_not_seen_goes_to_training_with_all_that_is_about_it() -> None:
     assert module._move_unknown(train[1:], [known])[1] == []
 
 
-def test_what_is_no_good_phrase() -> None:
+def test_invalid_phrases() -> None:
     long = " ".join("a" * (MAX_WORDS + 1))
     good = {
         Phrase("May", "Mai", "name"): True,
@@ -340,7 +340,7 @@ print(hashlib.sha256(repr((made.train, made.held_out)).encode()).hexdigest())
 
 
 @pytest.mark.process
-def test_clock_locale_and_hashing_decide_nothing() -> None:
+def test_phrases_do_not_depend_on_clock_locale_or_hashing() -> None:
     here = make_phrases("fr", 400, held_out=30, seed=3)
     digest = hashlib.sha256(repr((here.train, here.held_out)).encode()).hexdigest()
     setting = {"TZ": "Pacific/Kiritimati", "LANG": "ja_JP.UTF-8", "LC_ALL": "ja_JP.UTF-8"}
@@ -351,7 +351,7 @@ def test_clock_locale_and_hashing_decide_nothing() -> None:
     assert done.stdout.strip() == digest, done.stderr
 
 
-def test_a_seed_makes_others() -> None:
+def test_other_seeds_give_other_phrases() -> None:
     one, two = (make_phrases("de", 300, held_out=20, seed=seed) for seed in (0, 1))
     assert one.train != two.train and one.held_out != two.held_out
 
@@ -359,7 +359,7 @@ def test_a_seed_makes_others() -> None:
 # ── What a language lacks ─────────────────────────────────────────────────────────────────────────
 
 
-def test_what_is_left_out_is_said() -> None:
+def test_omitted_kinds_have_a_note() -> None:
     assert phrases_for("de").notes == ()
     note = "no phrases of kind 'duration': no reliable wording is known in ja."
     assert phrases_for("ja").notes == (note,)
@@ -368,14 +368,14 @@ def test_what_is_left_out_is_said() -> None:
     assert "spelled" not in swahili.counts()
 
 
-def test_placeholders_of_languages_without_words_are_no_phrases() -> None:
+def test_placeholders_are_not_phrases() -> None:
     thin = make_phrases("dyo", 300, held_out=10)
     assert any("relative" in note for note in thin.notes)
     assert not any(re.match(r"[+-]\d", p.foreign) for p in thin.train)
 
 
 @pytest.mark.parametrize("to", ("pt_BR", "pt-br", "zh_Hant"))
-def test_codes_are_forgiving(to: str) -> None:
+def test_language_codes_are_normalised(to: str) -> None:
     assert make_phrases(to, 200, held_out=5).to.casefold() == to.replace("-", "_").casefold()
 
 

@@ -20,7 +20,7 @@ from tests.runs.common import ALL_TASKS, RecordingObserver, quiet, request_for, 
 
 @pytest.mark.trains
 @pytest.mark.parametrize("task", ALL_TASKS)
-def test_measuring_leaves_everything_as_it_was(task: str, data: Path) -> None:
+def test_measuring_changes_nothing(task: str, data: Path) -> None:
     planned = plan_run(request_for(task, data), say=quiet)
     before = {name: tensor.clone() for name, tensor in planned.model.state_dict().items()}
     state, metric = torch.get_rng_state(), planned.task.metric
@@ -52,7 +52,7 @@ def fitted(times: StepTimes, *settings: str) -> Any:
     return schedule_within(10, Config().override(*settings), times).train
 
 
-def test_the_arithmetic() -> None:
+def test_schedule_within_a_time() -> None:
     """570 s: 40 evaluations of 1 s, the rest in steps of 0.1 s."""
     train_config = fitted(StepTimes(0.1, 1.0))
     assert (
@@ -77,7 +77,7 @@ def test_the_arithmetic() -> None:
     assert train_config.steps == 1 and train_config.evaluate_every == 1
 
 
-def test_what_was_asked_for_by_name_stays() -> None:
+def test_requested_fields_are_kept() -> None:
     settings = ("train.steps=50", "train.evaluate_every=9", "train.warmup=5", "train.save_every=3")
     train_config = fitted(StepTimes(0.1, 1.0), *settings)
     assert (
@@ -89,7 +89,7 @@ def test_what_was_asked_for_by_name_stays() -> None:
     assert fitted(StepTimes(0.1, 1.0), "train.steps=999999").steps == 5300
 
 
-def test_what_followed_from_the_data_follows_from_the_time_instead() -> None:
+def test_steps_follow_the_time_if_minutes_are_set() -> None:
     fields = {"mode": "decoder", "head": "token", "vocab": 9, "pad": 0}
     facts = DataFacts(1000, batches=lambda config: 20, longest=lambda config: 1, model=fields)
     request = RunRequest({"run": {"task": "language", "minutes": 10}, "train": {"lr": 0.3}})

@@ -38,7 +38,7 @@ def watched(observer: Observer, steps: int = 12, **settings: Any) -> Loop:
 
 
 @pytest.mark.trains
-def test_lines_where_there_is_no_terminal() -> None:
+def test_lines_without_a_terminal() -> None:
     stream = io.StringIO()
     loop = watched(Lines(stream, every=0.0))
     output = stream.getvalue().splitlines()
@@ -54,7 +54,7 @@ def test_lines_where_there_is_no_terminal() -> None:
 
 
 @pytest.mark.trains
-def test_lines_come_now_and_then() -> None:
+def test_lines_are_printed_at_intervals() -> None:
     stream = io.StringIO()
     watched(Lines(stream, every=1000.0))
     output = stream.getvalue().splitlines()
@@ -63,7 +63,7 @@ def test_lines_come_now_and_then() -> None:
 
 @pytest.mark.trains
 @pytest.mark.parametrize("terminal", [True, False])
-def test_the_bar(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bar_shows_progress(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "BAR_EVERY", 0.0)
     stream = io.StringIO()
     bar = Bar(Console(file=stream, force_terminal=terminal, width=120))
@@ -76,7 +76,7 @@ def test_the_bar(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not bar.live.is_started
 
 
-def test_the_bar_lets_go_of_the_terminal_when_a_run_fails() -> None:
+def test_the_bar_stops_when_a_run_fails() -> None:
     bar = Bar(Console(file=io.StringIO(), force_terminal=True))
     loop, task = make(30, max_skipped_steps=2)
     loop.observers.append(bar)
@@ -108,7 +108,7 @@ def test_the_journal_is_json_whatever_happens(tmp_path: Path) -> None:
     assert text.startswith("step 13: the loss is nan")
 
 
-def test_the_journal_forgets_what_will_happen_again(tmp_path: Path) -> None:
+def test_the_journal_drops_lines_after_the_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 3, "loss": 1}\n{"step": 4}\n{"step": 5}\nnonsense\n{"loss": 1}\n{"s')
     loop, _ = make(6)
@@ -121,7 +121,9 @@ def test_the_journal_forgets_what_will_happen_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.trains
-def test_the_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_board_writes_tensorboard_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("tensorboardX")
     watched(Board(tmp_path / "board"))
     (file,) = (tmp_path / "board").iterdir()
@@ -133,7 +135,7 @@ def test_the_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         Board(tmp_path / "other")
 
 
-def test_who_watches(tmp_path: Path) -> None:
+def test_loggers_of_a_run(tmp_path: Path) -> None:
     kinds = [type(o) for o in make_loggers(tmp_path, terminal=False)]
     assert kinds == [Lines, Journal]
     pytest.importorskip("tensorboardX")
@@ -142,7 +144,7 @@ def test_who_watches(tmp_path: Path) -> None:
     loggers[-1].on_end(None)  # type: ignore[arg-type]
 
 
-def test_the_recent_speed_forgets_and_survives_what_is_not_finite() -> None:
+def test_recent_speed_is_a_moving_average_of_finite_values() -> None:
     speed = RecentSpeed()
     speed.add(step(1, loss=4.0))
     assert (speed.loss, speed.tokens, speed.step_seconds) == (4.0, 200.0, 0.5)
@@ -152,7 +154,7 @@ def test_the_recent_speed_forgets_and_survives_what_is_not_finite() -> None:
     assert speed.loss == pytest.approx(3.9) and math.isfinite(speed.tokens)
 
 
-def test_the_time_that_is_left() -> None:
+def test_the_remaining_time() -> None:
     loop, _ = make(100)
     speed = RecentSpeed()
     speed.add(step(1, seconds=0.5))
@@ -166,7 +168,7 @@ def test_the_time_that_is_left() -> None:
     assert speed.seconds_left(loop) == pytest.approx(5)
 
 
-def test_figures_and_times_in_words() -> None:
+def test_metrics_and_durations_are_formatted() -> None:
     figures = {"loss": 2.34567, "bits_per_byte": 1.5, "accuracy": 0.781, "f1": 1.0}
     assert format_metrics(figures) == "loss 2.346, bits per byte 1.5, accuracy 78.1%, f1 100.0%"
     assert format_metrics({}) == ""

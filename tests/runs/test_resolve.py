@@ -62,7 +62,7 @@ def test_the_size_is_that_of_the_option_or_of_the_data(data: Path) -> None:
     assert config.run.size == "small" and config.model.width == 256 and config.model.depth == 6
 
 
-def test_the_later_wins(data: Path) -> None:
+def test_later_values_override_earlier_ones(data: Path) -> None:
     """Defaults, then preset, then file, then settings."""
     table = dict(request_for("language", data).table) | {"preset": "gpt2", "model": {"depth": 2}}
     plain = resolved(RunRequest(table))
@@ -72,7 +72,7 @@ def test_the_later_wins(data: Path) -> None:
     assert over.model.depth == 1 and over.train.weight_decay == 0
 
 
-def test_what_is_left_out_is_worked_out_from_the_data(data: Path) -> None:
+def test_unset_fields_are_computed_from_the_data(data: Path) -> None:
     request = request_for("translate", data)
     train = {"batch": 512}
     config = resolved(RunRequest({**request.table, "train": train}))
@@ -95,7 +95,7 @@ def test_the_warm_up_follows_the_steps(steps: int, schedule: str, warmup: int) -
     assert with_steps(config.override("train.warmup=3"), steps).train.warmup == 3
 
 
-def test_what_depends_on_the_steps_keeps_what_was_asked() -> None:
+def test_with_steps_keeps_requested_values() -> None:
     config = with_steps(Config().override("train.evaluate_every=7", "train.lr=0.5"), 1000)
     assert (config.train.evaluate_every, config.train.save_every, config.train.lr) == (7, 7, 0.5)
     assert with_steps(Config().override("train.save_every=9"), 1000).train.save_every == 9
@@ -138,7 +138,7 @@ def test_text_must_fit_the_positions_that_are_learned(data: Path) -> None:
     )
 
 
-def test_a_model_to_begin_with_decides_how_much_is_read() -> None:
+def test_a_starting_model_limits_the_length() -> None:
     start_config = ModelConfig(vocab=9, mode="encoder", positions="learned", length=50)
     classify, masked, language = (text_task(name) for name in ("classify", "masked", "language"))
     empty = Config()
@@ -150,7 +150,7 @@ def test_a_model_to_begin_with_decides_how_much_is_read() -> None:
     assert language.complete_data(empty, start_config).max_length is None
 
 
-def test_a_model_to_begin_with_gives_its_sizes(data: Path) -> None:
+def test_a_starting_model_determines_the_sizes(data: Path) -> None:
     start_config = ModelConfig(
         vocab=9, mode="encoder", head="masked", positions="learned", norm="rms", **SMALL
     )
@@ -173,6 +173,6 @@ def test_a_file_of_settings(tmp_path: Path) -> None:
         RunRequest.load(path)
 
 
-def test_the_vocabulary_suits_the_text() -> None:
+def test_the_vocabulary_size_follows_the_text() -> None:
     assert [choose_vocab(n) for n in (0, 250_000, 375_000, 10**8)] == [500, 1000, 1500, 32000]
     assert choose_vocab(10**8, most=16000) == 16000

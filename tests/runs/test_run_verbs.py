@@ -18,7 +18,7 @@ from tests.runs.common import TASKS, Trained, answer, label, lines, request_for,
 
 
 @pytest.mark.trains
-def test_translations_come_in_order_whatever_their_length(trained: Trained) -> None:
+def test_translations_keep_the_order_of_the_texts(trained: Trained) -> None:
     run = Run.open(trained["translate"])
     texts = [*lines(9, seed=5), "ba", "ba be bi da de"]
     together = list(run.trained.iter_translations(texts, Decoding(beam=3, nbest=3)))
@@ -91,7 +91,7 @@ def test_prompts_that_cannot_be_continued(trained: Trained) -> None:
 
 
 @pytest.mark.trains
-def test_a_run_does_what_it_was_trained_for(trained: Trained) -> None:
+def test_a_run_has_only_the_verbs_of_its_task(trained: Trained) -> None:
     message = r"trained for language: it has no verb 'translate'\. Its verbs: generate\. Try: "
     with pytest.raises(InputError, match=f"{message}addnorm train translate --help"):
         Run.open(trained["language"]).translate(["ba"])
@@ -146,7 +146,7 @@ def write_pairs(folder: Path, count: int = 30) -> tuple[str, str]:
 
 
 @pytest.mark.trains
-def test_figures_of_a_translator(trained: Trained, tmp_path: Path) -> None:
+def test_metrics_of_a_translator(trained: Trained, tmp_path: Path) -> None:
     sacrebleu = pytest.importorskip("sacrebleu")
     run = Run.open(trained["translate"])
     source, target = write_pairs(tmp_path)
@@ -181,7 +181,7 @@ def test_figures_of_a_translator(trained: Trained, tmp_path: Path) -> None:
 
 
 @pytest.mark.trains
-def test_figures_of_a_language_model(trained: Trained, tmp_path: Path) -> None:
+def test_metrics_of_a_language_model(trained: Trained, tmp_path: Path) -> None:
     """Bits per byte, by hand: all log-probabilities, over all bytes of the text."""
     run = Run.open(trained["language"])
     text = "".join(line.capitalize() + ".\n" for line in lines(20, seed=5))
@@ -202,7 +202,7 @@ def test_figures_of_a_language_model(trained: Trained, tmp_path: Path) -> None:
 
 
 @pytest.mark.trains
-def test_figures_of_a_classifier(trained: Trained, tmp_path: Path) -> None:
+def test_metrics_of_a_classifier(trained: Trained, tmp_path: Path) -> None:
     run = Run.open(trained["classify"])
     texts = lines(25, seed=5)
     rows = ["text,label", *(f"{text},{label(text)}" for text in texts)]
@@ -218,14 +218,14 @@ def test_figures_of_a_classifier(trained: Trained, tmp_path: Path) -> None:
 
 @pytest.mark.trains
 @pytest.mark.parametrize("task", TASKS)
-def test_without_a_file_the_held_out_part_is_measured(task: str, trained: Trained) -> None:
+def test_without_a_file_the_held_out_part_is_evaluated(task: str, trained: Trained) -> None:
     run = Run.open(trained[task])
     metrics, best = run.evaluate(), run.summary["best"]
     assert metrics == pytest.approx(best, rel=1e-5)
 
 
 @pytest.mark.trains
-def test_a_file_is_measured_to_its_end(trained: Trained, tmp_path: Path) -> None:
+def test_a_file_is_evaluated_to_its_end(trained: Trained, tmp_path: Path) -> None:
     """Neither the bound on evaluations in training nor the run's limit on rows applies."""
     request = request_for("masked", trained.data, "data.max_rows=60", steps=1)
     train(request, tmp_path / "run")
@@ -244,7 +244,7 @@ def test_a_file_is_measured_to_its_end(trained: Trained, tmp_path: Path) -> None
 
 
 @pytest.mark.trains
-def test_decoding_is_packed_and_says_the_same(trained: Trained) -> None:
+def test_packed_decoding_gives_the_same_text(trained: Trained) -> None:
     run, plain = Run.open(trained["translate"]), Run.open(trained["translate"])
     plain.trained.__dict__["decoder"] = plain.model
     assert any(isinstance(m, PackedLinear) for m in run.trained.decoder.modules()) == can_pack()
@@ -268,7 +268,7 @@ def test_decoding_is_packed_and_says_the_same(trained: Trained) -> None:
         ("language", "Ba be. Da de ki la.\n", "characters"),
     ],
 )
-def test_what_is_left_out_of_an_evaluation_is_said(
+def test_rows_left_out_of_an_evaluation_are_reported(
     task: str, text: str, wanted: str, trained: Trained, tmp_path: Path
 ) -> None:
     path = tmp_path / ("test.csv" if task == "classify" else "test.txt")
@@ -279,7 +279,7 @@ def test_what_is_left_out_of_an_evaluation_is_said(
 
 
 @pytest.mark.trains
-def test_eight_bits_are_nearly_as_good(trained: Trained, tmp_path: Path) -> None:
+def test_int8_is_nearly_as_accurate(trained: Trained, tmp_path: Path) -> None:
     whole, narrow = Run.open(trained["language"]), Run.open(trained["language"], int8=True)
     losses = [run.evaluate()["loss"] for run in (whole, narrow)]
     assert losses[0] != losses[1] and losses[1] == pytest.approx(losses[0], rel=0.05)

@@ -26,7 +26,7 @@ def test_the_summary_is_of_the_best_evaluation(trained: Trained) -> None:
 
 
 @pytest.mark.trains
-def test_a_page_for_people(trained: Trained) -> None:
+def test_summary_page(trained: Trained) -> None:
     run = Run.open(trained["translate"])
     page = (run.path / "summary.html").read_text(encoding="utf-8")
     assert "<title>Run translate" in page and "<svg" in page

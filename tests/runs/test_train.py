@@ -76,9 +76,7 @@ def same_runs(one: Path, other: Path) -> None:
 
 @pytest.mark.trains
 @pytest.mark.parametrize("task", ALL_TASKS)
-def test_a_run_that_was_cut_off_ends_as_if_it_had_not_been(
-    task: str, data: Path, tmp_path: Path
-) -> None:
+def test_a_resumed_run_equals_an_unbroken_one(task: str, data: Path, tmp_path: Path) -> None:
     request = request_for(
         task, data, "model.dropout=0.2", steps=9, evaluate_every=4, save_every=2, accumulate=2
     )
@@ -94,7 +92,7 @@ def test_a_run_that_was_cut_off_ends_as_if_it_had_not_been(
 
 
 @pytest.mark.trains
-def test_what_is_said_when_a_run_goes_on(data: Path, tmp_path: Path) -> None:
+def test_messages_of_a_resumed_run(data: Path, tmp_path: Path) -> None:
     out, messages = tmp_path / "run", []
     with pytest.raises(PowerCut):
         train(request_for("language", data, steps=5, evaluate_every=2), out, Cut(1))
@@ -106,7 +104,7 @@ def test_what_is_said_when_a_run_goes_on(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.trains
-def test_a_finished_run_is_left_as_it_is(data: Path, tmp_path: Path) -> None:
+def test_a_finished_run_is_not_changed(data: Path, tmp_path: Path) -> None:
     out, messages = tmp_path / "run", []
     train(request_for("classify", data), out)
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
@@ -121,7 +119,7 @@ def test_a_finished_run_is_left_as_it_is(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.trains
-def test_patience_ends_a_run_for_good(data: Path, tmp_path: Path) -> None:
+def test_patience_stops_a_run(data: Path, tmp_path: Path) -> None:
     request = request_for(
         "language", data, steps=40, evaluate_every=1, save_every=100, lr=1e-12, patience=3
     )
@@ -135,7 +133,7 @@ def test_patience_ends_a_run_for_good(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.trains
-def test_a_stop_at_the_last_step_is_an_end(data: Path, tmp_path: Path) -> None:
+def test_a_stop_at_the_last_step_is_finished(data: Path, tmp_path: Path) -> None:
     class Stop(Observer):
         def on_step(self, loop: Loop, step: Step) -> None:
             loop.stop_requested = step.number == 3
@@ -158,7 +156,7 @@ def test_data_that_changed_are_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.trains
-def test_a_damaged_checkpoint_is_passed_over_aloud(data: Path, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_skipped_with_a_message(data: Path, tmp_path: Path) -> None:
     request = request_for("language", data, steps=8, evaluate_every=2)
     train(request, tmp_path / "whole")
     with pytest.raises(PowerCut):
@@ -178,7 +176,7 @@ def test_a_damaged_checkpoint_is_passed_over_aloud(data: Path, tmp_path: Path) -
 
 @pytest.mark.trains
 @pytest.mark.parametrize("addnorm", ["admin", "dlcl"])
-def test_weights_that_are_measured_resume_too(addnorm: str, data: Path, tmp_path: Path) -> None:
+def test_measured_initial_weights_are_restored(addnorm: str, data: Path, tmp_path: Path) -> None:
     request = request_for("translate", data, f"model.addnorm={addnorm}", steps=3, evaluate_every=1)
     train(request, tmp_path / "whole")
     with pytest.raises(PowerCut):
@@ -188,7 +186,7 @@ def test_weights_that_are_measured_resume_too(addnorm: str, data: Path, tmp_path
 
 
 @pytest.mark.trains
-def test_a_classifier_begins_with_pretrained_weights(trained: Trained, tmp_path: Path) -> None:
+def test_a_classifier_starts_from_pretrained_weights(trained: Trained, tmp_path: Path) -> None:
     source_run, messages = Run.open(trained["masked"]), []
     request = request_for(
         "classify", trained.data, f"run.start={str(source_run.path)!r}", steps=1, lr=1e-12
@@ -214,7 +212,7 @@ def test_a_classifier_begins_with_pretrained_weights(trained: Trained, tmp_path:
 
 
 @pytest.mark.trains
-def test_longer_texts_than_the_first_model_learnt_are_cut(tmp_path: Path) -> None:
+def test_texts_longer_than_the_starting_model_are_cut(tmp_path: Path) -> None:
     """A classifier reads 256 tokens by itself, a model to begin with may know fewer places."""
     folder = write(tmp_path / "data", 60)
     masked = request_for("masked", folder, "model.length=12", "data.max_length=10", steps=1)
@@ -232,7 +230,7 @@ def test_longer_texts_than_the_first_model_learnt_are_cut(tmp_path: Path) -> Non
     assert any("more than 10 tokens" in note for note in done.run.record.notes)
 
 
-def test_a_run_to_begin_with_must_be_there(data: Path, tmp_path: Path) -> None:
+def test_a_missing_starting_run_is_an_error(data: Path, tmp_path: Path) -> None:
     request = request_for("classify", data, "run.start=nowhere")
     with pytest.raises(SavedError, match="there is no run in 'nowhere' to start from"):
         train(request, tmp_path / "run")
@@ -240,7 +238,7 @@ def test_a_run_to_begin_with_must_be_there(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.trains
-def test_a_run_begun_from_another_begins_anew_alike(data: Path, tmp_path: Path) -> None:
+def test_a_run_from_another_restarts_identically(data: Path, tmp_path: Path) -> None:
     train(request_for("language", data, steps=2), tmp_path / "first")
     request = request_for(
         "language", data, f"run.start={str(tmp_path / 'first')!r}", steps=3, evaluate_every=1
@@ -253,7 +251,7 @@ def test_a_run_begun_from_another_begins_anew_alike(data: Path, tmp_path: Path) 
 
 
 @pytest.mark.trains
-def test_a_run_goes_on_from_another_folder(
+def test_a_run_resumes_from_another_folder(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Paths that were given from here are kept whole."""
@@ -282,7 +280,9 @@ def test_the_seed_decides(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.trains
-def test_nothing_is_written_before_all_is_settled(data: Path, tmp_path: Path) -> None:
+def test_nothing_is_written_before_the_configuration_is_resolved(
+    data: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "run"
     with pytest.raises(ConfigError, match=r"train.metric must be one of"):
         train(request_for("language", data, "train.metric=bleu"), out)
@@ -298,7 +298,7 @@ def test_nothing_is_written_before_all_is_settled(data: Path, tmp_path: Path) ->
 
 
 @pytest.mark.trains
-def test_the_loop_is_told_what_was_settled(data: Path) -> None:
+def test_loop_settings_follow_the_configuration(data: Path) -> None:
     fields = dict(
         accumulate=2,
         clip=0.5,
@@ -321,7 +321,7 @@ def test_the_loop_is_told_what_was_settled(data: Path) -> None:
     )
 
 
-def test_numbers_are_narrow_only_where_that_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_only_where_it_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu, narrow = torch.device("cpu"), Config().override("run.precision=bfloat16")
     assert find_precision(Config(), cpu) == torch.float32
     monkeypatch.setattr("addnorm.runs.train.is_slow", lambda device, dtype: True)

@@ -116,7 +116,7 @@ def test_the_held_out_loss_is_that_of_single_rows(task: str, trained: Trained) -
         assert metrics["bits_per_byte"] == pytest.approx(bits)
 
 
-def test_pairs_are_split_by_source_and_what_was_found_is_said(tmp_path: Path) -> None:
+def test_pairs_are_split_by_source_with_notes(tmp_path: Path) -> None:
     folder = write(tmp_path)
     first, *rest = lines(60)
     sources = [first, *rest, "", first.upper(), rest[0], rest[1]]
@@ -140,7 +140,7 @@ def test_pairs_are_split_by_source_and_what_was_found_is_said(tmp_path: Path) ->
         assert part.targets == [one.encode(text)[:20] for text in part.pairs.target]
 
 
-def test_given_validation_files_are_used_and_overlap_is_said(tmp_path: Path) -> None:
+def test_validation_files_are_used_and_overlap_is_noted(tmp_path: Path) -> None:
     folder, other = write(tmp_path / "one"), write(tmp_path / "two", 20)
     more = [f"data.valid_source={str(other / 'a.source')!r}"]
     more.append(f"data.valid_target={str(other / 'a.target')!r}")
@@ -198,7 +198,7 @@ def test_a_classifier_knows_its_labels(data: Path) -> None:
             assert parts.labels[int(target)] == label(text) == parts.train[1].labels[i]
 
 
-def test_masked_text_is_hidden_alike_wherever_it_stands(data: Path) -> None:
+def test_masks_depend_on_epoch_and_text_alone(data: Path) -> None:
     """What is hidden depends on epoch and text only: not on batch size, nor on the workers."""
     small, large = (read("masked", data, batch=size)[0] for size in (128, 100_000))
     for epoch in (0, 1):
@@ -228,14 +228,14 @@ def test_texts_of_a_table_are_pretrained_on_by_column(data: Path) -> None:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_worker_without_examples_says_nothing(task: str, data: Path) -> None:
+def test_a_worker_without_examples_has_no_targets(task: str, data: Path) -> None:
     bound, _ = read(task, data)
     for batch in (bound.batch((0, [])), bound._collate([], epoch=None)):
         assert bound.tokens(batch) == 0 and len(batch["targets"]) == 1
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_the_fingerprint_knows_its_data(task: str, data: Path, tmp_path: Path) -> None:
+def test_the_fingerprint_depends_on_the_data(task: str, data: Path, tmp_path: Path) -> None:
     one, same = read(task, data)[0], read(task, data)[0]
     other = read(task, write(tmp_path, seed=1))[0]
     assert one.fingerprint() == same.fingerprint() != other.fingerprint()
@@ -270,7 +270,7 @@ def test_a_metric_must_be_of_the_task(task: str, metric: str, message: str, data
         read(task, data, metric=metric)
 
 
-def test_bleu_may_decide(data: Path) -> None:
+def test_bleu_can_be_the_metric(data: Path) -> None:
     bound, config = read("translate", data, metric="bleu")
     assert bound.higher_is_better
     from addnorm import build
@@ -281,7 +281,7 @@ def test_bleu_may_decide(data: Path) -> None:
     assert not read("translate", data)[0].higher_is_better
 
 
-def test_nothing_to_learn_from_is_an_error(data: Path) -> None:
+def test_missing_training_data_is_an_error(data: Path) -> None:
     for task in TASKS:
         with pytest.raises(ConfigError, match=r"data.source must name .*: it is not set"):
             text_task(task).read(Config())
@@ -291,7 +291,7 @@ def test_nothing_to_learn_from_is_an_error(data: Path) -> None:
         read("masked", data, f"data.source={str(empty)!r}")
 
 
-def test_a_limit_holds_for_every_task(trained: Trained) -> None:
+def test_max_rows_limits_every_task(trained: Trained) -> None:
     """Rows of a table, lines of texts and of a book."""
     for task in TASKS:
         bound, _ = read(task, trained.data, "data.max_rows=50")
@@ -308,7 +308,7 @@ def test_a_limit_holds_for_every_task(trained: Trained) -> None:
 
 @pytest.mark.parametrize("column", ["2", "text", None])
 @pytest.mark.parametrize("heads", [True, False])
-def test_a_header_is_no_text_to_learn(column: str | None, heads: bool, tmp_path: Path) -> None:
+def test_a_header_is_not_a_text(column: str | None, heads: bool, tmp_path: Path) -> None:
     rows = [f"{n},{line} and more of it" for n, line in enumerate(lines(30))]
     (tmp_path / "a.csv").write_text("\n".join(["id,text", *rows] if heads else rows) + "\n")
     config = Config.parse(f"[data]\nsource = {str(tmp_path / 'a.csv')!r}")
@@ -329,7 +329,7 @@ def test_a_header_of_one_column(tmp_path: Path) -> None:
         assert len(read_texts(Config(), str(path))[0]) == count
 
 
-def test_a_label_seen_once_can_be_left_out(tmp_path: Path) -> None:
+def test_a_label_that_occurs_once_can_be_dropped(tmp_path: Path) -> None:
     write(tmp_path)
     with (tmp_path / "labelled.csv").open("a") as file:
         file.write("da da,perhaps\n")

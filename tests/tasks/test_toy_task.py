@@ -142,7 +142,7 @@ def points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.trains
-def test_it_is_trained_opened_evaluated_and_used(points: Path, tmp_path: Path) -> None:
+def test_the_toy_task_is_trained_opened_evaluated_and_used(points: Path, tmp_path: Path) -> None:
     run = addnorm.train("toy", points, out=tmp_path / "run", progress=False)
     assert run.summary["finished"] and run.summary["steps"] == 16 and run.summary["epochs"] >= 3
     assert run.record.notes == ["16 points read."]
@@ -160,7 +160,9 @@ class PowerCut(Exception):
 
 
 @pytest.mark.trains
-def test_it_is_resumed(points: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_toy_task_is_resumed(
+    points: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     addnorm.train("toy", points, out=tmp_path / "whole", progress=False)
     step = Loop._step
 
@@ -181,7 +183,7 @@ def test_it_is_resumed(points: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.trains
-def test_the_command_line_knows_it(
+def test_the_toy_task_on_the_command_line(
     points: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stop:

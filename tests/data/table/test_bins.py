@@ -35,7 +35,7 @@ CLASSES = np.array([0] * 10 + [2] * 50 + [1] * 50)
 
 
 @pytest.mark.parametrize("classes", (True, False))
-def test_a_tree_splits_where_classes_or_numbers_part(classes: bool) -> None:
+def test_a_tree_splits_where_the_target_changes(classes: bool) -> None:
     """Codes of classes are no numbers: the two kinds split the same rows in different places."""
     x = np.sort(RNG.normal(size=110))
     (low, middle, high) = tree_edges(x, CLASSES, classes, bins=2, seed=0)
@@ -56,7 +56,7 @@ def test_noise_makes_no_bins_of_a_few_rows(rows: int) -> None:
 
 
 @pytest.mark.parametrize("bins", (1, 2, 5, 48))
-def test_there_are_no_more_bins_than_asked_for(bins: int) -> None:
+def test_there_are_at_most_as_many_bins_as_requested(bins: int) -> None:
     x, y = RNG.normal(size=4000), RNG.normal(size=4000)
     assert len(tree_edges(x, y, classes=False, bins=bins, seed=0)) == max(2, bins) + 1
     assert len(quantile_edges(x, bins)) == bins + 1
@@ -69,7 +69,7 @@ def test_quantile_bins_have_as_many_rows_each() -> None:
         assert int(((x >= np.float64(a)) & (x < b)).sum()) == pytest.approx(100, abs=1)
 
 
-def test_one_value_stands_in_the_middle_of_its_only_bin() -> None:
+def test_a_constant_is_in_the_middle_of_its_only_bin() -> None:
     x = np.full(40, 7.0)
     for kind in ("quantile", "target"):
         (edges,) = make_edges(x[:, None], RNG.random(40), kind=kind, classes=False, bins=8, seed=0)
@@ -77,12 +77,12 @@ def test_one_value_stands_in_the_middle_of_its_only_bin() -> None:
         assert sum(edges) == 14
 
 
-def test_edges_that_float32_cannot_tell_apart_are_one() -> None:
+def test_edges_equal_in_float32_are_merged() -> None:
     x = np.array([1.0, 1.0 + 1e-12, 2.0, 2.0 + 1e-12, 3.0])
     assert quantile_edges(x, 4) == [1.0, 2.0, 3.0]
 
 
-def test_each_column_has_its_own_edges_and_missing_cells_take_their_answers_with_them() -> None:
+def test_edges_ignore_rows_with_a_missing_value() -> None:
     """The target jumps at 0.5 in the rows that are there, and wildly in the others."""
     x, y = np.linspace(0, 1, 100), np.zeros(100)
     y[50:] = 1.0

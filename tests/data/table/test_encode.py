@@ -52,7 +52,7 @@ TABLE = frame(
 )
 
 
-def test_kinds_are_guessed() -> None:
+def test_kinds_are_inferred() -> None:
     assert kinds(TABLE) == {
         "number": "number",
         "text_number": "number",
@@ -85,24 +85,24 @@ def test_kinds_are_guessed() -> None:
         ("often", "1 values, 1 of 120 missing"),
     ),
 )
-def test_reasons_are_given(name: str, message: str) -> None:
+def test_notes_give_the_reasons(name: str, message: str) -> None:
     assert message in note(TABLE, name)
 
 
-def test_a_copy_of_the_target_is_pointed_out() -> None:
+def test_a_copy_of_the_target_is_noted() -> None:
     table = frame(
         y=["no", "yes"] * 50, copy=[0, 1] * 50, x=list(range(100)), z=["a", "b", "b", "a"] * 25
     )
     assert "determines 'y' exactly" in note(table, "copy", "y")
     assert infer(table, "y").kinds()["copy"] == "number"
-    assert "tells" not in note(table, "z", "y")
+    assert "determines" not in note(table, "z", "y")
 
 
-def test_numbers_that_never_repeat_tell_nothing_but_in_another_unit() -> None:
+def test_distinct_numbers_are_a_leak_only_if_linear() -> None:
     y = [math.sin(i) for i in range(50)]
     table = frame(y=y, free=[math.cos(i) for i in range(50)], unit=[3 * v - 1 for v in y])
     near = frame(y=y, near=[v + math.cos(i) / 10 for i, v in enumerate(y)])
-    assert "tells" not in note(table, "free", "y") and "tells" not in note(near, "near", "y")
+    assert "determines" not in note(table, "free", "y") and "determines" not in note(near, "near", "y")
     assert "determines 'y' exactly" in note(table, "unit", "y")
 
 
@@ -116,7 +116,7 @@ def test_numbers_that_never_repeat_tell_nothing_but_in_another_unit() -> None:
         ([0.5, 1.0], "number"),
     ),
 )
-def test_tasks_are_guessed(values: list[Any], task: str) -> None:
+def test_tasks_are_inferred(values: list[Any], task: str) -> None:
     assert infer_task(frame(y=values).columns["y"]) == task
 
 
@@ -181,7 +181,7 @@ def test_numbers_and_dates_are_read_strictly() -> None:
         (["1'234.5", "2’000", "7"], "1,234.5", [1234.5, 2000, 7]),
     ),
 )
-def test_numbers_as_people_write_them(cells: list[str], form: str, numbers: list[float]) -> None:
+def test_numbers_in_common_formats(cells: list[str], form: str, numbers: list[float]) -> None:
     table = frame(c=[*cells, None] * 20, d=list(range(80)))
     column = infer(table).columns[0]
     assert (column.kind, column.form) == ("number", form)
@@ -231,7 +231,7 @@ def test_digits_with_leading_zeros_are_codes() -> None:
     assert "digits with leading zeros are treated as codes" in note(table, "post")
 
 
-def test_gaps_among_numbers_and_dates_may_have_words() -> None:
+def test_missing_markers_in_numbers_and_dates() -> None:
     table = frame(
         n=["1", "2", "3", "-", "Unknown"] * 20,
         d=["2024-01-02", "2024-03-04", "n.a.", "-", "?"] * 20,
@@ -243,7 +243,7 @@ def test_gaps_among_numbers_and_dates_may_have_words() -> None:
     assert "60 values are not dates ('-', '?', 'n.a.'); treated as missing" in note(table, "d")
 
 
-def test_dates_in_other_forms_are_hinted_at() -> None:
+def test_a_note_for_dates_in_other_formats() -> None:
     days = [f"{1 + i % 28:02}.{1 + i % 12:02}.{1990 + i}" for i in range(80)]
     table = frame(many=days, few=["1/2/2024", "12/31/2024"] * 40, no=["a1", "b2"] * 40)
     assert kinds(table) == {"many": "ignore", "few": "category", "no": "category"}
@@ -252,7 +252,7 @@ def test_dates_in_other_forms_are_hinted_at() -> None:
     assert "dates" not in note(table, "no")
 
 
-def test_dates_with_an_offset_are_taken_to_utc() -> None:
+def test_dates_with_an_offset_are_converted_to_utc() -> None:
     texts = [
         "2024-01-01T00:30:00+02:00",
         "2024-01-01 10:00-0530",
@@ -291,7 +291,7 @@ def test_quantiles_become_normal() -> None:
 
 
 @pytest.mark.parametrize("scaling", ("quantile", "robust", "standard", "none"))
-def test_nothing_breaks_a_scaling(scaling: str) -> None:
+def test_scalings_accept_any_values(scaling: str) -> None:
     values = [0.0, 1.0, 2.0, math.inf, -math.inf, 1e300, -1e300, None, 5e-324] * 4
     table = frame(x=values, y=list(range(36)))
     encoder = fit_encoder(table, infer(table), scaling=scaling)
@@ -337,7 +337,7 @@ def test_numbers_taken_as_categories_match_texts() -> None:
     assert encoder.encode(frame(c=["2", "1", "1.0"])).codes[:, 0].tolist() == [3, 2, 1]
 
 
-def test_dates_are_taken_apart() -> None:
+def test_dates_are_split_into_parts() -> None:
     days = ["2024-01-01", "2024-02-29 13:00", "2025-12-31", None]
     table = frame(d=days)
     encoder = fit_encoder(table, infer(table), scaling="none")
@@ -361,7 +361,7 @@ def test_missing_numbers_can_be_imputed(impute: str, middle: float) -> None:
     assert encoder.encode(table).numbers[:, 0].tolist() == [0.0, 1.0, 8.0, middle]
 
 
-def test_statistics_are_of_the_rows_given_alone() -> None:
+def test_statistics_come_from_the_training_rows_alone() -> None:
     table = frame(x=[float(i) for i in range(50)], c=["a", "b"] * 25)
     part = table.take(np.arange(20))
     other = frame(x=[1e9] * 30, c=["z"] * 30)
@@ -390,7 +390,7 @@ def test_an_encoder_survives_json() -> None:
         TableEncoder.parse({"numbers": []})
 
 
-def test_nothing_to_learn_from() -> None:
+def test_tables_without_usable_columns() -> None:
     table = frame(a=["x"] * 3, b=[None] * 3)
     with pytest.raises(InputError, match=r"all are ignored\. 'a': constant"):
         fit_encoder(table, infer(table))
@@ -406,7 +406,7 @@ def test_quantile_edges() -> None:
     assert quantile_edges(np.array([3.0, 3.0]), bins=4) == [2.5, 3.5]
 
 
-def test_tree_edges_stand_where_the_target_jumps() -> None:
+def test_tree_edges_are_where_the_target_jumps() -> None:
     x = np.linspace(0, 10, 500)
     y = (x > 3.33).astype(float) + 5 * (x > 7)
     edges = tree_edges(x, y, classes=False, bins=3, seed=0)

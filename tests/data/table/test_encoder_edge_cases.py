@@ -20,7 +20,7 @@ def frame(**columns: list[Any]) -> Frame:
 @pytest.mark.parametrize(
     ("rows", "often", "kept"), ((999, 1, True), (1000, 4, False), (1000, 5, True), (1001, 4, False))
 )
-def test_a_value_must_be_met_five_times_from_a_thousand_rows_on(
+def test_with_a_thousand_rows_values_must_occur_five_times(
     rows: int, often: int, kept: bool
 ) -> None:
     table = frame(
@@ -30,7 +30,7 @@ def test_a_value_must_be_met_five_times_from_a_thousand_rows_on(
     assert ("z" in fit_encoder(table, infer(table)).categories[0].values) is kept
 
 
-def test_the_most_frequent_values_have_codes_and_the_rest_share_one() -> None:
+def test_frequent_values_have_codes_and_the_rest_share_one() -> None:
     """Of 2,100 values the 2,000 that are met most often, by alphabet."""
     values = [f"v{i}" for i in range(2100) for _ in range(2 if i % 21 else 1)]
     table = frame(c=values)
@@ -42,7 +42,7 @@ def test_the_most_frequent_values_have_codes_and_the_rest_share_one() -> None:
     assert encoded.codes[:, 0].tolist() == [1, 2, 2001]
 
 
-def test_unseen_values_are_counted_and_the_most_frequent_named() -> None:
+def test_unknown_values_are_counted_and_the_most_frequent_named() -> None:
     table = frame(c=["a", "b"] * 4, d=["x", "y"] * 3 + ["x", "x"])
     encoder = fit_encoder(table, infer(table))
     new = frame(c=["q", "r", "r", "s", "t", "t", "t", None], d=["x"] * 7 + [None])
@@ -55,7 +55,7 @@ def test_unseen_values_are_counted_and_the_most_frequent_named() -> None:
 
 
 @pytest.mark.parametrize("impute", ("median", "mean"))
-def test_what_is_imputed_is_of_the_training_rows_and_scaled_as_they_are(impute: str) -> None:
+def test_imputed_values_come_from_the_training_rows(impute: str) -> None:
     table = frame(x=[0.0, 2.0, 10.0, None, 4.0], y=[1, 2, 4, 8, 3])
     middle = {"median": 3.0, "mean": 4.0}[impute]
     encoder = fit_encoder(table, infer(table), impute=impute, scaling="standard")
@@ -68,7 +68,7 @@ def test_what_is_imputed_is_of_the_training_rows_and_scaled_as_they_are(impute: 
         fit_encoder(table, infer(table), impute="medain")
 
 
-def test_infinities_are_the_ends_of_the_training_rows() -> None:
+def test_infinities_are_clipped_to_the_training_range() -> None:
     table = frame(x=[1.0, 5.0, float("inf"), 3.0, float("-inf")])
     encoder = fit_encoder(table, infer(table), scaling="none")
     assert (encoder.numbers[0].low, encoder.numbers[0].high) == (1.0, 5.0)
@@ -78,7 +78,7 @@ def test_infinities_are_the_ends_of_the_training_rows() -> None:
     assert beyond.tolist() == [7.0, -7.0], "finite numbers may lie beyond"
 
 
-def test_a_column_of_numbers_without_any_is_nothing() -> None:
+def test_a_number_column_without_numbers_is_ignored() -> None:
     """All missing where it was asked for: it is learnt from as missing, and later as it comes."""
     table = frame(x=[None, None, None], c=["a", "b", "a"])
     schema = infer(table).change({"x": "number"})
@@ -88,7 +88,7 @@ def test_a_column_of_numbers_without_any_is_nothing() -> None:
     assert bool(later[[0, 2]].isfinite().all()) and bool(later[1].isnan())
 
 
-def test_rows_are_taken_with_both_their_parts() -> None:
+def test_take_selects_numbers_and_codes() -> None:
     table = frame(x=[1.0, 2.0, 4.0], c=["a", "b", "c"])
     encoder: TableEncoder = fit_encoder(table, infer(table), scaling="none")
     assert encoder.names == ["x", "c"] and encoder.sizes == (5,)
@@ -110,7 +110,7 @@ def test_dates_before_1970_and_after() -> None:
 
 
 @pytest.mark.parametrize("scaling", ("robust", "standard", "quantile", "none"))
-def test_a_row_is_encoded_the_same_beside_an_infinity(scaling: str) -> None:
+def test_an_infinity_does_not_change_other_rows(scaling: str) -> None:
     table = frame(x=[0.0, 1.0, 2.5, 3.0, 4.25, 5.5] * 20)
     encoder = fit_encoder(table, infer(table), scaling=scaling)
     alone = encoder.encode(frame(x=[20.0])).numbers

@@ -116,7 +116,7 @@ HOUR = datetime.timedelta(hours=1)
     ),
 )
 @pytest.mark.parametrize("make", (dict, pandas.DataFrame, polars.DataFrame, pyarrow.table))
-def test_values_taken_for_others_are_said(
+def test_converted_values_have_a_note(
     values: list[Any], wanted: list[Any], message: str, make: Any
 ) -> None:
     frame = to_frame(make({"c": values}))
@@ -137,12 +137,12 @@ def test_numbers_of_every_size_and_kind() -> None:
 
 
 @pytest.mark.parametrize("cell", (object(), {1}, 1j))
-def test_cells_that_cannot_be_learnt_from(cell: Any) -> None:
+def test_cells_of_unsupported_types(cell: Any) -> None:
     with pytest.raises(InputError, match=r"column 'c': .*(must be a number, a text|complex num)"):
         to_frame(pandas.DataFrame({"c": pandas.Series([cell, cell], dtype=object)}))
 
 
-def test_frames_that_are_not_at_hand_or_have_no_names() -> None:
+def test_lazy_frames_repeated_names_and_dicts() -> None:
     with pytest.raises(InputError, match=r"frame in memory: got LazyFrame\. Try \.collect\(\)"):
         to_frame(polars.LazyFrame({"a": [1]}))
     with pytest.raises(InputError, match=r"a different name for each column\..*'a' 2 times"):
@@ -217,7 +217,7 @@ def test_bad_files_are_refused_whole_and_in_parts(tmp_path: Path, text: str, mes
         list(read_parts(path))
 
 
-def test_what_is_no_text_is_refused_in_parts_too(tmp_path: Path) -> None:
+def test_other_files_are_refused_in_parts(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     for content, message in (
         (b"a,b\n1,\0\n", "byte 3 of line 2 is 0"),
@@ -242,7 +242,7 @@ def test_parts_find_the_separator(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", ("t.csv", "t.csv.gz"))
-def test_how_far_a_text_is_read_is_told(tmp_path: Path, name: str) -> None:
+def test_reading_progress_is_reported(tmp_path: Path, name: str) -> None:
     content = "a,b\n" + "".join(f"{i},{i * 7919 % 10007}\n" for i in range(40_000))
     packed = name.endswith(".gz")
     (tmp_path / name).write_bytes(gzip.compress(content.encode()) if packed else content.encode())
@@ -273,7 +273,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, ending: str) -> None
 
 
 @pytest.mark.parametrize("name", ("o.csv", "o.tsv", "o.csv.gz", "o.parquet"))
-def test_what_is_written_in_parts_reads_back(tmp_path: Path, name: str) -> None:
+def test_files_written_in_parts_read_back_equal(tmp_path: Path, name: str) -> None:
     part = Frame("t", {"x": np.array([1.5, np.nan]), "t": np.array(["a,b", None], dtype=object)})
     with open_table_writer(tmp_path / name) as sink:
         sink.write(part)
@@ -293,7 +293,7 @@ def test_a_file_that_fails_on_the_way_is_not_there(tmp_path: Path) -> None:
         open_table_writer(tmp_path / "o.xls").__enter__()
 
 
-def test_as_text() -> None:
+def test_columns_as_text() -> None:
     assert to_texts(np.array([1.0, -2.5, np.nan, 1e300])).tolist() == ["1", "-2.5", None, "1e+300"]
 
 

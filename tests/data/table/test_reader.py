@@ -61,7 +61,7 @@ def test_a_quoted_line_end_far_down_is_read(tmp_path: Path) -> None:
     assert rows_read[-2:] == [["9", "two\nlines"], ["10", "c"]] and len(rows_read) == 200
 
 
-def test_one_column_is_a_table_and_a_line_break_in_a_cell_no_new_row(tmp_path: Path) -> None:
+def test_one_column_with_a_line_break_in_a_cell(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("only\n1\n\n2\n3\n")
     assert cells(path) == [["1"], ["2"], ["3"]]
@@ -85,7 +85,7 @@ def test_a_line_of_another_length_is_named(tmp_path: Path, columns: int) -> None
         list(read_parts(path, 1))
 
 
-def test_what_came_before_a_bad_line_was_given(tmp_path: Path) -> None:
+def test_rows_before_an_invalid_line_are_yielded(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("a,b\n1,2\n3,4\n5\n")
     parts = read_parts(path, 2)
@@ -94,7 +94,7 @@ def test_what_came_before_a_bad_line_was_given(tmp_path: Path) -> None:
         next(parts)
 
 
-def test_marks_of_order_and_old_line_ends_are_no_part_of_a_cell(tmp_path: Path) -> None:
+def test_byte_order_marks_and_old_line_ends_are_removed(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_bytes(b"\xef\xbb\xbfa,b\r\n1, x \r\n?,y\r\n")
     (part,) = read_parts(path)

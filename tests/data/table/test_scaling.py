@@ -21,7 +21,7 @@ def scaled(kind: str, train: Array, values: Array | None = None) -> list[float]:
 @pytest.mark.parametrize(
     ("rows", "count"), ((1, 10), (299, 10), (330, 11), (3000, 100), (30_000, 1000), (60_000, 1000))
 )
-def test_there_is_a_quantile_for_thirty_rows_ten_to_a_thousand(rows: int, count: int) -> None:
+def test_one_quantile_per_thirty_rows_from_10_to_1000(rows: int, count: int) -> None:
     knots = SCALINGS["quantile"][0](RNG.normal(size=rows))
     assert len(knots) == count and list(knots) == sorted(knots)
 
@@ -39,7 +39,7 @@ def test_quantile_scaling_makes_any_column_normal() -> None:
     assert middle.std() == pytest.approx(1, abs=0.03)
 
 
-def test_quantile_scaling_keeps_the_order_and_ends_beyond_the_ends() -> None:
+def test_quantile_scaling_keeps_the_order_and_clips() -> None:
     train = np.array([3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0] * 9)
     result = scaled("quantile", train, np.array([-1e9, 1.0, 2.5, 4.0, 8.0, 9.0, 1e9]))
     assert result == sorted(result) and len(set(result)) >= 5
