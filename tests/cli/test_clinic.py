@@ -64,8 +64,8 @@ def test_a_hugging_face_directory_is_examined(
         call("clinic", str(tmp_path / "theirs"))
 
 
-def table_run(folder: Path) -> Path:
-    """A small run of a table, and rows like those it was trained on."""
+def fitted_table(folder: Path) -> Path:
+    """Fit and save a model for a small table; return the file of the table."""
     path = folder / "rows.csv"
     lines = [f"{i % 7},{'ab'[i % 2]},{'yes' if i % 3 else 'no'}" for i in range(130)]
     path.write_text("\n".join(["age,town,answer", *lines]) + "\n")
@@ -81,7 +81,7 @@ def table_run(folder: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.trains
 def test_a_table_is_examined(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    rows, run = table_run(tmp_path), str(tmp_path / "run")
+    rows, run = fitted_table(tmp_path), str(tmp_path / "run")
     call("clinic", run, "--quick")
     output = capsys.readouterr()
     assert "drawn at random: 64 rows of 1 numbers and 1 categories." in output.err

@@ -1,4 +1,4 @@
-"""The demo, from phrases to a page, on so few of them that it learns next to nothing."""
+"""The demo, from phrases to a report, on a few hundred phrases."""
 
 import json
 from dataclasses import replace
@@ -41,7 +41,7 @@ def test_a_demo_trains_translates_and_writes_a_page(
     train_lines = (tmp_path / "demo/phrases/train.en").read_text().splitlines()
     held = (tmp_path / "demo/phrases/test.en").read_text().splitlines()
     assert len(train_lines) == 400 and not set(train_lines) & set(held)
-    status, out, _ = run(capsys, *command)  # what an earlier demo left is cleared away
+    status, out, _ = run(capsys, *command)  # the files of an earlier demo are deleted
     assert status == 0 and "held-out phrase" in out and "exact: " in out and "report: " in out
 
 

@@ -315,7 +315,7 @@ def test_predict_does_not_overwrite_its_input(trained_table: Path, tmp_path: Pat
 
 
 class Screen(io.StringIO):
-    """A terminal to write to."""
+    """A stream that is a terminal."""
 
     def isatty(self) -> bool:
         return True
@@ -423,7 +423,7 @@ def test_explain(trained_table: Path, tmp_path: Path, capsys: pytest.CaptureFixt
 def test_a_run_is_evaluated_on_other_rows(
     trained_table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The figures are those of its predictions, row by row."""
+    """The metrics are those of its predictions, row by row."""
     later = tmp_path / "later.csv"
     later.write_text(rows(40))
     assert main(["evaluate", str(trained_table.parent / "run"), str(later), "--json"]) == 0
@@ -435,7 +435,7 @@ def test_a_run_is_evaluated_on_other_rows(
     assert set(metrics) == {"accuracy", "auc", "log_loss", "brier", "ece", "f1", "rows"}
     shutil.copytree(trained_table.parent / "run", tmp_path / "bare")
     for path in (tmp_path / "bare").rglob("schema.toml"):
-        path.unlink()  # it is for people, and may be deleted
+        path.unlink()  # the page is not needed and may be deleted
     assert main(["evaluate", str(tmp_path / "bare"), "--source", str(later)]) == 0
     assert f"{metrics['accuracy']:.1%}" in capsys.readouterr().out
     for more, message in (

@@ -1,4 +1,4 @@
-"""addnorm train for texts: what it prints, what it writes, kills, interrupts, mistakes."""
+"""addnorm train for text tasks: output, files, kills, interrupts, errors."""
 
 import json
 import os
@@ -101,7 +101,7 @@ def test_a_dry_run_writes_nothing(
 
 
 def begin(*arguments: str) -> "subprocess.Popen[str]":
-    """A real process; what it says can be read as it comes."""
+    """Start a process whose output can be read line by line."""
     return subprocess.Popen(
         [sys.executable, "-m", "addnorm", *arguments],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -122,7 +122,7 @@ def wait_for(process: "subprocess.Popen[str]", holds: Callable[[str], bool]) -> 
 
 
 def kill_and_compare(task: str, data: Path, tmp_path: Path, moments: list[float]) -> None:
-    """Kill a run at each moment after an evaluation, resume it, and compare with one unbroken."""
+    """Kill a run at each moment after an evaluation, resume it, compare it to an unbroken one."""
     more = [
         "--set",
         "train.steps=120",
@@ -171,7 +171,7 @@ def test_a_run_killed_at_any_moment(task: str, data: Path, tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.trains
 def test_an_interrupt_saves_and_prints_how_to_resume(data: Path, tmp_path: Path) -> None:
-    """Exit code 130, as of any program that was interrupted: what follows `&&` must not run."""
+    """The exit code is 130, so that a command after `&&` does not run."""
     out = tmp_path / "run"
     more = ["--set", "train.steps=100000", "--set", "train.evaluate_every=5"]
     more += ["--set", "train.save_every=100000"]
@@ -191,7 +191,7 @@ def test_an_interrupt_saves_and_prints_how_to_resume(data: Path, tmp_path: Path)
 
 @pytest.fixture
 def bad(tmp_path: Path) -> Path:
-    """Files that nothing can be learnt from."""
+    """Files that cannot be used for training."""
     folder = write(tmp_path / "bad", 20)
     texts = lines(20)
     (folder / "binary.txt").write_bytes(b"text\n\x00\x01\x02")

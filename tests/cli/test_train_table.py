@@ -131,7 +131,7 @@ def test_choices_of_pretrain_and_split() -> None:
 
 
 def patients(count: int = 60, *, lost: int = 0) -> str:
-    """Five rows of each patient; the first rows are nobody's."""
+    """Return five rows per patient; the first `lost` rows have no patient."""
     head, *lines = rows(count).strip().split("\n")
     named = [f"{'' if i < lost else f'p{i // 5}'},{line}" for i, line in enumerate(lines)]
     return "\n".join([f"patient,{head}", *named]) + "\n"
@@ -206,7 +206,7 @@ def test_the_last_rows_can_be_held_out(tmp_path: Path, capsys: pytest.CaptureFix
 def test_a_table_in_a_spreadsheet_format(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Semicolons, decimal commas, euros, percent, postcodes, dashes for gaps, line ends, a mark."""
+    """Semicolons, decimal commas, euros, percent, postcodes, dashes, \\r\\n, a byte order mark."""
     lines = ["PLZ;Fläche;Anteil;Baujahr;Preis"]
     for i in range(80):
         year = "-" if i % 5 == 0 else str(1950 + i % 60)
@@ -396,7 +396,7 @@ def test_the_error_for_a_numeric_target_suggests_classes(tmp_path: Path) -> None
 
 
 def begin(folder: Path, name: str, *more: object) -> list[str]:
-    """The command for a run of a small table, in a directory of that name."""
+    """Return the command that trains on a small table, into a directory of that name."""
     path = folder / "t.csv"
     path.write_text(rows())
     settings = [part for setting in QUICK for part in ("--set", setting)]

@@ -1,4 +1,4 @@
-"""Phrases to train on: right by hand-written rules, the same everywhere, new but guessable."""
+"""Phrases of the demo: correct by independent rules, reproducible, split without leaks."""
 
 import hashlib
 import os
@@ -70,7 +70,7 @@ TENS = "zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig".split
 
 
 def in_german(number: int) -> str:
-    """A number below 10 000 in German words, by the rules of school."""
+    """Return a number below 10,000 in German words."""
     if number >= 1000:
         return in_german_ein(number // 1000) + "tausend" + in_german_rest(number % 1000)
     if number >= 100:
@@ -92,7 +92,7 @@ def in_german_rest(number: int) -> str:
 
 
 def from_english(words: str) -> int:
-    """The value of a number in English words."""
+    """Return the value of a number in English words."""
     small = (
         "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
         "fifteen sixteen seventeen eighteen nineteen"
@@ -122,7 +122,7 @@ def swapped(number: str) -> str:
 
 
 def german(phrase: Phrase) -> str | None:
-    """What a phrase is in German, for the wordings that simple rules cover."""
+    """Return the German phrase, for wordings that simple rules cover; else None."""
     text, months = phrase.english, dict(MONTHS)
     if phrase.kind == "time":
         return clock(text)

@@ -20,12 +20,12 @@ SYLLABLES = ["ba", "be", "bi", "da", "de", "di", "ka", "ke", "ki", "la", "le", "
 TASKS = ("translate", "language", "masked", "classify")
 ALL_TASKS = (*TASKS, "table")
 SMALL = {"width": 16, "depth": 1, "heads": 2, "ffn_width": 32}
-"""Sizes of a model that takes a millisecond or two a step."""
+"""Sizes of a model that takes one or two milliseconds per step."""
 STEPS = {"translate": 60, "language": 40, "masked": 40, "classify": 60, "table": 40}
 
 
 def lines(count: int = 120, seed: int = 0) -> list[str]:
-    """Different lines of 2 to 5 invented words."""
+    """Return distinct lines of 2 to 5 invented words."""
     draw = random.Random(seed)
     words = ["".join(draw.choices(SYLLABLES, k=draw.randint(1, 3))) for _ in range(30)]
     distinct: dict[str, None] = {}
@@ -35,7 +35,7 @@ def lines(count: int = 120, seed: int = 0) -> list[str]:
 
 
 def answer(line: str) -> str:
-    """The translation of a line: its words backwards, in capitals."""
+    """Return the translation of a line: its words reversed, in upper case."""
     return " ".join(reversed(line.upper().split()))
 
 
@@ -49,7 +49,7 @@ def _row(line: str) -> str:
 
 
 def write(folder: Path, count: int = 120, seed: int = 0) -> Path:
-    """Files for every task: a.source, a.target, book.txt, texts.txt, labelled.csv, table.csv."""
+    """Write files for every task: two of parallel lines, two of text, and two tables."""
     folder.mkdir(parents=True, exist_ok=True)
     texts = lines(count, seed)
     for name, rows in {
@@ -65,7 +65,7 @@ def write(folder: Path, count: int = 120, seed: int = 0) -> Path:
 
 
 def data_of(task: str, folder: Path) -> dict[str, Any]:
-    """The data section for a task."""
+    """Return the data section for a task."""
     if task == "table":
         return {"source": str(folder / "table.csv")}
     if task == "translate":
@@ -77,7 +77,7 @@ def data_of(task: str, folder: Path) -> dict[str, Any]:
 
 
 def request_for(task: str, folder: Path, *settings: str, **train: Any) -> RunRequest:
-    """A small run of a task."""
+    """Return the request for a small run of a task."""
     more = {"batch": 512, "steps": 6, "evaluate_every": 3, "lr": 1e-2} | train
     model = SMALL | ({"length": 32} if task == "language" else {})
     if task == "table":
@@ -94,7 +94,7 @@ def request_for(task: str, folder: Path, *settings: str, **train: Any) -> RunReq
 
 
 class RecordingObserver(Observer):
-    """Keeps what the loop says, and the losses of its steps."""
+    """Records the messages of the loop and the losses of its steps."""
 
     def __init__(self) -> None:
         self.messages: list[str] = []
@@ -116,7 +116,7 @@ def default_observers(path: Path) -> Sequence[Observer]:
 
 
 def quiet(text: str) -> None:
-    """Says nothing."""
+    """Ignore a message."""
 
 
 def train(request: RunRequest, out: Path, *observers: Observer) -> Outcome:
@@ -130,7 +130,7 @@ def resume(out: Path, *observers: Observer) -> Outcome:
 
 
 class Trained:
-    """Runs of every task, trained when first asked for, and their data."""
+    """Data and runs of every task; a run is trained when it is first used."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.data = folder, write(folder / "data")
@@ -140,7 +140,7 @@ class Trained:
         out = self.folder / task
         if not out.exists():
             steps = STEPS[task]
-            with torch.enable_grad():  # whichever test is the first to ask
+            with torch.enable_grad():  # the first test that uses it may disable gradients
                 train(request_for(task, self.data, steps=steps, evaluate_every=steps // 4), out)
         return out
 

@@ -1,4 +1,4 @@
-"""A time budget: speed is measured without a trace, and the steps are fitted to it."""
+"""A time budget: measuring changes nothing, and the steps are fitted to the time."""
 
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ def test_a_measured_run_is_bit_equal_to_one_that_was_not(data: Path, tmp_path: P
 
 
 def fitted(times: StepTimes, *settings: str) -> Any:
-    """The train section of a configuration that is fitted to 10 minutes."""
+    """Return the train section of a configuration that is fitted to 10 minutes."""
     return schedule_within(10, Config().override(*settings), times).train
 
 
@@ -68,7 +68,7 @@ def test_schedule_within_a_time() -> None:
     # Evaluations of 40 s: four of them fit into a third of the time.
     train_config = fitted(StepTimes(1.0, 40.0))
     assert train_config.steps == 570 - 160 and train_config.evaluate_every == 102
-    # Evaluations of 100 s: those that do, and of 400 s: one, and half the time to learn.
+    # Evaluations of 100 s: as many as fit into a third; of 400 s: one, and half the time for steps.
     train_config = fitted(StepTimes(1.0, 100.0))
     assert train_config.steps == 570 - 190 and train_config.evaluate_every == 200
     train_config = fitted(StepTimes(1.0, 400.0))

@@ -1,4 +1,4 @@
-"""Who watches a run: lines, the bar, the journal, TensorBoard."""
+"""Loggers of a run: lines, progress bar, metrics.jsonl, TensorBoard."""
 
 import io
 import json
@@ -169,8 +169,8 @@ def test_the_remaining_time() -> None:
 
 
 def test_metrics_and_durations_are_formatted() -> None:
-    figures = {"loss": 2.34567, "bits_per_byte": 1.5, "accuracy": 0.781, "f1": 1.0}
-    assert format_metrics(figures) == "loss 2.346, bits per byte 1.5, accuracy 78.1%, f1 100.0%"
+    metrics = {"loss": 2.34567, "bits_per_byte": 1.5, "accuracy": 0.781, "f1": 1.0}
+    assert format_metrics(metrics) == "loss 2.346, bits per byte 1.5, accuracy 78.1%, f1 100.0%"
     assert format_metrics({}) == ""
     assert [format_duration(s) for s in (-3, 59.6, 3599, 3600)] == [
         "0:00",

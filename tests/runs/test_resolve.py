@@ -1,4 +1,4 @@
-"""What the sizes stand for, what is computed from the data, and which setting wins."""
+"""Sizes, fields that are computed from the data, and the precedence of settings."""
 
 from contextlib import nullcontext
 from pathlib import Path

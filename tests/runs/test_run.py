@@ -1,4 +1,4 @@
-"""A run on disk: made, opened strictly, listed."""
+"""Run directories: created, opened strictly, listed."""
 
 import json
 import shutil

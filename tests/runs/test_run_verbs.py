@@ -1,4 +1,4 @@
-"""The verbs of a trained run: answers in order, probabilities, figures computed by hand."""
+"""The verbs of a trained run: order, probabilities, and metrics against a direct computation."""
 
 import json
 import math
@@ -68,7 +68,7 @@ def test_generation_is_decided_by_its_seed(trained: Trained) -> None:
     run = Run.open(trained["language"])
     texts = [run.generate("Ba", tokens=40, seed=n, temperature=1.5) for n in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
-    # Longer than the context: the window slides on.
+    # Longer than the context: the window slides.
     text = run.generate("Ba", tokens=60)
     assert len(text.pieces) == 60 > run.model.config.length
 
@@ -182,7 +182,7 @@ def test_metrics_of_a_translator(trained: Trained, tmp_path: Path) -> None:
 
 @pytest.mark.trains
 def test_metrics_of_a_language_model(trained: Trained, tmp_path: Path) -> None:
-    """Bits per byte, by hand: all log-probabilities, over all bytes of the text."""
+    """Bits per byte: the sum of all log-probabilities divided by the bytes of the text."""
     run = Run.open(trained["language"])
     text = "".join(line.capitalize() + ".\n" for line in lines(20, seed=5))
     (tmp_path / "test.txt").write_text(text)
@@ -226,7 +226,7 @@ def test_without_a_file_the_held_out_part_is_evaluated(task: str, trained: Train
 
 @pytest.mark.trains
 def test_a_file_is_evaluated_to_its_end(trained: Trained, tmp_path: Path) -> None:
-    """Neither the bound on evaluations in training nor the run's limit on rows applies."""
+    """Neither max_held_out nor data.max_rows of the run applies."""
     request = request_for("masked", trained.data, "data.max_rows=60", steps=1)
     train(request, tmp_path / "run")
     (tmp_path / "test.txt").write_text("".join(line + "\n" for line in lines(80, seed=5)))

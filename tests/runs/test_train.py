@@ -1,4 +1,4 @@
-"""Runs from beginning to end in one process: start, stop, resume, start from another's weights."""
+"""Runs in one process: start, stop, resume, start from the weights of another run."""
 
 import json
 import shutil
@@ -41,7 +41,7 @@ class PowerCut(Exception):
 
 
 class Cut(Observer):
-    """Ends the process, as it were, after a step."""
+    """Raises after a step, as if the process had been killed."""
 
     def __init__(self, at: int) -> None:
         self.at = at
@@ -57,7 +57,7 @@ def same_tensors(one: Path, other: Path) -> bool:
 
 
 def same_runs(one: Path, other: Path) -> None:
-    """Equal to the last bit: best model, last checkpoint, journal but for its clock."""
+    """Assert that best model, last checkpoint and journal (except for times) are bit-identical."""
     last = [checkpoint.steps(path)[-1] for path in (one, other)]
     assert last[0].name == last[1].name
     for name in ("weights.safetensors", "state.safetensors"):
@@ -213,7 +213,7 @@ def test_a_classifier_starts_from_pretrained_weights(trained: Trained, tmp_path:
 
 @pytest.mark.trains
 def test_texts_longer_than_the_starting_model_are_cut(tmp_path: Path) -> None:
-    """A classifier reads 256 tokens by itself, a model to begin with may know fewer places."""
+    """A classifier reads 256 tokens by default; a starting model may have fewer positions."""
     folder = write(tmp_path / "data", 60)
     masked = request_for("masked", folder, "model.length=12", "data.max_length=10", steps=1)
     train(masked, tmp_path / "first")
@@ -254,7 +254,7 @@ def test_a_run_from_another_restarts_identically(data: Path, tmp_path: Path) -> 
 def test_a_run_resumes_from_another_folder(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Paths that were given from here are kept whole."""
+    """Relative paths are stored as absolute paths."""
     monkeypatch.chdir(data)
     request = request_for(
         "translate", Path("."), "data.valid_source=a.source", "data.valid_target=a.target"

@@ -1,4 +1,4 @@
-"""Each task from its files to a run: what is read, split, learnt, measured and kept."""
+"""The text tasks: reading, splits, batches, losses, metrics and fingerprints."""
 
 import math
 from pathlib import Path
@@ -66,7 +66,7 @@ def test_a_run_directory_is_complete(task: str, trained: Trained) -> None:
 
 
 def naive_loss(task: str, run: Run, bound: TextTask) -> float:
-    """Row by row, without padding: the mean over all targets."""
+    """Return the mean loss over all targets, row by row and without padding."""
     model, (tokenizer,) = run.model, run.tokenizers.values()
     total, count = 0.0, 0
     bound_task: Any = bound
@@ -199,7 +199,7 @@ def test_a_classifier_knows_its_labels(data: Path) -> None:
 
 
 def test_masks_depend_on_epoch_and_text_alone(data: Path) -> None:
-    """What is hidden depends on epoch and text only: not on batch size, nor on the workers."""
+    """The masks of a text depend neither on the batch size nor on the number of workers."""
     small, large = (read("masked", data, batch=size)[0] for size in (128, 100_000))
     for epoch in (0, 1):
         (part,) = large.plan(epoch)
@@ -292,7 +292,7 @@ def test_missing_training_data_is_an_error(data: Path) -> None:
 
 
 def test_max_rows_limits_every_task(trained: Trained) -> None:
-    """Rows of a table, lines of texts and of a book."""
+    """Rows of a table, and lines of text files."""
     for task in TASKS:
         bound, _ = read(task, trained.data, "data.max_rows=50")
         bound_task: Any = bound

@@ -1,4 +1,4 @@
-"""A new task is one class and one row in TASKS: everything else works as for the others."""
+"""A new task is one class and one row in TASKS: all else works as for the other tasks."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -42,7 +42,7 @@ class TrainedToy(Trained):
 
     @torch.no_grad()
     def extend(self, x: float) -> float:
-        """Return the y of an x."""
+        """Return the y of the line at x."""
         return float(self.model(torch.tensor([[x]])))
 
     def evaluate(self, *data: Any, say: Say = say_nothing, **options: Any) -> Metrics:
@@ -52,7 +52,7 @@ class TrainedToy(Trained):
 
 
 class Toy(Task):
-    """Learn a line through points: a file with "x y" on each line."""
+    """Fit a line through points: a file with "x y" on each line."""
 
     name, trained, unit, epochs = "toy", TrainedToy, "points", 4.0
     train_defaults: ClassVar[dict[str, Any]] = {"lr": 0.1, "batch": 4}

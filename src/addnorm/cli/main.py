@@ -151,7 +151,7 @@ COMMANDS: dict[str, Command] = {
         clinic.CLINIC_EXAMPLES,
     ),
     "race": Command(
-        "train variants of a configuration with equal budgets and rank them",
+        "train variants of a configuration and rank them by their results",
         "addnorm.cli.clinic:race",
         clinic.race_flags,
         clinic.RACE_EXAMPLES,

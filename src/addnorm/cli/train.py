@@ -26,6 +26,11 @@ NO_TASK = (
 )
 COLUMN_OPTIONS = {"data.text", "data.label", "table.target", "table.groups"}
 """Fields whose option takes the name of a column."""
+FILE_OPTIONS = {
+    *("data.source", "data.target", "data.valid_source", "data.valid_target"),
+    *("table.schema", "table.test", "table.unlabelled"),
+}
+"""Fields whose option takes a file."""
 
 
 def add_train_flags(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +55,8 @@ def add_task_flags(task: str) -> Callable[[argparse.ArgumentParser], None]:
             if isinstance(value, bool):
                 parser.add_argument(flag, action="store_true", default=None, help=text)
             else:
-                metavar = "COLUMN" if path in COLUMN_OPTIONS else name.rpartition("_")[2].upper()
+                metavar = "COLUMN" if path in COLUMN_OPTIONS else name.upper()
+                metavar = "FILE" if path in FILE_OPTIONS else metavar
                 parser.add_argument(flag, dest=name, metavar=metavar, help=text)
         parser.add_argument("--out", metavar="RUN", help="directory for the run")
         parser.add_argument(

@@ -1,4 +1,4 @@
-"""Edges of bins against a search of all splits, by hand."""
+"""Bin edges against an exhaustive search of all splits."""
 
 from collections import Counter
 from itertools import pairwise
@@ -36,7 +36,7 @@ CLASSES = np.array([0] * 10 + [2] * 50 + [1] * 50)
 
 @pytest.mark.parametrize("classes", (True, False))
 def test_a_tree_splits_where_the_target_changes(classes: bool) -> None:
-    """Codes of classes are no numbers: the two kinds split the same rows in different places."""
+    """Codes of classes are not numbers: the two kinds of tree split the same rows differently."""
     x = np.sort(RNG.normal(size=110))
     (low, middle, high) = tree_edges(x, CLASSES, classes, bins=2, seed=0)
     assert (low, high) == (np.float32(x.min()), np.float32(x.max()))
@@ -46,13 +46,13 @@ def test_a_tree_splits_where_the_target_changes(classes: bool) -> None:
 
 @pytest.mark.parametrize("rows", (60, 1000, 6400))
 def test_noise_makes_no_bins_of_a_few_rows(rows: int) -> None:
-    """No bin has less than a fiftieth of the rows, or 64 where that is more."""
+    """No bin has fewer rows than a fiftieth of all, or than 64 if that is less."""
     x, y = RNG.normal(size=rows), RNG.normal(size=rows)
     edges = tree_edges(x, y, classes=False, bins=48, seed=0)
     counts = [int(((x >= a) & (x < b)).sum()) for a, b in pairwise([*edges[:-1], np.inf])]
     assert sum(counts) == pytest.approx(rows, abs=1) and len(counts) > 3
     assert min(counts) >= min(64, rows // 50) - 1, "the first edge is rounded to float32"
-    assert min(counts) <= 2 * min(64, rows // 50) + 1, "nor is it much more"
+    assert min(counts) <= 2 * min(64, rows // 50) + 1, "and not many more"
 
 
 @pytest.mark.parametrize("bins", (1, 2, 5, 48))
@@ -83,7 +83,7 @@ def test_edges_equal_in_float32_are_merged() -> None:
 
 
 def test_edges_ignore_rows_with_a_missing_value() -> None:
-    """The target jumps at 0.5 in the rows that are there, and wildly in the others."""
+    """The target jumps at 0.5 in rows with a value, and varies in rows without one."""
     x, y = np.linspace(0, 1, 100), np.zeros(100)
     y[50:] = 1.0
     missing = np.arange(100) % 3 == 0

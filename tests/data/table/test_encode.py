@@ -1,4 +1,4 @@
-"""Schemas, encoders and bins: what is learnt from training rows, and what it does to any."""
+"""Schemas, encoders and bins: fitted on training rows, applied to any rows."""
 
 import json
 import math
@@ -102,7 +102,9 @@ def test_distinct_numbers_are_a_leak_only_if_linear() -> None:
     y = [math.sin(i) for i in range(50)]
     table = frame(y=y, free=[math.cos(i) for i in range(50)], unit=[3 * v - 1 for v in y])
     near = frame(y=y, near=[v + math.cos(i) / 10 for i, v in enumerate(y)])
-    assert "determines" not in note(table, "free", "y") and "determines" not in note(near, "near", "y")
+    assert "determines" not in note(table, "free", "y") and "determines" not in note(
+        near, "near", "y"
+    )
     assert "determines 'y' exactly" in note(table, "unit", "y")
 
 
@@ -196,7 +198,7 @@ def test_numbers_in_common_formats(cells: list[str], form: str, numbers: list[fl
 
 
 def test_a_form_is_one_of_the_whole_column() -> None:
-    """1.234 is more than a thousand among 2,5 and 3,75, and little more than one by itself."""
+    """1.234 is over a thousand in a column with 2,5 and 3,75, and a decimal number otherwise."""
     assert detect_form(["1.234", "2,5", "3,75"]) == "1.234,5"
     assert to_numbers(np.array(["1.234"], dtype=object), "1.234,5")[0].tolist() == [1234.0]
     assert to_numbers(np.array(["1.234"], dtype=object))[0].tolist() == [1.234]
@@ -376,7 +378,7 @@ def test_order_of_columns_does_not_matter_and_names_do() -> None:
     encoder = fit_encoder(table, infer(table))
     turned = Frame("t", dict(reversed(table.columns.items())))
     assert torch.equal(encoder.encode(turned).numbers, encoder.encode(table).numbers)
-    encoder.encode(table.without("c"))  # a column that is not used may be gone
+    encoder.encode(table.without("c"))  # an ignored column may be absent
     message = "it lacks 'b' and has 'z', which training did not have"
     with pytest.raises(InputError, match=message):
         encoder.encode(frame(a=[1.0], z=[1.0]))

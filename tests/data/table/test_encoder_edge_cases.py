@@ -1,4 +1,4 @@
-"""Recipes on both sides of every line that is drawn; tests of each kind of column: test_prepare."""
+"""Encoders on both sides of every threshold; test_encode.py tests each kind of column."""
 
 from collections import Counter
 from typing import Any
@@ -31,7 +31,7 @@ def test_with_a_thousand_rows_values_must_occur_five_times(
 
 
 def test_frequent_values_have_codes_and_the_rest_share_one() -> None:
-    """Of 2,100 values the 2,000 that are met most often, by alphabet."""
+    """The 2,000 most frequent of 2,100 values have codes, in alphabetical order."""
     values = [f"v{i}" for i in range(2100) for _ in range(2 if i % 21 else 1)]
     table = frame(c=values)
     schema = infer(table).change({"c": "category"})
@@ -78,8 +78,8 @@ def test_infinities_are_clipped_to_the_training_range() -> None:
     assert beyond.tolist() == [7.0, -7.0], "finite numbers may lie beyond"
 
 
-def test_a_number_column_without_numbers_is_ignored() -> None:
-    """All missing where it was asked for: it is learnt from as missing, and later as it comes."""
+def test_a_requested_number_column_without_numbers_is_encoded() -> None:
+    """All values are missing in training; later numbers are finite."""
     table = frame(x=[None, None, None], c=["a", "b", "a"])
     schema = infer(table).change({"x": "number"})
     encoder = fit_encoder(table, schema)
@@ -99,7 +99,7 @@ def test_take_selects_numbers_and_codes() -> None:
 
 
 def test_dates_before_1970_and_after() -> None:
-    """Days are counted from the first of 1970; a Thursday."""
+    """Days are counted from 1 January 1970, a Thursday."""
     table = frame(d=["1969-12-31", "1970-01-01", "1970-01-02 12:00", "1999-12-31 23:00", None])
     encoder = fit_encoder(table, infer(table), scaling="none")
     numbers = dict(zip(encoder.names, encoder.encode(table).numbers.T.tolist(), strict=True))

@@ -254,7 +254,7 @@ def test_reading_progress_is_reported(tmp_path: Path, name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", ("csv", "csv.gz"))
 def test_memory_does_not_grow_with_the_file(tmp_path: Path, ending: str) -> None:
-    """Rows are read, and written, a part at a time: four times as many take no more."""
+    """Rows are read and written in parts: four times as many rows take no more memory."""
     peaks = []
     for rows in (4000, 16_000):
         path, out = tmp_path / f"t.{ending}", tmp_path / f"o.{ending}"

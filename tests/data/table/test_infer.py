@@ -1,4 +1,4 @@
-"""What columns are guessed to be, on both sides of every line that is drawn."""
+"""Inference of column types, on both sides of every threshold."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from addnorm.errors import InputError
 
 
 def infer_column(values: list[Any], name: str = "x") -> Column:
-    """The guess for a column that stands beside one that says nothing."""
+    """Return the inferred column, in a table with one other column."""
     rows = len(values)
     other = [0.5 * (i % 2) for i in range(rows)]
     return next(c for c in infer(to_frame({name: values, "other": other})).columns)
@@ -33,7 +33,7 @@ def words(count: int) -> list[str]:
     ),
 )
 def test_texts_that_hardly_repeat_are_ignored(values: list[Any], kind: str) -> None:
-    """More than fifty, and more than half of the rows that have one."""
+    """More than 50 distinct values, and more than half of the rows that have a value."""
     assert infer_column(values).kind == kind
 
 
@@ -67,7 +67,7 @@ def test_up_to_2_percent_of_a_number_column_may_be_texts(strays: int, kind: str)
 def test_a_different_integer_in_every_row_is_an_identifier(
     values: list[Any], name: str, kind: str
 ) -> None:
-    """If they are counted without a gap, or if the column's name says so; and of 51 rows on."""
+    """If the integers are consecutive, or the name of the column is that of an id; from 51 rows."""
     inferred = infer_column(values, name)
     assert inferred.kind == kind
     assert ("looks like an identifier" in inferred.note) is (kind == "ignore")
@@ -93,7 +93,7 @@ def test_notes_describe_the_columns(values: list[Any], kind: str, note: str) -> 
 
 
 def test_a_date_after_the_first_thousand_rows_is_checked() -> None:
-    """The first thousand are dates; the next is none."""
+    """The first thousand values are dates; the next is not."""
     days = [f"2024-01-{1 + i % 28:02}" for i in range(1000)]
     assert infer_column([*days, "2024-02-01"]).kind == "date"
     assert infer_column([*days, "never"]).kind == "category"
@@ -137,7 +137,7 @@ def test_the_task_can_be_chosen() -> None:
     ),
 )
 def test_a_column_that_determines_the_target_is_noted(column: list[Any], is_leak: bool) -> None:
-    """Each value goes with one answer, and there are fewer values than a tenth of the rows."""
+    """Each value has one label, and there are fewer values than a tenth of the rows."""
     table = to_frame({"y": [i % 2 for i in range(100)], "x": column, "z": ["q", "r"] * 50})
     (inferred,) = (c for c in infer(table, "y").columns if c.name == "x")
     assert ("determines 'y' exactly: is it known when predicting?" in inferred.note) is is_leak
@@ -149,7 +149,7 @@ def test_a_constant_target_has_no_leaks() -> None:
 
 
 def test_equal_columns_are_duplicates() -> None:
-    """Numbers and their texts are the same; one cell that differs makes two columns."""
+    """Numbers equal their texts; columns that differ in one cell are distinct."""
     rows = [float(i % 7) for i in range(30)]
     table = to_frame(
         {

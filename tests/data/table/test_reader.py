@@ -1,4 +1,4 @@
-"""Tables a part at a time: where parts end, what is told, what is written."""
+"""Tables read and written in parts: sizes of parts, separators, errors, written files."""
 
 import gzip
 from pathlib import Path
@@ -115,7 +115,7 @@ def test_byte_order_marks_and_old_line_ends_are_removed(tmp_path: Path) -> None:
     ),
 )
 def test_files_are_written_as_their_name_says(tmp_path: Path, name: str, separator: str) -> None:
-    """A header once, whole lines, nothing where a value is missing, a packed file if .gz."""
+    """One header, complete lines, empty cells for missing values, compressed if .gz."""
     frame = Frame(
         "t",
         {

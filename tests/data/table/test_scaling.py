@@ -27,7 +27,7 @@ def test_one_quantile_per_thirty_rows_from_10_to_1000(rows: int, count: int) -> 
 
 
 def test_quantile_scaling_makes_any_column_normal() -> None:
-    """The share of rows below, through the normal distribution's inverse; by counting."""
+    """Φ⁻¹ of the share of rows below each value, by counting."""
     train = np.exp(RNG.normal(size=6001))
     some = np.sort(train)[[1000, 3000, 5000]]
     for value, result in zip(some, scaled("quantile", train, some), strict=True):
@@ -49,7 +49,7 @@ def test_quantile_scaling_keeps_the_order_and_clips() -> None:
 
 
 def test_a_value_that_most_rows_have_is_in_the_middle_of_its_step() -> None:
-    """Zeros in six of ten rows, the rest above: their shares are 0 to 0.6, the middle 0.3."""
+    """With zeros in six of ten rows, the share of a zero is 0.3: the middle of 0 to 0.6."""
     train = np.concatenate((np.zeros(601), np.linspace(1, 2, 400)))
     assert scaled("quantile", train, np.zeros(1))[0] == pytest.approx(
         NormalDist().inv_cdf(0.3), abs=0.03
@@ -78,7 +78,7 @@ def test_robust_scaling_is_smooth_and_inside_three() -> None:
     ("train", "width"), (([0.0] * 9 + [8.0], 4.0), ([2.0] * 9, 1.0), ([0.0, 1.0, 2.0], 1.0))
 )
 def test_robust_scaling_where_most_values_are_equal(train: list[float], width: float) -> None:
-    """Half the range stands in for a spread of quartiles that is nothing."""
+    """Half the range replaces an interquartile range of 0."""
     middle = sorted(train)[len(train) // 2]
     result = scaled("robust", np.array(train), np.array([middle, middle + 1, middle - 2]))
     assert result == pytest.approx([robust(middle + d, middle, width) for d in (0, 1, -2)])

@@ -1,4 +1,4 @@
-"""Schemas: what they use, what they ask of a table, what they refuse."""
+"""Schemas: used columns, changes, checks of a table, TOML files."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Batches: every example once, the same on every run, little padding, and exact to resume."""
+"""Batches: every example once, reproducible, little padding, and exact resuming."""
 
 import subprocess
 import sys
@@ -112,7 +112,7 @@ def test_epochs_continue_after_the_batches_done() -> None:
 
 
 def share_again(batches: Batches) -> float:
-    """Of two examples in one batch, how often they share a batch in the next epoch."""
+    """Return how often two examples of one batch share a batch in the next epoch."""
     home = {row: place for place, batch in enumerate(batches.epoch(1)) for row in batch}
     pairs = together = 0
     for batch in batches.epoch(0):

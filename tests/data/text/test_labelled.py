@@ -1,4 +1,4 @@
-"""LabelledTexts texts, splits that leak nothing, and hidden tokens."""
+"""Labelled texts, splits without leaks, and masked tokens."""
 
 import gzip
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Files of text: what is read is what is there, and what cannot be read is said, with the place."""
+"""Text files and sentence pairs: exact content, and errors with the position in the file."""
 
 import bz2
 import errno
@@ -22,7 +22,7 @@ Put = Callable[..., str]
 
 @pytest.fixture
 def put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Put:
-    """Write files beside each other; returns the name of the last."""
+    """Write files into one folder; return the name of the last."""
     monkeypatch.chdir(tmp_path)
 
     def write(**files: bytes | str) -> str:

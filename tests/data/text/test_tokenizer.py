@@ -1,4 +1,4 @@
-"""Tokenizers: text in is text out, ids are the same on every run, and a saved one is the same."""
+"""Tokenizers: decoding inverts encoding, training is reproducible, a loaded one is equal."""
 
 import errno
 import hashlib
@@ -34,7 +34,7 @@ LINES = [
 ] * 4
 KINDS = tuple(TOKENIZERS)
 WHOLE = ("bpe", "unigram", "bytes")
-"""The kinds to which no character is unknown."""
+"""Kinds without unknown characters."""
 ODD = (
     "",
     " ",
@@ -388,7 +388,7 @@ def edit_content(**changes: Any) -> Callable[[Path], None]:
 
 
 def change(**changes: Any) -> Callable[[Path], None]:
-    """Write the file again with other content, and the digest of that. None removes a field."""
+    """Rewrite the file with other content and its digest. None removes a field."""
 
     def edit(directory: Path) -> None:
         path = directory / "tokenizer.json"
@@ -404,7 +404,7 @@ def write(name: str, content: bytes) -> Callable[[Path], object]:
 
 
 def take_model(content: bytes) -> Callable[[Path], None]:
-    """Another model file, with a record that fits its bytes."""
+    """Replace the model file, and its digest in the record."""
 
     def edit(directory: Path) -> None:
         write("tokenizer.model", content)(directory)
@@ -414,7 +414,7 @@ def take_model(content: bytes) -> Callable[[Path], None]:
 
 
 def take_other(**settings: Any) -> Callable[[Path], None]:
-    """A model that sentencepiece made for someone else."""
+    """Replace the model by one of sentencepiece with other settings."""
 
     def edit(directory: Path) -> None:
         model = io.BytesIO()
