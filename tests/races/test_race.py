@@ -81,7 +81,7 @@ def test_a_race_that_is_stopped_goes_on_with_the_run_it_was_in(
     whole = race(wish, entries, tmp_path / "whole", jobs=1, say=lambda text: None)
     monkeypatch.setattr(
         "addnorm.runs.loggers.Journal.on_evaluate",
-        lambda self, loop, figures, better: setattr(loop, "stop_asked", True),
+        lambda self, loop, figures, better: setattr(loop, "stop_requested", True),
     )
     with pytest.raises(KeyboardInterrupt):
         race(wish, entries, tmp_path / "out", jobs=1, say=lambda text: None)
