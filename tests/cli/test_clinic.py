@@ -85,7 +85,7 @@ def test_a_table_is_examined(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     call("clinic", run, "--quick")
     output = capsys.readouterr()
     assert "drawn at random: 64 rows of 1 numbers and 1 categories." in output.err
-    assert "TokenModel" in output.out and "distance from noise" in output.out
+    assert "FTTransformerModel" in output.out and "distance from noise" in output.out
     call("clinic", run, "--quick", "--data", str(rows), "--lr", "1e-3")
     output = capsys.readouterr()
     assert f"the batches are the first rows of {rows}, 64 each." in output.err

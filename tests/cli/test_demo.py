@@ -33,10 +33,10 @@ def test_a_demo_trains_translates_and_writes_a_page(
     command = ["demo", "--out", str(tmp_path / "demo"), "--minutes", "0.05"]
     status, out, err = run(capsys, *command, "--json")
     assert status == 0, err
-    figures = json.loads(out)
-    assert figures["held_out"] == 40 and 0 <= figures["exact"] <= 1 and 0 <= figures["bleu"] <= 100
-    page = Path(figures["report"]).read_text()
-    wanted = ("Held-out phrases", "Where it looks", "What each sublayer adds", "Loss")
+    metrics = json.loads(out)
+    assert metrics["held_out"] == 40 and 0 <= metrics["exact"] <= 1 and 0 <= metrics["bleu"] <= 100
+    page = Path(metrics["report"]).read_text()
+    wanted = ("Held-out phrases", "Attention", "Contribution of each sublayer", "Loss")
     assert all(f">{title}</h2>" in page for title in wanted) and page.count("<svg") >= 5
     train_lines = (tmp_path / "demo/phrases/train.en").read_text().splitlines()
     held = (tmp_path / "demo/phrases/test.en").read_text().splitlines()
