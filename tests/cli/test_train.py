@@ -180,7 +180,7 @@ def test_an_interrupt_saves_and_prints_how_to_resume(data: Path, tmp_path: Path)
         process.send_signal(signal.SIGINT)
         result, errors = process.communicate(timeout=600)
     assert process.returncode == 130
-    assert "stopping after this step; once more stops at once." in errors
+    assert "stopping after this step; interrupt again to stop immediately." in errors
     assert f"resume with: addnorm train --resume {out}\n" in errors
     assert errors.endswith("addnorm: stopped.\n") and "Traceback" not in errors
     summary = Run.open(out).summary
