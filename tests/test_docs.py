@@ -1,4 +1,4 @@
-"""What the docs show works: every Python block runs, every command line is one that works."""
+"""The docs are correct: every Python block runs, every command works, every link resolves."""
 
 import re
 import shlex
@@ -45,12 +45,12 @@ def test_commands_work(command: str, capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_resolve(page: Path) -> None:
     for link in re.findall(r"\]\((?!http)([^)#]+)", page.read_text(encoding="utf-8")):
         assert (page.parent / link).exists(), link
 
 
-def test_the_tree_in_the_docs_is_the_real_tree() -> None:
+def test_the_tree_in_the_docs_is_complete() -> None:
     page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
     files = [
         path.relative_to(ROOT / "src/addnorm")

@@ -16,7 +16,7 @@ from addnorm.cli.main import main
 from addnorm.runs.run import Run
 from addnorm.training import checkpoint, parallel
 from tests.cli.test_train import command, wait_for
-from tests.runs.common import go_on, write
+from tests.runs.common import resume, write
 from tests.runs.test_train import Cut, PowerCut
 
 TOLERANCE = 1e-5
@@ -182,7 +182,7 @@ def test_a_lost_worker_ends_the_job_and_the_run_can_be_resumed(
     newest = checkpoint.newest(out, notes := [])
     assert newest is not None and notes == []
     with pytest.raises(PowerCut):
-        go_on(out, Cut(newest.plain["step"] + 2))
+        resume(out, Cut(newest.plain["step"] + 2))
 
 
 @pytest.mark.trains
@@ -210,7 +210,7 @@ def test_sharding_is_refused_for_other_optimizers_and_for_tables(
     monkeypatch.setattr(parallel, "world_size", lambda: 2)
     config = Config().override("run.parallel=fsdp", "train.optimizer=muon", "train.lr=1")
     task: Any = find_task("language")
-    with pytest.raises(ConfigError, match=r"run.parallel=fsdp goes with adam and adamw: got muon"):
+    with pytest.raises(ConfigError, match=r"fsdp needs train.optimizer adam or adamw: got muon"):
         make_run_optimizer(config, task, nn.Linear(2, 2))
     config, task = config.override("train.optimizer=adamw"), find_task("table")
     with pytest.raises(ConfigError, match=r"run.parallel=fsdp is for text models: got a table"):

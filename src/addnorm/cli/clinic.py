@@ -1,4 +1,4 @@
-"""Verbs that examine and compare: clinic, race."""
+"""Verbs that examine models and compare settings: clinic, race."""
 
 import argparse
 from pathlib import Path
@@ -9,61 +9,59 @@ from addnorm.errors import ConfigError
 
 
 def clinic_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of `addnorm clinic`."""
+    """Add the flags of `addnorm clinic`."""
     parser.add_argument(
         "target",
         metavar="TARGET",
         help="a preset, a TOML file, a run (text or table), a Hugging Face directory; or `replay`",
     )
-    parser.add_argument("case", nargs="?", help="with replay: the folder of a case")
+    parser.add_argument("case", nargs="?", help="with replay: folder of the case")
     add_set(parser)
     parser.add_argument(
         "--data",
         nargs="+",
         default=(),
         metavar="FILE",
-        help="text or table rows to examine it with; two files of parallel lines for translation "
+        help="text or table to examine the model with; two files of parallel lines for translation "
         "(default: random batches)",
     )
     parser.add_argument("--report", metavar="FILE.html", help="also write an HTML page with charts")
     parser.add_argument(
-        "--lr", type=float, help="the planned learning rate; rehearses the training"
+        "--lr", type=float, help="planned learning rate; training is rehearsed with it"
     )
-    parser.add_argument(
-        "--warmup", type=int, help="steps of the planned warm-up, with --lr (default 0)"
-    )
-    parser.add_argument("--quick", action="store_true", help="do not measure the sharpness")
+    parser.add_argument("--warmup", type=int, help="planned warm-up steps, with --lr (default 0)")
+    parser.add_argument("--quick", action="store_true", help="skip the measurement of sharpness")
     parser.add_argument(
         "--try",
         dest="try_out",
         action="store_true",
-        help="train the model and each remedy for a few steps, and compare them",
+        help="train the model and each remedy for some steps, and compare them",
     )
     parser.add_argument(
         "--out", metavar="FOLDER", help="folder for the runs of --try (default runs/try-…)"
     )
-    parser.add_argument("--steps", type=int, default=200, help="steps of --try (default 200)")
-    parser.add_argument("--jobs", type=int, help="runs at the same time, with --try")
+    parser.add_argument(
+        "--steps", type=int, default=200, help="training steps of --try (default 200)"
+    )
+    parser.add_argument("--jobs", type=int, help="parallel runs of --try (default: one per core)")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def race_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of `addnorm race`."""
-    parser.add_argument("config", metavar="FILE.toml", help="a configuration with task and data")
+    """Add the flags of `addnorm race`."""
+    parser.add_argument("config", metavar="FILE.toml", help="configuration with a task and data")
     parser.add_argument(
         "--vary",
         action="append",
         required=True,
         metavar="SECTION.FIELD=A,B",
-        help="the values to compare; may be repeated",
+        help="field and values to compare; may be repeated",
     )
     add_set(parser, "change one field of all entries; may be repeated")
     parser.add_argument("--out", metavar="FOLDER", help="folder for the runs (default runs/race-…)")
-    parser.add_argument("--seeds", type=int, default=1, help="seeds for each entry (default 1)")
-    parser.add_argument("--minutes", type=float, help="time for all runs together")
-    parser.add_argument(
-        "--jobs", type=int, help="runs at the same time (default: one for each core)"
-    )
+    parser.add_argument("--seeds", type=int, default=1, help="seeds per entry (default 1)")
+    parser.add_argument("--minutes", type=float, help="total time of all runs")
+    parser.add_argument("--jobs", type=int, help="parallel runs (default: one per core)")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -90,7 +88,7 @@ def clinic(args: argparse.Namespace) -> None:
         _replay(args)
         return
     if args.case is not None:
-        raise ConfigError(f"one target at a time: got {args.target!r} and {args.case!r}.")
+        raise ConfigError(f"clinic takes one target: got {args.target!r} and {args.case!r}.")
     if args.warmup is not None and args.lr is None:
         raise ConfigError(f"--warmup {args.warmup} needs a learning rate. Try adding --lr 1e-3.")
     keep_memory()
@@ -107,7 +105,7 @@ def clinic(args: argparse.Namespace) -> None:
 
 
 def race(args: argparse.Namespace) -> None:
-    """Run a race and print its result, the best entry first."""
+    """Train the entries of a race and print the result, the best entry first."""
     from addnorm.races import entries_of, run_entries
     from addnorm.races.page import race_page
     from addnorm.runs.request import RunRequest
@@ -132,7 +130,9 @@ def _replay(args: argparse.Namespace) -> None:
     from addnorm.clinic.failed_step import replay
 
     if args.case is None:
-        raise ConfigError("replay needs the folder of a case. Try runs/mine/cases/step-00000412.")
+        raise ConfigError(
+            "replay needs the folder of a case. Try: addnorm clinic replay RUN/cases/STEP"
+        )
     case = replay(args.case)
     print(case.json() if args.json else case.text())
 
@@ -165,7 +165,7 @@ def _try(args: argparse.Namespace) -> None:
 
 
 def _plan_settings(args: argparse.Namespace) -> list[str]:
-    """Return the flags of the plan as settings."""
+    """Return --lr and --warmup as settings."""
     if args.lr is None:
         return []
     return [f"train.lr={args.lr}", f"train.warmup={args.warmup or 0}"]

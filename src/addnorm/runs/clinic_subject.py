@@ -119,7 +119,7 @@ def _subject_from_run(
         config = config.replace(data=config.data.replace(**_data_fields(files)))
     task = kind.read(config, run.tokenizers).bind(config)
     parts = task.held_out()[: batch_count(plan)]
-    batches = [task.collate(part, train=False) for part in parts]
+    batches = [task.collate(part, epoch=None) for part in parts]
     source = f"the batches are held out of {config.data.source}"
     return subject_from_task(run.model, batches, source, plan)
 
@@ -167,7 +167,7 @@ def _subject_from_transformers(
 ) -> Subject:
     """Return a model of transformers with lines of a file, or random batches."""
     if len(files) > 1:
-        raise ConfigError(f"--data takes one file for a model of transformers: got {len(files)}.")
+        raise ConfigError(f"--data takes one file for a Hugging Face model: got {len(files)}.")
     if not files:
         return subject_from_transformers(path, plan)
     lines = list(read_lines(files[0]))
