@@ -20,7 +20,13 @@ def blocks(page: Path, kind: str) -> list[str]:
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name
 )
-def test_python_blocks_run_in_order(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_python_blocks_run_in_order(
+    page: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)  # pages write files and runs to the current directory
     names: dict[str, object] = {}
     for number, block in enumerate(blocks(page, "python")):
         exec(compile(block, f"{page.name} block {number + 1}", "exec"), names)
