@@ -3,11 +3,12 @@
 import importlib
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
 
-from addnorm.cli.main import main
+from addnorm.cli.main import main, parse
 from tests.test_architecture import MAY_IMPORT
 
 ROOT = Path(__file__).parent.parent
@@ -50,6 +51,32 @@ def test_python_blocks_run_in_order(
 def test_commands_work(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(shlex.split(command)[1:]) == 0
     assert capsys.readouterr().out
+
+
+def shell_commands() -> list[str]:
+    """Return the command lines of addnorm in shell blocks, without comments and pipes."""
+    found = []
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
+        for block in blocks(page, "sh"):
+            for line in block.replace("\\\n", " ").splitlines():
+                if match := re.match(r"(?:.*\| |torchrun .*-m )?addnorm ([a-z].*)", line):
+                    found.append(match[1].partition("  #")[0].strip())
+    return sorted({command for command in found if "…" not in command})
+
+
+@pytest.mark.parametrize("command", shell_commands())
+def test_commands_have_options_that_exist(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    (tmp_path / "run.toml").write_text("[run]\ntask = 'translate'\n")
+    monkeypatch.chdir(tmp_path)
+    assert parse(shlex.split(command, comments=True)).action
+
+
+def test_there_are_commands_of_every_kind() -> None:
+    verbs = {command.split()[0] for command in shell_commands()}
+    assert verbs >= {"train", "translate", "evaluate", "predict", "clinic", "race"}
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
