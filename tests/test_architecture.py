@@ -149,13 +149,6 @@ def test_the_rule_detects_forbidden_imports(file: str, text: str, count: int) ->
 
 COMMANDS = {"cost", "explain", "generate", "race", "train", "translate"}
 """Commands of cli/ that have the name of the function they call."""
-PENDING = {
-    *("CHUNK", "COLUMNS", "COMMON", "CONFIG", "LONGEST", "MANY", "SCHEMA", "Say", "TRUNK"),
-    *("_first_line", "_first_non_finite", "_is_finite", "_is_numeric", "_plain", "_size"),
-    *("_train", "_unit", "encode", "explain", "load", "read_document", "read_record", "run"),
-    *("save", "train"),
-}
-"""Names that still have two meanings in data, tasks, runs, cli, clinic, report and tabular."""
 
 
 def defined_names(body: list[ast.stmt]) -> set[str]:
@@ -185,7 +178,7 @@ def repeated_names(texts: dict[str, str]) -> dict[str, list[str]]:
 
 def test_no_name_is_defined_in_two_modules() -> None:
     repeated = repeated_names({name_of(path): path.read_text(encoding="utf-8") for path in SOURCES})
-    assert {name: modules for name, modules in repeated.items() if name not in PENDING} == {}
+    assert repeated == {}
 
 
 @pytest.mark.parametrize(
@@ -362,11 +355,7 @@ def test_there_are_examples() -> None:
     assert len(examples) >= 10
 
 
-UNDOCUMENTED = {"Run", "examine", "explain", "open", "race", "train"}
-"""Public names of runs, races and clinic whose docstrings are still to be checked."""
-
-
-@pytest.mark.parametrize("name", sorted(set(addnorm.__all__) - UNDOCUMENTED))
+@pytest.mark.parametrize("name", addnorm.__all__)
 def test_public_names_document_their_parameters_and_have_an_example(name: str) -> None:
     public = getattr(addnorm, name)
     text = inspect.getdoc(public) or ""

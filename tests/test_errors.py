@@ -263,7 +263,7 @@ def test_padding_under_a_norm_along_the_sequence() -> None:
 )
 @pytest.mark.parametrize("mode", MODES)
 def test_an_unknown_variant(mode: str, field: str, name: str, near: str | None) -> None:
-    advice = r"Known: buckets, learned, linear-bias, none, .*\." if near is None else near
+    advice = r"Known: buckets, concatenated, index, learned, .*\." if near is None else near
     refuse(
         rf"^model\.{field} has no choice '{name}'\. (Did you mean '{advice}'\?|{advice})$",
         lambda: make(mode, **{field: name}),

@@ -21,7 +21,7 @@ from addnorm.layers.addnorm import ADDNORMS
 from addnorm.layers.norms import NORMS
 from addnorm.models import saved
 from addnorm.models.build import Model
-from addnorm.models.saved import load
+from addnorm.models.saved import load_model
 from tests.conftest import MODES, POSITIONS, draw, inputs, make
 
 FILES = {"config.toml", "model.safetensors"}
@@ -52,7 +52,7 @@ def same(one: Model, two: Model) -> bool:
 
 def check_round_trip(model: Model, args: tuple[Tensor, ...], directory: Path) -> None:
     model.save(directory)
-    again = load(directory)
+    again = load_model(directory)
     assert files(directory) == FILES
     assert type(again) is type(model) and same(again, model)
     assert not any(module.training for module in again.modules())
@@ -80,7 +80,7 @@ def test_every_arrangement_loads_as_it_was_saved(addnorm: str, tmp_path: Path) -
 def test_tied_matrices_stay_tied(mode: str, tie: str, tmp_path: Path) -> None:
     model = small(mode, tie_embeddings=tie)
     check_round_trip(model, inputs(mode), tmp_path)
-    again = load(tmp_path)
+    again = load_model(tmp_path)
     assert again.count() == model.count()
     tied = tie in ("all", "output")
     assert (again.head.weight is None) == tied  # type: ignore[union-attr]
@@ -127,7 +127,7 @@ def test_a_folded_model_loads_as_it_was_saved(tmp_path: Path) -> None:
 def test_the_precision_of_the_weights_is_kept(dtype: torch.dtype, tmp_path: Path) -> None:
     model = make("decoder").to(dtype)
     model.save(tmp_path)
-    assert same(load(tmp_path), model)
+    assert same(load_model(tmp_path), model)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_the_precision_of_the_weights_is_kept(dtype: torch.dtype, tmp_path: Path
 def test_loading_uses_no_random_numbers(positions: str, tmp_path: Path) -> None:
     small(positions=positions).save(tmp_path)
     before = torch.get_rng_state()
-    load(tmp_path)
+    load_model(tmp_path)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -149,7 +149,7 @@ def test_the_directory_is_created_with_its_parents(tmp_path: Path) -> None:
     model = small()
     model.save(tmp_path / "runs" / "first")
     model.save(str(tmp_path / "runs" / "first"))
-    assert same(load(str(tmp_path / "runs" / "first")), model)
+    assert same(load_model(str(tmp_path / "runs" / "first")), model)
 
 
 def test_config_toml_is_the_configuration_of_the_model(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_model_loads_without_config_toml(tmp_path: Path) -> None:
     model = small()
     model.save(tmp_path)
     (tmp_path / "config.toml").unlink()
-    assert same(load(tmp_path), model)
+    assert same(load_model(tmp_path), model)
 
 
 def test_other_line_ends_do_not_count_as_an_edit(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_other_line_ends_do_not_count_as_an_edit(tmp_path: Path) -> None:
     model.save(tmp_path)
     path = tmp_path / "config.toml"
     path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
-    assert same(load(tmp_path), model)
+    assert same(load_model(tmp_path), model)
 
 
 def test_saving_changes_nothing_in_the_model(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def rewrite(directory: Path, tensors: dict[str, Tensor], metadata: dict[str, str
 
 def refuse(directory: Path, message: str) -> None:
     with pytest.raises(SavedError, match=message):
-        load(directory)
+        load_model(directory)
 
 
 def test_a_missing_directory_or_file(tmp_path: Path) -> None:
@@ -237,9 +237,9 @@ def test_a_bit_flipped_anywhere_is_refused(directory: Path) -> None:
         changed[place // 8] ^= 1 << place % 8
         path.write_bytes(bytes(changed))
         with pytest.raises(SavedError):
-            load(directory)
+            load_model(directory)
     path.write_bytes(content)
-    load(directory)
+    load_model(directory)
 
 
 @pytest.mark.parametrize("content", ({"x": 1e-5}, {"x": "\x1b é"}))
@@ -369,7 +369,7 @@ def test_an_edited_configuration(directory: Path) -> None:
     path.write_bytes(b"\xff\xfe")
     refuse(directory, r"config\.toml' is not UTF-8 text: ")
     path.unlink()
-    assert load(directory).config.depth == 2
+    assert load_model(directory).config.depth == 2
 
 
 def write_again(directory: Path, tensors: dict[str, Tensor], content: dict[str, Any]) -> None:
@@ -471,7 +471,7 @@ def test_a_failed_save_leaves_the_old_model(
         with pytest.raises(SavedError, match=message):
             small(addnorm="post", depth=1).save(tmp_path)
     assert files(tmp_path) == FILES
-    assert same(load(tmp_path), old)
+    assert same(load_model(tmp_path), old)
 
 
 def test_a_failed_save_of_the_configuration_is_reported_by_load_too(
@@ -488,7 +488,7 @@ def test_a_failed_save_of_the_configuration_is_reported_by_load_too(
     # The weights are already the new ones, and complete; config.toml is still the old one.
     refuse(tmp_path, r"a save was interrupted\)\. Delete it to use the one inside\.$")
     (tmp_path / "config.toml").unlink()
-    assert same(load(tmp_path), new)
+    assert same(load_model(tmp_path), new)
 
 
 def test_an_interrupted_save_leaves_no_temporary_file(
@@ -504,7 +504,7 @@ def test_an_interrupted_save_leaves_no_temporary_file(
         with pytest.raises(KeyboardInterrupt):
             small(depth=1).save(tmp_path)
     assert files(tmp_path) == FILES
-    assert same(load(tmp_path), old)
+    assert same(load_model(tmp_path), old)
 
 
 def test_a_full_disk_is_a_saved_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

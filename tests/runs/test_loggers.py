@@ -81,7 +81,7 @@ def test_the_bar_stops_when_a_run_fails() -> None:
     bar = Bar(Console(file=io.StringIO(), force_terminal=True))
     loop, task = make(30, max_skipped_steps=2)
     loop.observers.append(bar)
-    task.spoil = lambda start: True
+    task.is_bad = lambda start: True
     with pytest.raises(DivergedError):
         loop.run()
     assert not bar.live.is_started
@@ -93,7 +93,7 @@ def test_the_journal_is_json_whatever_happens(tmp_path: Path) -> None:
     loop, task = make(30, evaluate_every=10)
     loop.observers.append(Journal(path))
     bad = task.plan(2)[0]  # step 13
-    task.spoil = lambda start: start == bad and loop.state.epoch == 2
+    task.is_bad = lambda start: start == bad and loop.state.epoch == 2
     loop.run()
 
     def refuse(word: str) -> None:

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from addnorm.config import Config
 from addnorm.errors import ConfigError, SavedError
-from addnorm.models.saved import load
+from addnorm.models.saved import load_model
 from addnorm.runs.run import Run
 from addnorm.runs.train import (
     find_device,
@@ -198,7 +198,7 @@ def test_a_classifier_starts_from_pretrained_weights(trained: Trained, tmp_path:
     config = done.run.config
     assert config.model.width == 16 and config.model.head == "class"
     assert config.run.start == str(source_run.path)
-    ours, theirs = load(done.run.path / "best").state_dict(), source_run.model.state_dict()
+    ours, theirs = load_model(done.run.path / "best").state_dict(), source_run.model.state_dict()
     shared = [name for name in ours if name in theirs]
     assert len(shared) > 10
     for name in shared:

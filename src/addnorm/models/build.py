@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from addnorm.layers.norms import NORMS, Norm
 from addnorm.layers.positions import POSITIONS, Positions
 from addnorm.layers.stack import Block, LastBlock, Stack
 from addnorm.models.transformer import Decoder, Encoder, EncoderDecoder, Side
+from addnorm.presets import find
 from addnorm.section import Options, describe_type, fits
 
 Model = Encoder | Decoder | EncoderDecoder
@@ -35,12 +37,12 @@ MakeSublayer = Callable[[ModelConfig, Place, tuple[str, ...], Positions], Attent
 """Makes the sublayer at a place, with the modules that the arrangement adds inside it."""
 
 
-def build(config: Config | ModelConfig) -> Model:
+def build(config: Config | ModelConfig | str | Path) -> Model:
     """Return the network that a configuration describes, with newly initialised weights.
 
     Parameters
     ----------
-    config : the configuration of a run, or of the model alone
+    config : a configuration, the name of a preset, a TOML file or the directory of a saved model
 
     Examples
     --------
@@ -49,7 +51,7 @@ def build(config: Config | ModelConfig) -> Model:
     >>> model.count(), model(torch.tensor([[1, 2, 3]])).shape
     (48736, torch.Size([1, 3, 100]))
     """
-    config = config.model if isinstance(config, Config) else config
+    config = model_config(config)
     builders: dict[str, Callable[[ModelConfig], Model]] = {
         "encoder": _build_encoder,
         "decoder": _build_decoder,
@@ -58,6 +60,17 @@ def build(config: Config | ModelConfig) -> Model:
     model = builders[config.mode](config)
     init_(model, config)
     return model
+
+
+def model_config(config: Config | ModelConfig | str | Path) -> ModelConfig:
+    """Return the configuration of a model, given as such, in a run's, or by the name of a preset.
+
+    >>> model_config("gpt2").width
+    768
+    """
+    if isinstance(config, str | Path):
+        config = find(config)
+    return config.model if isinstance(config, Config) else config
 
 
 def _build_encoder(c: ModelConfig) -> Encoder:

@@ -38,7 +38,19 @@ def save(
 ) -> None:
     """Write a model's weights and configuration, each file atomically.
 
-    `state` replaces the model's own state dict where several processes hold shards of the weights.
+    Parameters
+    ----------
+    model : a model from `build`
+    directory : created if it does not exist; `load` reads it
+    state : weights to write instead of the model's own, where several processes hold shards of them
+
+    Examples
+    --------
+    >>> from addnorm import build, load, presets
+    >>> model = build(presets.gpt2(vocab=20, width=16, depth=1, heads=2))
+    >>> save(model, "small")
+    >>> load("small").config == model.config
+    True
     """
     config = getattr(model, "config", None)
     if not isinstance(config, ModelConfig):
@@ -50,7 +62,7 @@ def save(
     write_whole(directory / CONFIG, text.encode())
 
 
-def load(directory: str | Path, device: str | torch.device = "cpu") -> Model:
+def load_model(directory: str | Path, device: str | torch.device = "cpu") -> Model:
     """Return the model that was saved in a directory, in evaluation mode.
 
     Parameters
@@ -63,9 +75,9 @@ def load(directory: str | Path, device: str | torch.device = "cpu") -> Model:
     >>> from addnorm import build, presets
     >>> model = build(presets.gpt2(vocab=20, width=16, depth=1, heads=2))
     >>> model.save("small")
-    >>> load("small").config == model.config
+    >>> load_model("small").config == model.config
     True
-    >>> load("nothing")
+    >>> load_model("nothing")
     Traceback (most recent call last):
     addnorm.errors.SavedError: there is no file 'nothing/model.safetensors'. Check the path.
     """

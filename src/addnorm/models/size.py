@@ -16,6 +16,7 @@ and the chunked loss, in bytes of float32.
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from addnorm.models.build import (
     make_norm,
     make_positions,
     make_sublayer,
+    model_config,
     places_of,
 )
 
@@ -201,23 +203,24 @@ def _in_bytes(number: float) -> str:
     return f"{number:.3g} PiB"
 
 
-def cost(config: Config | ModelConfig, length: int | None = None, batch: int = 1) -> Cost:
+def cost(
+    config: Config | ModelConfig | str | Path, length: int | None = None, batch: int = 1
+) -> Cost:
     """Return the cost of a model for one batch, by formula; printed, it is a table.
 
     Parameters
     ----------
-    config : the configuration of a run, or of the model alone
+    config : a configuration, the name of a preset, a TOML file or the directory of a saved model
     length : positions of each sequence; the configured length by default
     batch : number of sequences
 
     Examples
     --------
-    >>> from addnorm import presets
-    >>> gpt2 = cost(presets.gpt2(), length=1024)
+    >>> gpt2 = cost("gpt2", length=1024)
     >>> gpt2.parameters, gpt2.attention_overtakes_at
     (124439808, 6703)
     """
-    c = config.model if isinstance(config, Config) else config
+    c = model_config(config)
     if batch < 1 or (length is not None and length < 1):
         raise InputError(
             f"length and batch must be positive: got {length} and {batch}. Try 128, 1."

@@ -14,7 +14,7 @@ from torch import nn
 from addnorm.cpu import keep_memory
 from addnorm.errors import ConfigError, InputError, SavedError
 from addnorm.files import RUN, TABLE_MODEL, TEXT_MODEL, kind_of_directory
-from addnorm.models.saved import load as load_model
+from addnorm.models.saved import load_model
 from addnorm.runs.inputs import INPUTS, TableLike, Texts, Values, files_of
 from addnorm.runs.loggers import make_observers
 from addnorm.runs.request import make_request
@@ -188,6 +188,14 @@ def explain(
     run : a run, or its directory.
     data : a file or data frame; with the target column, unless `row` is given.
     row : a row to explain, counted from 1.
+
+    Examples
+    --------
+    >>> rows = {"size": [*range(40)], "shape": ["round", "flat"] * 20, "sold": ["no", "yes"] * 20}
+    >>> small = {"train.steps": 2, "model.width": 16, "model.depth": 1, "model.heads": 2}
+    >>> run = train("table", rows, target="sold", progress=False, set=small)
+    >>> explain(run, rows).columns
+    ('size', 'shape')
     """
     opened = run if isinstance(run, Run) else open(run)
     if opened.task != "table":

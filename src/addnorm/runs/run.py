@@ -75,6 +75,14 @@ class Run:
     labels : the classes, if it predicts classes.
     history : the lines of metrics.jsonl: losses of steps, metrics of evaluations.
     summary : the result of training, as a dict; empty while it runs.
+
+    Examples
+    --------
+    >>> from addnorm import train
+    >>> small = {"train.steps": 2, "model.width": 16, "model.depth": 1, "model.heads": 2}
+    >>> run = train("language", text=["once upon a time"] * 40, progress=False, set=small)
+    >>> run.task, run.summary["steps"], len(run.generate("once", tokens=5)) > 0
+    ('language', 2, True)
     """
 
     def __init__(

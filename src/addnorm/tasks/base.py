@@ -32,7 +32,7 @@ from addnorm.generate import pack, quantise
 from addnorm.generate.frozen import can_pack
 from addnorm.layers.init import measure_
 from addnorm.models.build import Model, build
-from addnorm.models.saved import load, save
+from addnorm.models.saved import load_model, save
 from addnorm.models.size import cost
 from addnorm.report import Page
 from addnorm.training import optimizer, parallel
@@ -165,7 +165,7 @@ class Task(ABC):
     @classmethod
     def load_start(cls, path: Path) -> tuple[nn.Module, Any]:
         """Return the best model of a run, and its assets, to start another run from."""
-        return load(path / BEST), cls.load_assets(path)
+        return load_model(path / BEST), cls.load_assets(path)
 
     @abstractmethod
     def facts(self) -> DataFacts:
@@ -494,7 +494,7 @@ class TrainedText(Trained):
 
     @cached_property
     def model(self) -> Model:
-        model = load(self.model_path)
+        model = load_model(self.model_path)
         return quantise(model) if self.int8 else model
 
     @cached_property
