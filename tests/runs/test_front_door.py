@@ -202,6 +202,16 @@ def test_one_str_is_one_text(trained: Trained) -> None:
     assert run.classify("ba be") == run.classify(["ba be"]) and len(run.classify("ba be")) == 1
 
 
+@pytest.mark.trains
+def test_texts_to_evaluate_on_are_in_files(trained: Trained) -> None:
+    run = addnorm.open(trained["translate"])
+    for options in ({"source": ["ba"], "target": ["BA"]}, {"source": "a.txt", "target": ["BA"]}):
+        with pytest.raises(InputError, match=r"must be in a file: got a list\. Write them"):
+            run.evaluate(**options)
+    with pytest.raises(InputError, match="must be in a file"):
+        run.evaluate(["ba be"])
+
+
 class PowerCut(Exception):
     pass
 

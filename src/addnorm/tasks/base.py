@@ -506,6 +506,12 @@ class TrainedText(Trained):
     def evaluate(self, *data: Any, say: Say = say_nothing, **options: Any) -> Metrics:
         if not data and not options.get("source"):
             return self._loss(self.task.read(self.config, self.tokenizers))
+        for value in (*data, options.get("source"), options.get("target")):
+            if not isinstance(value, str | Path | None):
+                raise InputError(
+                    f"texts to evaluate on must be in a file: got a {type(value).__name__}. "
+                    "Write them to a file first."
+                )
         return self.evaluate_files(*data, say=say, **options)
 
     @abstractmethod
