@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from addnorm.tabular.calibration import (
+from addnorm.training.calibration import (
     MAX_TEMPERATURE,
     MIN_TEMPERATURE,
     fit_temperature,
