@@ -453,6 +453,8 @@ class TextTask(Task):
 
     def tokens_read(self, batch: Batch) -> int:
         """Return the number of tokens that the model reads, of both sides, without padding."""
+        if not self.tokens(batch):
+            return 0  # a worker without examples
         sides = [batch[name] for name in ("inputs", "source", "target_in") if name in batch]
         return sum(int((side != PAD).sum()) for side in sides)
 

@@ -119,7 +119,9 @@ class TrainedLanguageModel(TrainedText):
         prompt, rest = ids[:count], ids[count : count + SAMPLE_TOKENS]
         ((hypothesis,),) = generate(model, [prompt], settings, slide=True)
         texts = {"prompt": prompt, "model": hypothesis.tokens, "text": rest}
-        return [(name, tokenizer.decode(tokens)) for name, tokens in texts.items()]
+        return [
+            (name, tokenizer.decode(tokens).replace("\n", " ↵ ")) for name, tokens in texts.items()
+        ]
 
     def evaluate_files(self, source: str, *, say: Say = say_nothing, **options: Any) -> Metrics:
         task = self._read_held_out(source)

@@ -136,8 +136,8 @@ def add_translations(
     exact = sum(map(str.__eq__, outputs, references)) / len(outputs)
     facts = [(name, f"{score['score']:.1f}") for name, score in scores]
     page.facts([*facts, ("equal to the reference", f"{exact:.1%}"), ("translated", count)])
-    signatures = ", ".join(f"{name}: {score['signature']}" for name, score in scores)
-    page.text(f"Greedy decoding. {signatures}.")
+    signatures = ", ".join(f"{name} {score['signature']}" for name, score in scores)
+    page.text(f"Greedy decoding; {signatures}")
     ranked = sorted(range(len(outputs)), key=lambda row: quality[row])
     for name, rows in sample_ranks(ranked).items():
         page.table(
