@@ -1,6 +1,7 @@
 """Text classification: one forward pass per evaluation, calibration, token dropout."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from addnorm.data.text.masking import drop_tokens
 from addnorm.data.text.special_tokens import FIRST, MASK
 from addnorm.errors import ConfigError, SavedError
 from addnorm.metrics import classification_metrics
+from addnorm.runs.request import RunRequest
+from addnorm.runs.resolve import resolve
 from addnorm.runs.run import Run
 from addnorm.tasks.base import BEST
 from addnorm.tasks.baseline import BASELINE
@@ -144,7 +147,7 @@ def test_the_summary_is_printed_with_the_baseline(
 
 def test_token_dropout_hides_tokens_of_training_texts_alone(data: Path) -> None:
     task, _ = read("classify", data, "data.token_dropout=0.4")
-    plain, _ = read("classify", data)
+    plain, _ = read("classify", data, "data.token_dropout=0")
     part = list(range(40))
     one, other = (task.collate(part, epoch=epoch)["inputs"] for epoch in (0, 1))
     clean = plain.collate(part, epoch=0)["inputs"]
@@ -157,6 +160,20 @@ def test_token_dropout_hides_tokens_of_training_texts_alone(data: Path) -> None:
     assert one[7, : len(row)].tolist() == row.tolist()
     held = [each.collate(range(5), epoch=None)["inputs"] for each in (task, plain)]
     assert torch.equal(*held)
+
+
+def test_few_texts_are_trained_on_with_a_small_model(data: Path, tmp_path: Path) -> None:
+    request = RunRequest(
+        {"data": {"source": str(data / "labelled.csv")}, "run": {"task": "classify"}}
+    )
+    facts = Classify.read(request.over(Config())).facts()
+    config = resolve(request, facts)
+    assert (config.model.depth, config.data.token_dropout) == (1, 0.15)
+    assert (config.train.label_smoothing, config.train.average_checkpoints) == (0.1, 3)
+    assert resolve(request, replace(facts, size=500_000)).model.depth == 2
+    sized = RunRequest(request.table, ("run.size=tiny", "data.token_dropout=0"))
+    assert resolve(sized, facts).model.depth == 2
+    assert resolve(sized, facts).data.token_dropout == 0
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.5])

@@ -33,6 +33,7 @@ from addnorm.models.transformer import Encoder
 from addnorm.report import Page, reliability_chart
 from addnorm.tasks.base import (
     BEST,
+    DataFacts,
     Fields,
     Metrics,
     Say,
@@ -64,6 +65,12 @@ MAX_CLASSIFY_LENGTH = 256
 """Default of data.max_length, with the two special tokens: longer texts are cut."""
 TEXTS_PER_CHUNK = 512
 """Texts that are classified at a time."""
+FEW_TOKENS = 500_000
+"""With fewer training tokens the model has one block, unless a size or preset is chosen."""
+TOKEN_DROPOUT = 0.15
+"""Default of data.token_dropout."""
+VOCAB_FACTOR = 3
+"""A vocabulary this many times that of other tasks: most words of a text are one token."""
 MAX_PAGE_TEXTS = 1000
 """Held-out texts that the page of a run shows the confusion of."""
 
@@ -72,12 +79,13 @@ class TrainedClassifier(TrainedText):
     """A trained text classifier."""
 
     def iter_labels(
-        self, texts: Iterable[str], chunk: int = TEXTS_PER_CHUNK
+        self, texts: Iterable[str], chunk: int | None = None
     ) -> Iterator[dict[str, float]]:
         """Yield the probability of every label for each text, in order; of a blank text, {}.
 
-        `chunk` texts are read before they are classified together.
+        `chunk` texts, by default 512, are read before they are classified together.
         """
+        chunk = chunk or TEXTS_PER_CHUNK
         max_tokens = (self.config.data.max_length or MAX_CLASSIFY_LENGTH) - 2
         places = iter(enumerate(texts, 1))
         while part := [require_text(text, place) for place, text in islice(places, chunk)]:
@@ -150,6 +158,8 @@ class Classify(TextTask):
         "eps": 1e-8,
         "batch": 1024,
         "metric": "accuracy",
+        "label_smoothing": 0.1,
+        "average_checkpoints": 3,
     }
     sizes: ClassVar[dict[str, Fields]] = {
         "tiny": encoder_size(128, 2, 4, 258, dropout=0.3),
@@ -192,7 +202,7 @@ class Classify(TextTask):
             if shared := overlap(rows.texts, held.texts):
                 notes.append(f"{len(shared)} of the validation texts also occur in training.")
         if tokenizers is None:
-            size = choose_vocab(sum(map(len, rows.texts)), most=16000)
+            size = choose_vocab(VOCAB_FACTOR * sum(map(len, rows.texts)), most=16000)
             tokenizers = {"text": make_tokenizer(rows.texts, config, "bpe", size)}
         notes += tokenizers["text"].notes
         shares = [f"{name} {rows.labels.count(name)}" for name in rows.names]
@@ -204,6 +214,15 @@ class Classify(TextTask):
 
     def model_fields(self) -> Fields:
         return super().model_fields() | {"outputs": len(self.labels)}
+
+    @classmethod
+    def defaults(cls, request: Config, facts: DataFacts, preset: str | None) -> Config:
+        """Return the defaults; with few texts, those that overfit least (docs/results/text.md)."""
+        config = super().defaults(request, facts, preset)
+        chosen = request.run.size is not None or preset is not None or facts.start is not None
+        if facts.size < FEW_TOKENS and not chosen:
+            config = config.replace(model=config.model.replace(depth=1))
+        return config.replace(data=config.data.replace(token_dropout=TOKEN_DROPOUT))
 
     def _bind(self, config: Config) -> None:
         assert config.train.batch is not None
