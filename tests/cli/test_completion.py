@@ -10,7 +10,7 @@ import pytest
 
 from addnorm.cli.completion import (
     INSTALL,
-    Place,
+    CommandPlace,
     bash_script,
     fish_script,
     iter_places,
@@ -46,7 +46,7 @@ def test_places_are_those_of_the_parser() -> None:
 
 
 @pytest.fixture
-def toy() -> list[Place]:
+def toy() -> list[CommandPlace]:
     """The places of a parser with an option that has choices."""
     parser = argparse.ArgumentParser()
     verb = parser.add_subparsers().add_parser("bake", help="bake: it's 100%% done")
@@ -55,7 +55,7 @@ def toy() -> list[Place]:
 
 
 @pytest.mark.process
-def test_bash_completes(capsys: pytest.CaptureFixture[str], toy: list[Place]) -> None:
+def test_bash_completes(capsys: pytest.CaptureFixture[str], toy: list[CommandPlace]) -> None:
     text = script("bash", capsys)
     assert INSTALL["bash"] in text.splitlines()[0]
     assert complete_in_bash(text, "addnorm", "cl") == {"classify", "clinic"}
@@ -70,7 +70,7 @@ def test_bash_completes(capsys: pytest.CaptureFixture[str], toy: list[Place]) ->
 
 
 def test_zsh_and_fish_scripts_have_every_word(
-    capsys: pytest.CaptureFixture[str], toy: list[Place]
+    capsys: pytest.CaptureFixture[str], toy: list[CommandPlace]
 ) -> None:
     zsh, fish = script("zsh", capsys), script("fish", capsys)
     assert zsh.splitlines()[0] == "#compdef addnorm" and INSTALL["zsh"] in zsh.splitlines()[1]

@@ -18,7 +18,7 @@ INSTALL = {
 
 
 @dataclass(frozen=True)
-class Place:
+class CommandPlace:
     """What can follow in a command line after a verb, or after `train` and a task.
 
     Parameters
@@ -55,7 +55,9 @@ def completion(args: argparse.Namespace) -> None:
     print(f"{first}\n{note}\n{rest}" if first.startswith("#compdef") else f"{note}\n{body}", end="")
 
 
-def iter_places(parser: argparse.ArgumentParser, path: tuple[str, ...] = ()) -> Iterator[Place]:
+def iter_places(
+    parser: argparse.ArgumentParser, path: tuple[str, ...] = ()
+) -> Iterator[CommandPlace]:
     """Yield the place of a parser, and those of its subparsers."""
     words: dict[str, str] = {}
     options: dict[str, str] = {}
@@ -71,19 +73,19 @@ def iter_places(parser: argparse.ArgumentParser, path: tuple[str, ...] = ()) -> 
             options[flag] = action.help or ""
             if action.choices:
                 choices[flag] = [str(choice) for choice in action.choices]
-    yield Place(path, words, options, choices)
+    yield CommandPlace(path, words, options, choices)
     for name, each in below.items():
         yield from iter_places(each, (*path, name))
 
 
-def _steps(places: Sequence[Place]) -> Iterator[tuple[str, str]]:
+def _steps(places: Sequence[CommandPlace]) -> Iterator[tuple[str, str]]:
     """Yield `path/word` and the path that follows, for every word that makes the path longer."""
     for place in places:
         if place.path:
             yield f"{'/'.join(place.path[:-1])}/{place.path[-1]}", place.name
 
 
-def bash_script(places: Sequence[Place]) -> str:
+def bash_script(places: Sequence[CommandPlace]) -> str:
     """Return the completion function of bash. Where nothing matches, bash completes file names."""
     steps = "\n".join(f"            {before}) path={after} ;;" for before, after in _steps(places))
     cases, values = [], []
@@ -114,7 +116,7 @@ complete -o default -F _addnorm addnorm
 """
 
 
-def zsh_script(places: Sequence[Place]) -> str:
+def zsh_script(places: Sequence[CommandPlace]) -> str:
     """Return the completion function of zsh, with the help of every word."""
     steps = "\n".join(f"      {before}) place={after} ;;" for before, after in _steps(places))
     cases, values = [], []
@@ -158,7 +160,7 @@ fi
 """
 
 
-def fish_script(places: Sequence[Place]) -> str:
+def fish_script(places: Sequence[CommandPlace]) -> str:
     """Return the completions of fish, one command for each word, with its help."""
     steps = "\n".join(
         f"            case {before}\n                set place {after}"

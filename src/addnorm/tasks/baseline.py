@@ -17,7 +17,7 @@ from addnorm.errors import ExtraError, require
 from addnorm.metrics import classification_metrics
 
 BASELINE = "TF-IDF + logistic regression"
-MAX_WORK = 6_000_000
+MAX_WORK = 4_000_000
 """Largest number of training characters times labels: above it, a sample of the texts is used."""
 MAX_FEATURES = 100_000
 INVERSE_REGULARISATION = 10.0

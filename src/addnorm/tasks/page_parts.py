@@ -28,7 +28,6 @@ PAGE_SECONDS = 4.0
 """Seconds after which no further texts are generated for a page."""
 MAX_MAP_TOKENS = 24
 """Tokens of a side of an attention map."""
-Point = tuple[float, float]
 
 
 def shorten_text(text: str, most: int = MAX_CHARACTERS) -> str:
@@ -200,7 +199,7 @@ def cross_attention_map(
     return attention_map(weights, *names, title=title)
 
 
-def position_curve(losses: NDArray[Any], bins: int = 32) -> list[Point]:
+def position_curve(losses: NDArray[Any], bins: int = 32) -> list[tuple[float, float]]:
     """Return (position, perplexity) of losses by position, averaged over ranges of positions.
 
     Ranges grow with the position, because the first positions differ most.
