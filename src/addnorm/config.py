@@ -368,6 +368,8 @@ class DataConfig(Section):
     """What to do with labels that occur once and cannot be validated: error, drop or keep."""
     mask_rate: float = 0.15
     """Fraction of the tokens that masked pre-training hides."""
+    token_dropout: float = 0.0
+    """Probability that a token of a training text is hidden from a classifier, anew each epoch."""
 
     def __post_init__(self) -> None:
         for name in ("text", "label"):
@@ -391,6 +393,8 @@ class DataConfig(Section):
         holds = fraction is None or 0 <= fraction < 1
         self.require(holds, "valid_fraction", "must be at least 0 and below 1", "Try 0.1.")
         self.require(self.mask_rate <= 1, "mask_rate", "must be at most 1", "Try 0.15.")
+        hidden = self.token_dropout
+        self.require(0 <= hidden < 1, "token_dropout", "must be at least 0 and below 1", "Try 0.1.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from addnorm import __version__
-from addnorm.cli import clinic, predict, train
+from addnorm.cli import clinic, completion, predict, train
 from addnorm.cli.flags import add_set
 from addnorm.cpu import reduce_thread_spinning
 from addnorm.errors import AddnormError, ConfigError, nearest
@@ -185,6 +185,12 @@ COMMANDS: dict[str, Command] = {
         "addnorm.cli.demo:demo",
         _demo_flags,
         ("addnorm demo", "addnorm demo --to fr --minutes 3"),
+    ),
+    "completion": Command(
+        "print a script that completes verbs, tasks and options in bash, zsh or fish",
+        "addnorm.cli.completion:completion",
+        completion.add_completion_flags,
+        ("addnorm completion bash", "addnorm completion zsh", "addnorm completion fish"),
     ),
 }
 
