@@ -38,6 +38,7 @@ from addnorm.models.saved import (
     WEIGHTS,
     read_tensors,
     require_matching_tensors,
+    require_plausible_depth,
     write_tensors,
 )
 from addnorm.models.tabular import TabularConfig, build_tabular
@@ -99,11 +100,12 @@ def load_estimator(directory: str | Path) -> TableEstimator:
         config = _network(content["network"])
         _check_encoder(estimator.encoder_, config)
         _check_outputs(estimator, config)
+        require_plausible_depth(config.trunk, tensors, directory)
         with torch.device("meta"):
             blank = build_tabular(config)
     except KeyError as error:
         raise SavedError(f"{str(directory)!r} cannot be loaded: it has no {error}.") from None
-    except (TypeError, ValueError, RuntimeError, AttributeError, AddnormError) as error:
+    except (ArithmeticError, AttributeError, RuntimeError, TypeError, ValueError, OSError) as error:
         reason = str(error).splitlines()[0]
         raise SavedError(f"{str(directory)!r} cannot be loaded: {reason}") from None
     require_matching_tensors(blank, tensors, directory, any_float=False)

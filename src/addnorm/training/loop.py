@@ -144,9 +144,9 @@ class TrainingState:
         if not isinstance(plain, dict) or plain.keys() != asdict(cls()).keys():
             raise SavedError(f"{where} must have the fields of this addnorm. Train again.")
         for name, default in asdict(cls()).items():
-            kinds = (float, int) if isinstance(default, float) else (type(default),)
-            kinds = (float, int, type(None)) if default is None else kinds
-            if type(plain[name]) not in kinds:
+            kind = type(plain[name])
+            is_number = kind in (float, int) and (default is None or isinstance(default, float))
+            if kind is not type(default) and not is_number:
                 raise SavedError(f"{where}: {name} cannot be {plain[name]!r}. Use a backup.")
         if plain["step"] != saved.plain["step"]:
             raise SavedError(

@@ -259,14 +259,35 @@ def _from_series(name: str, series: Any) -> Array:
         except ValueError:  # integers that float64 cannot represent: arrow does not round
             return to_array(series.to_list())
     if kind in (narwhals.Date, narwhals.Datetime):
-        if getattr(kind, "time_zone", None) is not None:
-            series = series.dt.convert_time_zone("UTC").dt.replace_time_zone(None)
-        dates = [None if is_missing_value(value) else value for value in series.to_list()]
-        return np.array([np.datetime64(value, "s") for value in dates], dtype="datetime64[s]")
+        return _from_dates(name, series, getattr(kind, "time_zone", None))
     try:
         return to_array(series.to_list())
     except InputError as error:
         raise InputError(f"column {name!r}: {error}") from None
+
+
+def _from_dates(name: str, series: Any, zone: str | None) -> Array:
+    """Return dates of a data frame, converted to UTC if they have a time zone."""
+    if zone is not None:
+        try:
+            series = series.dt.convert_time_zone("UTC").dt.replace_time_zone(None)
+        except Exception as error:  # each library has its own
+            raise InputError(
+                f"column {name!r} must have a time zone that this computer knows: got {zone!r} "
+                f"({_first_line(error)}). Convert it to UTC first."
+            ) from None
+    try:
+        dates = [None if is_missing_value(value) else value for value in series.to_list()]
+        return np.array([np.datetime64(value, "s") for value in dates], dtype="datetime64[s]")
+    except (ValueError, OverflowError) as error:
+        raise InputError(
+            f"column {name!r} must have dates of the years 1 to 9999: {_first_line(error)}. Set "
+            "the others to missing."
+        ) from None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def _read_arrow(path: Path, kind: str) -> Frame:
