@@ -121,8 +121,8 @@ class Sampler:
             )
         if self.temperature < LOWEST_TEMPERATURE:
             raise InputError(
-                f"temperature must be {LOWEST_TEMPERATURE:g} or more, so that logits stay finite: got "
-                f"{self.temperature:g}. For the likeliest token use sampler='greedy' "
+                f"temperature must be {LOWEST_TEMPERATURE:g} or more, so that logits stay finite: "
+                f"got {self.temperature:g}. For the likeliest token use sampler='greedy' "
                 "(--temperature 0)."
             )
         if self.top_k is not None and self.top_k < 1:

@@ -134,8 +134,8 @@ class Decoding:
 
         if pair[1] > OUTPUT_LIMIT:
             raise InputError(
-                f"max_tokens must be at most {OUTPUT_LIMIT:,}: got {pair[1]:,}. Generate a long text "
-                "in parts: pass the end of each part as the next prompt."
+                f"max_tokens must be at most {OUTPUT_LIMIT:,}: got {pair[1]:,}. Generate a long "
+                "text in parts: pass the end of each part as the next prompt."
             )
 
     def limit(self, length: int) -> int:

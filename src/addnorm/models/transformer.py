@@ -432,6 +432,7 @@ class EncoderDecoder(Base):
         maps
             If given, the attention weights are stored here, by place.
         """
+        check_mask(target_mask)
         source_mask = self.input_mask(source, source_mask)
         memory = self.encode(source, mask=source_mask, maps=maps)
         memory_mask = _memory_mask(source_mask, target_mask)
@@ -461,6 +462,8 @@ class EncoderDecoder(Base):
 def _warn_if_half_precision_is_slow(x: Tensor) -> None:
     """Warn once if autocast or the dtype of the weights is slow on this CPU."""
     device, dtype = x.device.type, x.dtype
+    if device == "meta":
+        return  # it has no autocast, and computes nothing
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
     if dtype in (torch.bfloat16, torch.float16):
