@@ -263,9 +263,20 @@ def read_run_record(path: Path) -> RunRecord:
     """Return the content of a run.json."""
     content = read_document(path, *RUN)
     try:
-        return RunRecord(**content)
+        record = RunRecord(**content)
     except TypeError as error:
         raise SavedError(f"{str(path)!r} is damaged: {error}.") from None
+    for item in fields(record):
+        value = getattr(record, item.name)
+        is_texts = isinstance(value, list) and all(isinstance(each, str) for each in value)
+        if not (isinstance(value, str) if item.type is str else is_texts):
+            kind = "a text" if item.type is str else "a list of texts"
+            raise SavedError(f"{str(path)!r} is damaged: {item.name} must be {kind}. Use a backup.")
+    if record.task not in TASKS:
+        raise SavedError(
+            f"{str(path)!r} is damaged: task must be one of {', '.join(TASKS)}. Use a backup."
+        )
+    return record
 
 
 def _read_run_config(path: Path, record: RunRecord) -> Config:

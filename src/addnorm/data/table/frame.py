@@ -295,6 +295,7 @@ def _read_arrow(path: Path, kind: str) -> Frame:
     reader = require(f"pyarrow.{kind}", "tables")
     try:
         table = reader.read_table(str(path))
+        table.validate(full=True)  # a damaged file may have offsets outside its buffers
     except (OSError, ValueError) as error:
         raise damaged_arrow(path, kind, error) from None
     frame = to_frame(table, repr(str(path)))
