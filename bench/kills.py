@@ -3,8 +3,8 @@
 For each kind of run, a reference is trained without interruption. Then the same command is started
 again and again; its process is killed (SIGKILL) after a random time, and the run is resumed, or
 started anew if it was killed before run.json was written. When it is finished, its files must have
-the same SHA-256 as those of the reference: the best model, the tokenizer, the configuration, and the
-weights of the last checkpoint. The state of the last checkpoint must be equal but for its times.
+the same SHA-256 as those of the reference: the best model, the tokenizer, the configuration, and
+the weights of the last checkpoint. The state of that checkpoint must be equal but for its times.
 
 Each process is forked from one that has imported torch, so that most of its time is training. With
 two workers (FSDP), both are killed.
@@ -32,7 +32,7 @@ from addnorm.models.saved import _bytes_of
 from addnorm.training import checkpoint
 from bench.mutations import SIZES, WORDS
 
-STEPS = {"train.steps": 60, "train.evaluate_every": 6, "train.save_every": 3}
+STEPS = {"train.steps": 24, "train.evaluate_every": 6, "train.save_every": 3}
 TEXT = {**SIZES, **STEPS, "train.batch": 256, "data.tokenizer": "characters"}
 
 

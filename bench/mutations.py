@@ -1,4 +1,4 @@
-"""Change files of every format that addnorm reads, and see what happens: `python -m bench.mutations`.
+"""Change files of every format that addnorm reads: `python -m bench.mutations`.
 
 Small runs are trained, and each of their files is changed in many ways, one at a time. A changed
 file must be refused with an AddnormError, or give the same answers as before. Two kinds of change
@@ -379,8 +379,9 @@ def main() -> None:
         print(case, file=sys.stderr)
     peak = peak_memory()
     print(
-        f"{len(cases)} changed files in {time.monotonic() - start:.0f} s; {len(failures)} failures; "
-        f"peak memory {peak / 2**20:.0f} MiB (limit {MEMORY_LIMIT / 2**20:.0f} MiB)"
+        f"{len(cases)} changed files in {time.monotonic() - start:.0f} s; "
+        f"{len(failures)} failures; peak memory {peak / 2**20:.0f} MiB "
+        f"(limit {MEMORY_LIMIT / 2**20:.0f} MiB)"
     )
     sys.exit(bool(failures) or peak > MEMORY_LIMIT)
 
