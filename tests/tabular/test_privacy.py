@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from addnorm.tabular.estimators import TableClassifier
+from addnorm.tabular.estimators import FTTransformerClassifier
 from addnorm.tabular.saved import load_estimator, save_estimator
 
 
@@ -20,7 +20,7 @@ def test_names_are_not_in_the_saved_model(rows: int, tmp_path: Path) -> None:
         "city": [draw.choice(["Aachen", "Bonn", "Celle"]) for _ in range(rows)],
     }
     labels = [draw.choice(["yes", "no"]) for _ in range(rows)]
-    model = TableClassifier(epochs=1, random_state=0).fit(table, labels)
+    model = FTTransformerClassifier(epochs=1, random_state=0).fit(table, labels)
     save_estimator(model, tmp_path)
     content = b"".join(path.read_bytes() for path in tmp_path.iterdir())
     assert [name for name in names if name.encode() in content] == []

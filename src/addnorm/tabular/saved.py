@@ -136,7 +136,8 @@ def _content(estimator: TableEstimator) -> dict[str, Any]:
         "fitted": {n: getattr(estimator, n) for n in FITTED_VALUES if hasattr(estimator, n)},
         "feature_names": None if names is None else list(names),
         "classes": None if classes is None else [_plain_classes(classes), classes.dtype.str],
-        "report": nonfinite_to_null(estimator.report_),
+        # Without its duration, so that equal runs write equal bytes; report.json has it.
+        "report": {k: v for k, v in nonfinite_to_null(estimator.report_).items() if k != "seconds"},
     }
 
 

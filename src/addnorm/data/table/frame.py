@@ -239,7 +239,11 @@ def _from_data_frame(source: Any, name: str) -> Frame:
         )
     named = [(str(column.name), column) for column in native.iter_columns()]
     frame = _checked_frame(name, [(key, _from_series(key, column)) for key, column in named])
-    firsts = [(key, column.drop_nulls().head(1).to_list()) for key, column in named]
+    dates = (narwhals.Date, narwhals.Datetime)  # to_list needs their time zone to be known
+    firsts = [
+        (key, [] if column.dtype in dates else column.drop_nulls().head(1).to_list())
+        for key, column in named
+    ]
     categories = (narwhals.Categorical, narwhals.Enum)
     return replace(
         frame,
