@@ -136,9 +136,17 @@ def _content(estimator: TableEstimator) -> dict[str, Any]:
         "fitted": {n: getattr(estimator, n) for n in FITTED_VALUES if hasattr(estimator, n)},
         "feature_names": None if names is None else list(names),
         "classes": None if classes is None else [_plain_classes(classes), classes.dtype.str],
-        # Without its duration, so that equal runs write equal bytes; report.json has it.
-        "report": {k: v for k, v in nonfinite_to_null(estimator.report_).items() if k != "seconds"},
+        # Without durations, so that equal runs write equal bytes; report.json has them.
+        "report": _without_durations(nonfinite_to_null(estimator.report_)),
     }
+
+
+def _without_durations(value: Any) -> Any:
+    """Return plain values without the fields of dicts that are named seconds, or end so."""
+    if isinstance(value, dict):
+        kept = {name: part for name, part in value.items() if not name.endswith("seconds")}
+        return {name: _without_durations(part) for name, part in kept.items()}
+    return [_without_durations(part) for part in value] if isinstance(value, list) else value
 
 
 def _plain_classes(classes: Array) -> list[Any]:
