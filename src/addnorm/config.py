@@ -6,7 +6,6 @@ and properties compute the effective one. The line of text under each field is i
 
 import dataclasses
 import math
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any, Self
 
 from addnorm.errors import ConfigError, nearest
 from addnorm.files import read_text
-from addnorm.section import Options, Section, SectionDoc, read_value, write_value
+from addnorm.section import Options, Section, SectionDoc, parse_toml, read_value, write_value
 
 SCHEMA = 2
 """Version of the configuration format."""
@@ -644,10 +643,7 @@ class Config:
 
         `source` is what messages call the text.
         """
-        try:
-            table = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"{source} is not TOML: {error}.") from None
+        table = parse_toml(text, source)
         schema = table.pop("schema", SCHEMA)
         if schema != SCHEMA:
             raise ConfigError(

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from addnorm.errors import AddnormError
+from addnorm.errors import AddnormError, SavedError
 from addnorm.files import FAILED_STEP_BATCH, FAILED_STEP_MODEL
 from addnorm.models.saved import write_tensors
 from addnorm.training import checkpoint, parallel
@@ -136,6 +136,24 @@ class TrainingState:
     @property
     def total_seconds(self) -> float:
         return self.training_seconds + self.evaluation_seconds
+
+    @classmethod
+    def parse(cls, plain: Any, saved: checkpoint.Checkpoint) -> "TrainingState":
+        """Return the state that a checkpoint holds; SavedError if it is not a complete state."""
+        where = f"the training state in {str(saved.path)!r}"
+        if not isinstance(plain, dict) or plain.keys() != asdict(cls()).keys():
+            raise SavedError(f"{where} must have the fields of this addnorm. Train again.")
+        for name, default in asdict(cls()).items():
+            kind = type(plain[name])
+            is_number = kind in (float, int) and (default is None or isinstance(default, float))
+            if kind is not type(default) and not is_number:
+                raise SavedError(f"{where}: {name} cannot be {plain[name]!r}. Use a backup.")
+        if plain["step"] != saved.plain["step"]:
+            raise SavedError(
+                f"{where} must be of step {saved.plain['step']}: it is of step {plain['step']}. "
+                "Use a backup."
+            )
+        return cls(**plain)
 
 
 @dataclass(frozen=True)
@@ -447,7 +465,7 @@ class Loop:
             name: parallel.shard_like(tensor, own.get(_weight_name(name), tensor))
             for name, tensor in checkpoint.restore_(saved, self.model, self.optimizer).items()
         }
-        self.state = TrainingState(**saved.plain["state"])
+        self.state = TrainingState.parse(saved.plain.get("state"), saved)
         return True
 
     def notify(self, event: str, *arguments: Any) -> None:
