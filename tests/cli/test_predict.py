@@ -399,7 +399,7 @@ def test_predict_does_not_overwrite_its_input(trained_table: Path, tmp_path: Pat
     path.write_text("x,y\n" + "".join(f"{i / 7},{i * 1.5}\n" for i in range(40)))
     with pytest.raises(AddnormError, match="-o must differ from the file that is read"):
         run("predict", where, trained_table, "-o", trained_table)
-    with pytest.raises(AddnormError, match=r"is not empty\. Choose another --out"):
+    with pytest.raises(AddnormError, match=r"is a file\. Choose another --out"):
         train(path, "--out", path)
     train(path)
     with pytest.raises(

@@ -8,7 +8,7 @@ import pytest
 from addnorm import Config, ModelConfig, build
 from addnorm.errors import ConfigError, SavedError
 from addnorm.files import TEXT_MODEL, read_json, read_text
-from addnorm.models.saved import load, write_tensors
+from addnorm.models.saved import load_model, write_tensors
 from addnorm.section import parse_toml, read_value
 
 SIZES: dict[str, Any] = {"vocab": 20, "width": 16, "depth": 1, "heads": 2, "length": 8}
@@ -36,7 +36,7 @@ def test_a_small_file_cannot_claim_a_large_model(
     config = Config(model=ModelConfig(mode=mode, **(SIZES | change)))
     write_tensors(tmp_path / "model.safetensors", state, *TEXT_MODEL, {"config": config.dump()})
     with pytest.raises(SavedError, match=message):
-        load(tmp_path)
+        load_model(tmp_path)
 
 
 def test_deep_nesting_is_one_clear_error(tmp_path: Path) -> None:
