@@ -20,7 +20,7 @@ SOURCES = sorted(ROOT.rglob("*.py"))
 _BASE = {"errors", "files"}
 _SETTINGS = {*_BASE, "section", "config"}
 _MODEL = {*_SETTINGS, "layers", "models", "data"}
-_TASK = {*_MODEL, "tabular", "training", "generate", "presets", "metrics", "report"}
+_TASK = {*_MODEL, "tabular", "lens", "training", "generate", "presets", "metrics", "report"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "cpu": {"errors"},
@@ -36,7 +36,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "generate": _MODEL,
     "report": _BASE,
     "clinic": {*_BASE, "models", "layers", "config", "presets", "report"},
-    "tabular": {*_SETTINGS, "models", "data", "training", "metrics", "report"},
+    "lens": {*_BASE, "models", "layers", "config", "report", "metrics"},
+    "tabular": {*_SETTINGS, "models", "data", "training", "lens", "metrics", "report"},
     "tasks": _TASK,
     "runs": {*_TASK, "tasks", "cpu"},
     "races": {*_TASK, "tasks", "runs", "clinic"},
@@ -135,6 +136,7 @@ def test_nothing_imports_the_tops() -> None:
         ("models/x.py", "from addnorm.cli.main import run", 1),
         ("models/x.py", "from addnorm.training.loss import token_loss", 1),
         ("clinic/x.py", "from addnorm.training.loop import Loop", 1),
+        ("lens/x.py", "from addnorm.training.loop import Loop", 1),
         ("unheard/x.py", "from addnorm.errors import nearest", 1),
         ("cli/x.py", "from addnorm.training.loop import Loop", 0),
     ),

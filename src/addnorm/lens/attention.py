@@ -99,7 +99,7 @@ def _statistics(weights: Tensor, ids: Tensor, real: Tensor) -> Tensor:
     earlier = same & (offset < 0)
     # The key follows an earlier copy: the token before the key is the query's.
     after = torch.zeros_like(earlier)
-    after[:, :, 1:] = same[:, :, :-1] & (offset[:, 1:] <= 0)
+    after[:, :, 1:] = earlier[:, :, :-1]
     after = after & (offset < 0)
     scores = [
         _mass(weights, (offset == 0).expand_as(same), rows),
@@ -222,7 +222,7 @@ def weigh_maps(
             handles.append(project.register_forward_pre_hook(lambda _, a: memory.append(a[0])))
     try:
         with torch.enable_grad():
-            value = metric(call(model, inputs))
+            value = metric(call(model, inputs)).sum()
         grads = torch.autograd.grad(value, list(mixed.values()))
     finally:
         for handle in handles:
@@ -232,7 +232,7 @@ def weigh_maps(
     weighted = {}
     for step, grad in zip(chosen, grads, strict=True):
         values = _values(step, memory[0] if step.role == "memory" else seen.reads[step.name])
-        split = grad.unflatten(-1, (step.heads, -1)).transpose(1, 2)
+        split = torch.unflatten(grad, -1, (step.heads, -1)).transpose(1, 2)
         weighted[step.name] = seen.maps[step.name] * (split @ values.transpose(-1, -2))
     return {name: each.detach() for name, each in weighted.items()}
 

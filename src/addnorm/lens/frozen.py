@@ -117,7 +117,7 @@ class FrozenNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         m = self.measured
-        x = x.unflatten(-3, (self.pieces, -1))
+        x = torch.unflatten(x, -3, (self.pieces, -1))
         if m.centre is not None:
             x = x - x.mean(dim=m.centre, keepdim=True)
         x = x / m.scale * m.gain
@@ -218,7 +218,7 @@ def split_output(
     if measured is None:
         gain = inner(torch.ones_like(x[:1, :1]))  # the identity, or a gain for each head
         parts = (x * gain).unflatten(-1, (groups, -1))
-        weight = projection.weight.unflatten(1, (groups, -1))
+        weight = torch.unflatten(projection.weight, 1, (groups, -1))
         pieces = torch.einsum("blgs,wgs->gblw", parts, weight)
         offset = pieces.new_zeros(pieces.shape[-1])
     else:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from addnorm.config import ModelConfig
 from addnorm.errors import InputError, nearest
 from addnorm.layers.addnorm import Stream
 from addnorm.layers.context import Context
@@ -22,6 +23,7 @@ from addnorm.lens.places import (
     Step,
     as_tensors,
     call,
+    count_members,
     find_norms,
     find_sides,
     find_steps,
@@ -287,15 +289,17 @@ def side_lengths(model: nn.Module, inputs: Inputs) -> dict[str, int]:
         return {"": 1 + sum(each.shape[1] for each in tensors[:2] if each.ndim > 1)}
     lengths = {}
     for name, each in zip(find_sides(model), tensors, strict=False):
-        known = each.shape[1] if each.ndim < 4 else model.config.input_length  # type: ignore
-        lengths[name] = int(known) + int(getattr(model, "summary", None) is not None)
+        config = model.config
+        assert isinstance(config, ModelConfig)
+        known = each.shape[1] if each.ndim < 4 else config.input_length
+        lengths[name] = known + int(getattr(model, "summary", None) is not None)
     return lengths
 
 
 def _bytes(model: nn.Module, inputs: Inputs, steps: Sequence[Step], chosen: Chosen) -> int:
     """Return the size of what would be captured."""
     lengths = side_lengths(model, inputs)
-    batch = as_tensors(inputs)[0].shape[0] * int(getattr(model.config, "members", 1))  # type: ignore
+    batch = as_tensors(inputs)[0].shape[0] * count_members(model)
     total = 0
     for step in steps:
         length, width = lengths[step.side], step.box.place.width

@@ -39,6 +39,11 @@ class Step:
         """Number of heads; 0 for a feed-forward network."""
         return self.sublayer.heads if isinstance(self.sublayer, Attention) else 0
 
+    @property
+    def head_width(self) -> int:
+        """Width of a head; 0 for a feed-forward network."""
+        return self.sublayer.head_width if isinstance(self.sublayer, Attention) else 0
+
 
 def find_sides(model: nn.Module) -> dict[str, Side]:
     """Return the sides of a model by name: encoder, decoder; the side of a table model is ''."""
@@ -125,6 +130,11 @@ def as_tensors(inputs: Inputs) -> list[Tensor]:
         return [inputs]
     values = inputs.values() if isinstance(inputs, Mapping) else inputs
     return [value for value in values if isinstance(value, Tensor)]
+
+
+def count_members(model: nn.Module) -> int:
+    """Return the members of an ensemble for tables: each row passes the stack that many times."""
+    return int(getattr(model.config, "members", 1))
 
 
 def require_eval(model: nn.Module, what: str) -> None:

@@ -197,7 +197,7 @@ def _members(parts: Decomposition, head: MemberHead) -> tuple[Tensor, Tensor, Te
         raise InputError("the head reads the summary: position 0 must be among positions.")
     gate = (parts.total[:, place] > 0).to(parts.pieces.dtype)
     pieces = parts.pieces[:, :, place] * gate  # (pieces, rows · members, width)
-    pieces = pieces.unflatten(1, (-1, members)).flatten(2)
+    pieces = torch.unflatten(pieces, 1, (-1, members)).flatten(2)
     weight = head.weight.transpose(0, 1).flatten(1) / members
     return pieces, weight, head.bias.mean(dim=0)
 
@@ -276,7 +276,8 @@ def apply_head(seen: Look, hidden: Tensor) -> Tensor:
     """Return the output of the model's head for another output of its stack."""
     model = seen.model
     if isinstance(model, FTTransformerModel):
-        return model.head(hidden[:, 0].unflatten(0, (-1, model.config.members))).mean(dim=1)
+        summary = torch.unflatten(hidden[:, 0], 0, (-1, model.config.members))
+        return model.head(summary).mean(dim=1)
     if isinstance(model, Base):
         if model.head is None:
             return hidden

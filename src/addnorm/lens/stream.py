@@ -31,6 +31,7 @@ from addnorm.lens.places import (
     Inputs,
     Step,
     as_tensors,
+    count_members,
     find_norms,
     find_sides,
     find_steps,
@@ -83,7 +84,7 @@ class Decomposition:
     def shares(self) -> Tensor:
         """Return each piece's share of the output, (pieces, batch, positions); they sum to 1.
 
-            share = piece · out / ‖out‖²
+        share = piece · out / ‖out‖²
         """
         square = self.total.square().sum(dim=-1).clamp(min=torch.finfo(self.total.dtype).tiny)
         return (self.pieces * self.total).sum(dim=-1) / square
@@ -255,7 +256,7 @@ def _check_size(
     parts += 2 + len(find_norms(model))
     tensors = as_tensors(inputs)
     length = side_lengths(model, inputs)[steps[0].side] if positions is None else len(positions)
-    rows = tensors[0].shape[0] * length * int(getattr(model.config, "members", 1))  # type: ignore
+    rows = tensors[0].shape[0] * length * count_members(model)
     each = next(model.parameters()).element_size() * steps[0].box.place.width
     size = 3 * parts * rows * each  # the pieces, and two intermediate results of a box
     if size > limit:
