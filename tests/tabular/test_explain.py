@@ -123,18 +123,51 @@ def test_attention_to_a_date_is_that_to_its_parts(numbers: FTTransformerRegresso
 
 @pytest.mark.trains
 def test_shares_of_one_row_are_in_the_targets_unit(numbers: FTTransformerRegressor) -> None:
-    """From a row with nothing known: its answer, plus the shares, is the row's."""
+    """The mean answer of the background rows, plus the shares, is the row's answer."""
     one = explain_row(numbers, X, 3)
-    gone = Frame("t", {name: column[:1].copy() for name, column in X.columns.items()})
-    gone.columns["age"][0] = gone.columns["noise"][0] = np.nan
-    gone.columns["job"][0], gone.columns["start"][0] = None, np.datetime64("NaT")
-    assert one.typical == pytest.approx(float(numbers.predict(gone)[0]), rel=1e-5)
+    assert one.baseline == "64 rows of the table"
     assert one.answer == pytest.approx(float(numbers.predict(X)[3]), rel=1e-5)
     assert one.typical + sum(one.shares) == pytest.approx(one.answer, rel=0.01)
     assert one.about == "the number predicted" and one.columns == ("age", "noise", "start", "job")
     assert one.values[one.columns.index("job")] == X.columns["job"][3]
-    missing = explain_row(numbers, gone, 0)
-    assert set(missing.values) == {"missing"} and not any(missing.shares)
+    given = X.take(np.arange(40, 60))
+    other = explain_row(numbers, X, 3, background=given)
+    assert other.baseline == "20 rows of the background"
+    assert other.typical == pytest.approx(float(numbers.predict(given).mean()), rel=1e-5)
+    assert other.typical + sum(other.shares) == pytest.approx(other.answer, rel=0.01)
+    same = explain_row(numbers, X, 3, background=X.take(np.array([3])))
+    assert same.shares == pytest.approx([0] * 4, abs=1e-3)
+
+
+@pytest.mark.trains
+def test_a_row_alone_is_compared_with_drawn_ones(
+    numbers: FTTransformerRegressor, classes: FTTransformerClassifier
+) -> None:
+    for model in (numbers, classes):
+        one = explain_row(model, X.take(np.array([3])), 0)
+        assert one.baseline == "64 rows drawn column by column"
+        assert one.typical + sum(one.shares) == pytest.approx(one.answer, rel=0.02, abs=0.02)
+        assert one == explain_row(model, X.take(np.array([3])), 0)
+
+
+@pytest.mark.trains
+def test_a_row_has_its_interactions(numbers: FTTransformerRegressor) -> None:
+    """By hand for one pair: what age and noise do together, less what each does alone."""
+    rest = X.take(np.arange(40, 50))
+    one = explain_row(numbers, X, 3, background=rest)
+    found = {frozenset(pair[:2]): pair[2] for pair in one.interactions}
+    assert len(found) == 6
+
+    def mean(*kept: str) -> float:
+        mixed = {name: column.copy() for name, column in rest.columns.items()}
+        for name in kept:
+            mixed[name][:] = X.columns[name][3]
+        return float(numbers.predict(Frame("t", mixed)).mean())
+
+    wanted = mean("age", "noise") - mean("age") - mean("noise") + mean()
+    assert found[frozenset(("age", "noise"))] == pytest.approx(wanted, rel=1e-3, abs=1e-3)
+    sizes = [abs(pair[2]) for pair in one.interactions]
+    assert sizes == sorted(sizes, reverse=True)
 
 
 @pytest.mark.trains
@@ -146,7 +179,7 @@ def test_one_row_of_several_classes_is_about_the_likeliest(
         likeliest = classes.predict(X.take(np.array([row])))[0]
         assert one.about == f"the logit of {likeliest}"
         told = classes._answers(X.take(np.array([row])))[0]
-        assert one.answer == pytest.approx(float(told.max()), rel=1e-4)
+        assert one.answer == pytest.approx(float(told.max()) / classes.temperature_, rel=1e-4)
         sure = classes.predict_proba(X.take(np.array([row])))[0].max()
         assert one.probability == pytest.approx(float(sure), rel=1e-6)
     for row in (-1, 120):
@@ -180,6 +213,7 @@ def test_the_strongest_come_first() -> None:
 def test_no_more_rows_are_looked_at_than_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of many rows some, drawn by the seed, with their own answers."""
     monkeypatch.setattr("addnorm.tabular.explain.MOST_ROWS", 50)
+    monkeypatch.setattr("addnorm.lens.columns.CHUNK", 50)
     model = FTTransformerRegressor(**QUICK).fit(X, Z)
     rows: list[int] = []
     forward = model.model_.head.forward
@@ -221,18 +255,14 @@ def test_gradients_of_numbers_beside_the_stack() -> None:
     table = model.encoder_.encode(X.take(np.arange(5)))
     body: Any = model.model_
     filled = body.impute(table.numbers).detach()
-    words, start = body.tokens(table.numbers, table.codes).detach(), filled.mean(dim=0)
-    found, _, _ = integrated(body, table, steps=2)
+    words = body.tokens(table.numbers, table.codes).detach()
+    found, _, _ = integrated(body, table, table.take(torch.tensor([4])), draws=1, steps=1)
     for row in range(5):
-        slope = torch.zeros_like(start)
-        for middle in (0.25, 0.75):
-            at = (start + middle * (filled[row] - start)).requires_grad_()
-            token = words.mean(dim=0) + middle * (words[row] - words.mean(dim=0))
-            body.from_tokens(at[None], token[None]).sum().backward()
-            assert at.grad is not None
-            slope += at.grad / 2
-        wanted = ((filled[row] - start) * slope).tolist()
-        assert found[row, : len(start)].tolist() == pytest.approx(wanted, abs=1e-5)
+        at = ((filled[4] + filled[row]) / 2).requires_grad_()
+        body.from_tokens(at[None], ((words[4] + words[row]) / 2)[None]).sum().backward()
+        assert at.grad is not None
+        wanted = ((filled[row] - filled[4]) * at.grad).tolist()
+        assert found[row, : len(filled[0])].tolist() == pytest.approx(wanted, abs=1e-5)
 
 
 def test_what_is_not_fitted_cannot_be_explained() -> None:

@@ -131,5 +131,5 @@ def test_one_row_has_its_strongest_first() -> None:
     for said in ("Why paid: row 17", "the log-odds of yes", "1.5", "−0.25", "0.817"):
         assert said in html
     shown = ("age = 31", "job = cook", "town = missing")
-    title = "Share of the difference from a row with nothing known"
+    title = "Share of the difference from the baseline"
     assert order_of(page, title, shown) == ["job = cook", "town = missing", "age = 31"]

@@ -144,33 +144,35 @@ def test_shares_add_up(kind: Any) -> None:
     one = explain_row(model, X, 4)
     assert sum(one.shares) == pytest.approx(one.answer - one.typical, abs=0.02, rel=0.03)
     told = model.predict_proba(X.take(np.array([4])))[0]
-    odds = math.log(told[1] / told[0]) * model.temperature_
+    odds = math.log(told[1] / told[0])
     assert one.answer == pytest.approx(odds, abs=1e-4) and one.about == "the log-odds of yes"
     assert one.values[0] == f"{X.columns['age'][4]:g}"
-    shares, end, start = integrated(model.model_, model.encoder_.encode(X), steps=512)
+    shares, end, start = integrated(model.model_, model.encoder_.encode(X), steps=64)
     assert torch.allclose(shares.sum(dim=1), end - start, atol=0.05, rtol=0.02)
     with pytest.raises(InputError, match="row must be 0 to 239: got 240"):
         explain_row(model, X, 240)
 
 
 @pytest.mark.trains
-def test_gradients_are_taken_in_the_middle_of_each_step(fitted: FTTransformerClassifier) -> None:
-    """A loop over rows, columns and the middles of three parts of the path."""
+def test_gradients_are_taken_on_the_way_from_background_rows(
+    fitted: FTTransformerClassifier,
+) -> None:
+    """A loop over rows, background rows, and the three Gauss-Legendre nodes of each path."""
     model, table = fitted.model_, fitted.encoder_.encode(X.take(np.arange(4)))
     assert isinstance(model, FTTransformerModel)
     tokens = model.tokens(table.numbers, table.codes).detach()
-    start = tokens.mean(dim=0)
     found, _, _ = integrated(model, table, steps=3)
+    half = 0.6**0.5 / 2
+    nodes = ((0.5 - half, 5 / 18), (0.5, 8 / 18), (0.5 + half, 5 / 18))
     for row in range(4):
-        slopes = torch.zeros_like(start)
-        for middle in (1 / 6, 3 / 6, 5 / 6):
-            at = (start + middle * (tokens[row] - start)).requires_grad_()
-            model.head(model.hidden(at[None])).sum().backward()
-            assert at.grad is not None
-            slopes += at.grad / 3
-        for column in range(len(start)):
-            share = float((slopes[column] * (tokens[row] - start)[column]).sum())
-            assert float(found[row, column]) == pytest.approx(share, abs=1e-5)
+        shares = torch.zeros(tokens.shape[1])
+        for start in tokens:
+            for node, weight in nodes:
+                at = (start + node * (tokens[row] - start)).requires_grad_()
+                model.head(model.hidden(at[None])).sum().backward()
+                assert at.grad is not None
+                shares += weight * (at.grad * (tokens[row] - start)).sum(dim=1) / 4
+        assert found[row].tolist() == pytest.approx(shares.tolist(), abs=1e-5)
 
 
 @pytest.mark.trains

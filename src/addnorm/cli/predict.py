@@ -263,6 +263,8 @@ def _print_explanation(
         print(f"{name[:23]:24}{rise:14.4f}{explanation.gradient[i]:12.4f}{attention}")
     agreement = ", ".join(f"{pair} {value:.2f}" for pair, value in explanation.agreement.items())
     print(f"\nagreement of ranks: {agreement}")
+    for one, other, size, h in explanation.interactions[:5]:
+        print(f"interaction {size:10.4f} (H {h:.2f})  {one} and {other}")
 
 
 def _print_row_explanation(one: "RowExplanation", estimator: Any, args: argparse.Namespace) -> None:
@@ -276,10 +278,12 @@ def _print_row_explanation(one: "RowExplanation", estimator: Any, args: argparse
     sure = "" if one.probability is None else f" (probability {one.probability:.4g})"
     print(
         f"row {args.row}: {one.about} is {one.answer:.4g}{sure}; "
-        f"baseline (all values missing): {one.typical:.4g}"
+        f"baseline (mean of {one.baseline}): {one.typical:.4g}"
     )
     for name, value, share in one.ranked():
         print(f"  {share:+10.4f}  {name} = {value}")
+    for a, b, effect in one.interactions[:3]:
+        print(f"  {effect:+10.4f}  {a} and {b} together, beyond each alone")
 
 
 def schema(args: argparse.Namespace) -> None:

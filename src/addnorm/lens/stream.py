@@ -120,7 +120,7 @@ def decompose(
     >>> config = ModelConfig(mode="decoder", vocab=9, width=8, heads=2, depth=1, addnorm="post")
     >>> parts = decompose(build(config).eval(), torch.tensor([[3, 1, 4]]), positions=[2])
     >>> len(parts.names), parts.error < 1e-5
-    (8, True)
+    (5, True)
     """
     require_eval(model, "decompose")
     sides = find_sides(model)

@@ -1,8 +1,8 @@
 """Why a model answers as it does: three views of which columns matter, and how far they agree.
 
     attention     what the summary and the columns look at, the mean over heads, blocks and rows
-    gradient      integrated gradients from a typical row: the shares of f(x) − f(typical) that each
-                  column makes; of several rows the mean size
+    gradient      integrated gradients from background rows: the share that each column has in
+                  f(x) − mean f(background); of several rows the mean size (lens/columns.py)
     permutation   how much worse the loss is when one column is shuffled
 
 Attention says what was looked at, not what mattered; where the three disagree, believe permutation.
@@ -18,16 +18,21 @@ import torch
 from sklearn.utils.validation import check_is_fitted  # type: ignore[import-untyped]
 from torch import Tensor
 
-from addnorm.data.table.encode import EncodedTable
+from addnorm.data.table.encode import FIRST_VALUE, EncodedTable
 from addnorm.data.table.frame import Array, Frame, to_texts
 from addnorm.errors import InputError
-from addnorm.models.tabular import FTTransformerModel, TabTransformerModel, TabularModel
+from addnorm.lens.columns import Interactions, column_interactions, column_shares, embed_columns
+from addnorm.models.tabular import TabTransformerModel, TabularModel
 from addnorm.tabular.base import TableEstimator
 from addnorm.tabular.estimators import TableClassifier
 from addnorm.tabular.fitting import answer, losses
 
 MOST_ROWS = 500
 """Rows that are looked at; more would not change the picture."""
+BACKGROUND, FEWEST = 64, 10
+"""Rows that one row is compared with, and how many a file must have to supply them."""
+PAIRED_COLUMNS, PAIRED_ROWS = 6, 20
+"""Columns whose interactions are measured, the most important ones; rows and background rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +52,9 @@ class Explanation:
     """The names of its rows and columns."""
     agreement: Mapping[str, float]
     """Rank correlation (Spearman) of each pair of views."""
+    interactions: tuple[tuple[str, str, float, float], ...] = ()
+    """(column, column, strength, H), the strongest first: what pairs of the most important columns
+    do beyond the sum of their single effects; see lens/columns.py."""
 
     def ranked(self) -> list[tuple[str, float]]:
         """Columns by permutation importance, the greatest first."""
@@ -61,13 +69,18 @@ class RowExplanation:
     columns: tuple[str, ...]
     values: tuple[str, ...]
     shares: tuple[float, ...]
-    """They add up to `answer` − `typical`, up to the steps of the integral."""
+    """They add up to `answer` − `typical`, up to the steps of the integral; of classes both are on
+    the calibrated scale (logits divided by the temperature)."""
     answer: float
     typical: float
     about: str
     """What the answer is: the logit of which class, or the target's own unit."""
     probability: float | None = None
     """Of that class, calibrated; None of numbers."""
+    baseline: str = ""
+    """What `typical` is the mean answer of."""
+    interactions: tuple[tuple[str, str, float], ...] = ()
+    """(column, column, effect of both beyond the sum of each), the strongest first."""
 
     def ranked(self) -> list[tuple[str, str, float]]:
         """(column, value, share), the strongest first."""
@@ -89,6 +102,7 @@ def explain(
     permutation = permute(estimator.model_, table, target, member, rng, repeats)
     shares = integrated(estimator.model_, table)[0]
     gradient = _sum_by(shares, member, len(names)).abs().mean(dim=0).numpy()
+    pairs_of = _pairs(estimator, table, table, gradient, rows=PAIRED_ROWS)
     looks, looking, summary = attend(estimator, table)
     attention = None if summary is None else _sum_by(summary[None], member, len(names))[0].numpy()
     views = {"permutation": permutation, "gradient": gradient}
@@ -102,22 +116,45 @@ def explain(
         looks=looks,
         looking=tuple(looking),
         agreement={f"{a} and {b}": spearman(views[a], views[b]) for a, b in pairs},
+        interactions=tuple(
+            (names[j], names[k], float(size) * _unit(estimator), float(h))
+            for (j, k), size, h in _strongest(pairs_of)
+        ),
     )
 
 
-def explain_row(estimator: TableEstimator, X: Any, row: int) -> RowExplanation:
-    """Explain the answer for one row, counted from 0, by integrated gradients."""
+def explain_row(
+    estimator: TableEstimator, X: Any, row: int, *, background: Any = None
+) -> RowExplanation:
+    """Explain the answer for one row, counted from 0, by integrated gradients.
+
+    Parameters
+    ----------
+    estimator : a fitted estimator.
+    X : rows, among them the one to explain.
+    row : its number.
+    background : rows to compare it with, such as training rows; by default the rows of X, or if
+        there are too few, rows whose columns are drawn from what the encoder knows of each.
+    """
     check_is_fitted(estimator)
     frame = estimator._frame(X, fitting=False)
     if not 0 <= row < len(frame):
         raise InputError(f"row must be 0 to {len(frame) - 1}: got {row}.")
     one = frame.take(np.array([row]))
     names, member = _columns(estimator)
-    shares, end, start = integrated(estimator.model_, estimator.encoder_.encode(one), steps=64)
+    others, baseline = _background(estimator, frame, row, background)
+    table = estimator.encoder_.encode(one)
+    shares, end, start = integrated(estimator.model_, table, others, draws=BACKGROUND, steps=16)
     grouped = _sum_by(shares, member, len(names))[0]
+    pairs = _pairs(estimator, table, others, grouped.abs().numpy(), rows=BACKGROUND)
     unit = _unit(estimator)
     offset = getattr(estimator, "mean_", 0.0)
     return RowExplanation(
+        baseline=baseline,
+        interactions=tuple(
+            (names[j], names[k], float(pairs.values[pairs.pairs.index((j, k)), 0]) * unit)
+            for (j, k), _, _ in _strongest(pairs)
+        ),
         columns=tuple(names),
         values=tuple(_say_value(one, name) for name in names),
         shares=tuple((grouped.double() * unit).tolist()),
@@ -156,33 +193,84 @@ def permute(
 
 
 def integrated(
-    model: TabularModel, table: EncodedTable, steps: int = 16
+    model: TabularModel,
+    table: EncodedTable,
+    background: EncodedTable | None = None,
+    *,
+    draws: int = 4,
+    steps: int = 8,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Integrated gradients by token, (rows, tokens), with the answers at the end and the start.
 
-        share_j = (t_j − t̄_j) · ∫₀¹ ∂f/∂t_j (t̄ + α (t − t̄)) dα
-
-    Sundararajan et al. 2017 (1703.01365), eq. 1, over the tokens t; t̄ is the mean token of each
-    column over the rows given, or for one row the token of a missing value. The middle of each of
-    `steps` parts of the path is looked at. f is the answer, or of several classes that of the
+    Each row is compared with `draws` rows of the background, by default of the table itself; see
+    `addnorm.lens.columns.column_shares`. f is the answer, or of several classes that of the
     likeliest.
     """
     model.eval()
-    numbers, codes = table.numbers, table.codes
+    other = table if background is None else background
     with torch.no_grad():
-        whole = _tokens(model, numbers, codes)
-        typical = _typical(model, numbers, codes, whole)
-        likeliest = _answer_from(model, whole).argmax(dim=1, keepdim=True)
-    total = torch.zeros_like(whole)
-    for step in range(steps):
-        at = (typical + (step + 0.5) / steps * (whole - typical)).detach().requires_grad_()
-        with torch.enable_grad():
-            told = _answer_from(model, at).gather(1, likeliest).sum()
-        total += torch.autograd.grad(told, at)[0]
-    shares = ((whole - typical) * total / steps).sum(dim=2)
+        tokens = embed_columns(model, table.numbers, table.codes)
+        rest = embed_columns(model, other.numbers, other.codes)
+    found = column_shares(model, tokens, rest, draws=draws, steps=steps)
+    return found.shares, found.answer, found.baseline
+
+
+def _background(
+    estimator: TableEstimator, frame: Frame, row: int, background: Any
+) -> tuple[EncodedTable, str]:
+    """Rows to compare one with, and what they are."""
+    encoder = estimator.encoder_
+    if background is not None:
+        rows = estimator._frame(background, fitting=False)
+        places, name = np.arange(len(rows)), "of the background"
+    else:
+        rows, name = frame, "of the table"
+        places = np.delete(np.arange(len(frame)), row)
+        if len(places) < FEWEST:
+            return _draw_rows(estimator), f"{BACKGROUND} rows drawn column by column"
+    if len(places) > BACKGROUND:
+        places = np.random.default_rng(0).choice(places, BACKGROUND, replace=False)
+    return encoder.encode(rows.take(np.sort(places))), f"{len(places)} rows {name}"
+
+
+def _draw_rows(estimator: TableEstimator) -> EncodedTable:
+    """Rows whose numbers are standard normal, as scaled ones are, and whose categories are even.
+
+    The encoder keeps no rows; this is what it knows of the training data.
+    """
+    encoder, rng = estimator.encoder_, np.random.default_rng(0)
+    numbers = rng.normal(size=(BACKGROUND, len(encoder.numbers)))
+    for place, rule in enumerate(encoder.numbers):
+        if rule.scaling == "none":
+            numbers[:, place] = rng.uniform(rule.low, rule.high, BACKGROUND)
+    sizes = [max(len(rule.values), 1) for rule in encoder.categories]
+    codes = [FIRST_VALUE + rng.integers(0, size, BACKGROUND) for size in sizes]
+    stacked = np.stack(codes, axis=1) if codes else np.zeros((BACKGROUND, 0), dtype=np.int64)
+    return EncodedTable(torch.from_numpy(numbers).float(), torch.from_numpy(stacked).long())
+
+
+def _pairs(
+    estimator: TableEstimator,
+    table: EncodedTable,
+    background: EncodedTable,
+    importance: Array,
+    *,
+    rows: int,
+) -> Interactions:
+    """Interactions of the most important columns, on the first rows."""
+    model, (_, member) = estimator.model_, _columns(estimator)
+    columns = sorted(np.argsort(-importance)[:PAIRED_COLUMNS].tolist())
     with torch.no_grad():
-        end, start = (_answer_from(model, t).gather(1, likeliest)[:, 0] for t in (whole, typical))
-    return shares, end, start
+        tokens, rest = (
+            embed_columns(model, part.numbers[:rows], part.codes[:rows])
+            for part in (table, background)
+        )
+    return column_interactions(model, tokens, rest, member, columns)
+
+
+def _strongest(found: Interactions) -> list[tuple[tuple[int, int], Tensor, Tensor]]:
+    order = found.strength.argsort(descending=True).tolist()
+    return [(found.pairs[i], found.strength[i], found.h[i]) for i in order]
 
 
 def attend(
@@ -216,33 +304,6 @@ def _ranks(view: Array) -> Array:
     return np.asarray((np.cumsum(ties) - (ties - 1) / 2)[place])
 
 
-def _tokens(model: TabularModel, numbers: Tensor, codes: Tensor) -> Tensor:
-    """What the model is told, (rows, tokens, width); numbers beside the stack fill one place."""
-    if isinstance(model, FTTransformerModel):
-        return model.tokens(numbers, codes)
-    assert isinstance(model, TabTransformerModel)
-    width = model.config.trunk.width
-    beside = torch.nn.functional.pad(model.impute(numbers)[..., None], (0, width - 1))
-    if not model.config.categories:
-        return beside
-    return torch.cat((beside, model.tokens(numbers, codes)), dim=1)
-
-
-def _answer_from(model: TabularModel, tokens: Tensor) -> Tensor:
-    """The mean answer of the members, (rows, outputs), from tokens."""
-    if isinstance(model, FTTransformerModel):
-        return model.head(model.hidden(tokens)).mean(dim=1)
-    assert isinstance(model, TabTransformerModel)
-    count = model.config.numbers
-    return model.from_tokens(tokens[:, :count, 0], tokens[:, count:]).mean(dim=1)
-
-
-def _typical(model: TabularModel, numbers: Tensor, codes: Tensor, whole: Tensor) -> Tensor:
-    if len(whole) > 1:
-        return whole.mean(dim=0, keepdim=True).expand_as(whole)
-    return _tokens(model, torch.full_like(numbers, float("nan")), torch.zeros_like(codes))
-
-
 def _columns(estimator: TableEstimator) -> tuple[list[str], list[int]]:
     """The columns that are used, and of each token which of them it is a part of."""
     encoder = estimator.encoder_
@@ -259,7 +320,8 @@ def _sum_by(tokens: Tensor, member: Sequence[int], count: int) -> Tensor:
 
 
 def _unit(estimator: TableEstimator) -> float:
-    return float(getattr(estimator, "scale_", 1.0))
+    """What one unit of the network's answer is: of the target, or of calibrated logits."""
+    return float(getattr(estimator, "scale_", 1.0)) / float(estimator.temperature_)
 
 
 def _about(estimator: TableEstimator, one: Frame) -> dict[str, Any]:

@@ -87,6 +87,14 @@ def explanation_page(found: Explanation, estimator: TableEstimator) -> Page:
             page.figure(bar_chart(pairs, title=title), f"{title}.")
     page.text("Attention is what was looked at. Where the views differ, believe the shuffling.")
     page.table(["views", "rank correlation"], [list(pair) for pair in found.agreement.items()])
+    if found.interactions:
+        page.section("Interactions")
+        page.table(
+            ["columns", "strength", "H"],
+            [[f"{one} and {other}", size, h] for one, other, size, h in found.interactions],
+            "What two columns do beyond the sum of their single effects: its mean size in the "
+            "unit of the answer, and as a share of their joint effect (Friedman's H).",
+        )
     if found.looking:
         page.section("Which columns look at which")
         names = list(found.looking)
@@ -101,9 +109,14 @@ def row_page(one: RowExplanation, row: int, estimator: TableEstimator) -> Page:
     """What each column adds to the answer for one row, counted from 1."""
     page = Page(f"Why {estimator.encoder_.schema.target}: row {row}", type(estimator).__name__)
     sure = [] if one.probability is None else [("its probability", one.probability)]
-    page.facts([(one.about, one.answer), *sure, ("of a row with nothing known", one.typical)])
+    page.facts([(one.about, one.answer), *sure, (f"baseline: mean of {one.baseline}", one.typical)])
     page.section("What each column adds")
     shares = [(f"{name} = {value}", share) for name, value, share in one.ranked()]
-    title = "Share of the difference from a row with nothing known"
+    title = "Share of the difference from the baseline"
     page.figure(bar_chart(shares, title=title), f"{title}; they add up to it.")
+    if one.interactions:
+        page.section("Which columns act together")
+        pairs = [(f"{a} and {b}", value) for a, b, value in one.interactions]
+        title = "Effect of two columns beyond the sum of their single effects"
+        page.figure(bar_chart(pairs, title=title), f"{title}, for this row.")
     return page
