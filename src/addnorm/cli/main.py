@@ -128,12 +128,12 @@ COMMANDS: dict[str, Command] = {
         ),
     ),
     "explain": Command(
-        "show which columns matter, for all rows or for one",
+        "explain an output: attention, layers and inputs of a text; columns of a table or row",
         "addnorm.cli.predict:explain",
         predict.add_explain_flags,
         (
             "addnorm explain runs/adult new.csv --row 17",
-            "addnorm explain runs/adult adult.csv --out explained.html",
+            "addnorm explain runs/ende 'a man rides a bicycle' --report why.html",
         ),
     ),
     "clinic": Command(

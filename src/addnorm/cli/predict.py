@@ -97,10 +97,15 @@ def add_predict_flags(parser: argparse.ArgumentParser) -> None:
 def add_explain_flags(parser: argparse.ArgumentParser) -> None:
     _add_run(parser)
     parser.add_argument(
-        "file", metavar="FILE", help="rows to explain; with their target, unless --row"
+        "file",
+        metavar="TEXT|FILE",
+        help="a text, or a file of texts; for tables, rows to explain, with their target unless "
+        "--row is given",
     )
-    parser.add_argument("--row", type=int, metavar="N", help="explain one row, counted from 1")
-    parser.add_argument("--out", metavar="FILE.html", help="also write a page with pictures")
+    parser.add_argument(
+        "--row", type=int, metavar="N", help="explain one row, or one line, counted from 1"
+    )
+    parser.add_argument("--report", metavar="FILE.html", help="also write a page to look around in")
     _add_json(parser)
 
 
@@ -235,10 +240,14 @@ def predict(args: argparse.Namespace) -> None:
 
 
 def explain(args: argparse.Namespace) -> None:
-    """Print which columns matter, or what each adds to the prediction of one row."""
+    """Print why a model gives its output for a text, for the rows of a table, or for one row."""
+    run = _open(args, "explain")
+    if run.task != "table":
+        _explain_text(run.trained, args)
+        return
     from addnorm.tabular.explain import Explanation
 
-    trained = _open(args, "explain").trained
+    trained = run.trained
     explanation = trained.explain(args.file, args.row, say=say)
     if isinstance(explanation, Explanation):
         _print_explanation(explanation, trained.estimator, args)
@@ -246,13 +255,22 @@ def explain(args: argparse.Namespace) -> None:
         _print_row_explanation(explanation, trained.estimator, args)
 
 
+def _explain_text(trained: Any, args: argparse.Namespace) -> None:
+    is_file = Path(args.file).is_file() if len(args.file) < 256 else False
+    texts = [line for line in _lines(args.file) if line.strip()] if is_file else args.file
+    explanation = trained.explain(texts, args.row, say=say)
+    if args.report is not None:
+        say(f"page: {explanation.page().write(args.report)}")
+    print(to_json(explanation.to_dict()) if args.json else explanation)
+
+
 def _print_explanation(
     explanation: "Explanation", estimator: Any, args: argparse.Namespace
 ) -> None:
     from addnorm.tabular.page import explanation_page
 
-    if args.out is not None:
-        say(f"page: {explanation_page(explanation, estimator).write(args.out)}")
+    if args.report is not None:
+        say(f"page: {explanation_page(explanation, estimator).write(args.report)}")
     if args.json:
         print(to_json({**vars(explanation), "looks": explanation.looks.tolist()}))
         return
@@ -270,8 +288,8 @@ def _print_explanation(
 def _print_row_explanation(one: "RowExplanation", estimator: Any, args: argparse.Namespace) -> None:
     from addnorm.tabular.page import row_page
 
-    if args.out is not None:
-        say(f"page: {row_page(one, args.row, estimator).write(args.out)}")
+    if args.report is not None:
+        say(f"page: {row_page(one, args.row, estimator).write(args.report)}")
     if args.json:
         print(to_json(vars(one) | {"row": args.row}))
         return

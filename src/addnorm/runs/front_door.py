@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from addnorm.cpu import keep_memory
-from addnorm.errors import ConfigError, InputError
+from addnorm.errors import ConfigError
 from addnorm.runs.inputs import INPUTS, files_of
 from addnorm.runs.loggers import make_loggers
 from addnorm.runs.request import make_request
@@ -129,17 +129,16 @@ def open(path: str | Path, *, int8: bool = False) -> Run:
 
 
 def explain(run: Run | str | Path, data: Any, row: int | None = None) -> Any:
-    """Return which columns a model for tables looks at, for all rows or for one.
+    """Return why a model answers as it does: for a text, for the rows of a table, or for one row.
 
     Parameters
     ----------
     run : a run, or its directory.
-    data : a file or data frame; with the target column, unless `row` is given.
-    row : a row to explain, counted from 1.
+    data : a text, or a list of texts; of tables a file or data frame, with the target column
+        unless `row` is given.
+    row : a row or text to explain, counted from 1.
     """
     opened = run if isinstance(run, Run) else open(run)
-    if opened.task != "table":
-        raise InputError(f"explain is for tables: {str(opened.path)!r} is for {opened.task}.")
     return opened.explain(data, row)
 
 

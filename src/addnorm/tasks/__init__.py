@@ -49,7 +49,7 @@ TASKS: dict[str, TaskEntry] = {
             "label": "data.label",
             **_SIZE,
         },
-        verbs=("translate",),
+        verbs=("translate", "explain"),
         examples=(
             "addnorm train translate --source train.en --target train.de --out runs/ende",
             "addnorm train translate pairs.tsv --out runs/pairs --minutes 30",
@@ -59,20 +59,21 @@ TASKS: dict[str, TaskEntry] = {
         home="addnorm.tasks.language:Language",
         help="continue a text: a long text, a decoder",
         options={**_TEXT, **_SIZE},
-        verbs=("generate",),
+        verbs=("generate", "explain"),
         examples=("addnorm train language book.txt --out runs/book --minutes 5",),
     ),
     "masked": TaskEntry(
         home="addnorm.tasks.masked:Masked",
         help="predict hidden tokens: texts without labels, an encoder to start others from",
         options={**_TEXT, **_SIZE},
+        verbs=("explain",),
         examples=("addnorm train masked texts.txt --out runs/masked",),
     ),
     "classify": TaskEntry(
         home="addnorm.tasks.classify:Classify",
         help="label texts: a table with a column of texts and one of labels, an encoder",
         options={**_TEXT, "label": "data.label", **_SIZE},
-        verbs=("classify",),
+        verbs=("classify", "explain"),
         examples=(
             "addnorm train classify reviews.csv --text review --label stars --out runs/stars",
             "addnorm train classify reviews.csv --from runs/masked --out runs/stars",

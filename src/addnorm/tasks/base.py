@@ -30,6 +30,7 @@ from addnorm.errors import ConfigError, InputError, SavedError
 from addnorm.generate import pack, quantise
 from addnorm.generate.frozen import can_pack
 from addnorm.layers.init import measure_
+from addnorm.lens.explanation import SequenceExplanation, explain_sequence
 from addnorm.models.build import Model, build
 from addnorm.models.saved import load, save
 from addnorm.models.size import cost
@@ -457,6 +458,41 @@ class TrainedText(Trained):
         """The model as it decodes the fastest here, in the same precision."""
         floats = {parameter.dtype for parameter in self.model.parameters()} == {torch.float32}
         return pack(self.model) if floats and not self.int8 and can_pack() else self.model
+
+    def explain(
+        self,
+        text: str | Sequence[str],
+        row: int | None = None,
+        *,
+        say: Say = say_nothing,
+        **options: Any,
+    ) -> SequenceExplanation:
+        """Return why the model gives its output for a text: attention, pieces, layers, inputs.
+
+        Parameters
+        ----------
+        text : a text, or a list of texts of which one is explained.
+        row : which one of a list, counted from 1; the first by default.
+        say : receives sentences about what was read.
+        options : `target` of a translation, to explain another than the model's own.
+        """
+        if self.int8:
+            raise ConfigError("explanations need the float weights: leave out int8.")
+        texts, number = list(list_of_texts(text)), row or 1
+        if not 1 <= number <= len(texts):
+            raise InputError(f"--row must be 1 to {len(texts)}: got {number}.")
+        chosen = require_text(texts[number - 1], number)
+        return explain_sequence(self.model, **self.sequence_to_explain(chosen, **options))
+
+    def sequence_to_explain(self, text: str) -> dict[str, Any]:
+        """Return the arguments of `explain_sequence` for a text that is one input."""
+        ids = self.tokenizer.encode(text)
+        return {
+            "inputs": torch.tensor([ids]),
+            "tokens": {self.task.mode: [self.tokenizer.piece(i) for i in ids]},
+            "name_of": self.tokenizer.piece,
+            "title": text,
+        }
 
     def evaluate(self, *data: Any, say: Say = say_nothing, **options: Any) -> Figures:
         if not data and not options.get("source"):

@@ -67,6 +67,17 @@ class TrainedClassifier(TrainedText):
             for row in self.iter_labels(list_of_texts(texts))
         ]
 
+    def sequence_to_explain(self, text: str) -> dict[str, Any]:
+        """Return the arguments of `explain_sequence`: the text, and the most probable label."""
+        ids = self.tokenizer.encode(text)[: (self.config.data.max_length or LONGEST) - 2]
+        inputs = collate_labelled([ids], [0]).inputs
+        return {
+            "inputs": inputs,
+            "tokens": {"encoder": [self.tokenizer.piece(int(i)) for i in inputs[0]]},
+            "name_of": self.labels.__getitem__,
+            "title": text,
+        }
+
     def evaluate_files(self, source: str, *, say: Say = say_nothing, **options: Any) -> Figures:
         rows = read_config_texts(self._reading(), source, self.labels)
         ids, cut = encode(self.config, rows, self.tokenizers)

@@ -14,6 +14,7 @@ from addnorm.data.text.split import split_document
 from addnorm.data.text.windows import Windows, collate_windows
 from addnorm.errors import InputError
 from addnorm.generate import Decoding, generate
+from addnorm.lens.explanation import MOST_PROBABLE
 from addnorm.models.transformer import Decoder
 from addnorm.tasks.answer import Answer, make_answer
 from addnorm.tasks.base import (
@@ -94,6 +95,12 @@ class TrainedLanguageModel(TrainedText):
         )
         ((hypothesis,),) = generate(model, [ids], decoding, slide=True)
         return make_answer(hypothesis, tokenizer)
+
+    def sequence_to_explain(self, text: str) -> dict[str, Any]:
+        """Return the arguments of `explain_sequence`: every next token, and what would follow."""
+        given = super().sequence_to_explain(text)
+        ids: list[int] = given["inputs"][0].tolist()
+        return given | {"targets": [*ids[1:], MOST_PROBABLE]}
 
     def evaluate_files(self, source: str, *, say: Say = say_nothing, **options: Any) -> Figures:
         task = self._held_out(source)

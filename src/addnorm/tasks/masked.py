@@ -50,6 +50,13 @@ def encoder_size(width: int, depth: int, heads: int, length: int, **more: Any) -
 class TrainedMasked(TrainedText):
     """A trained masked encoder: a model to start others from."""
 
+    def sequence_to_explain(self, text: str) -> dict[str, Any]:
+        """Return the arguments of `explain_sequence`: every token as the model would guess it."""
+        given = super().sequence_to_explain(text)
+        ids = [BEGIN, *given["inputs"][0].tolist(), END]
+        tokens = {"encoder": [self.tokenizer.piece(i) for i in ids]}
+        return given | {"inputs": torch.tensor([ids]), "tokens": tokens}
+
     def evaluate_files(self, source: str, *, say: Say = say_nothing, **options: Any) -> Figures:
         task = self._held_out(source)
         for note in read_texts(self._reading(), source)[1].lines():
