@@ -76,6 +76,13 @@ def test_the_ways_to_ablate() -> None:
     close(single.values, torch.zeros(len(single.values)), 1e-6)
 
 
+def test_patterns_name_heads_and_sublayers() -> None:
+    model, ids = make("decoder"), torch.tensor([[1, 2]])
+    found = ablate(model, ids, logit_metric(3), places=["*.1.attention.*", "*.ffn"], method="zero")
+    heads = [f"decoder.1.attention.{head}" for head in range(4)]
+    assert list(found.names) == [*heads, "decoder.0.ffn", "decoder.1.ffn"]
+
+
 def test_patching_restores_what_was_corrupted() -> None:
     model, corrupted = planted(), torch.tensor([[4, 2, 3]])
     found = patch(model, IDS, corrupted, logit_metric(7), by_position=True)

@@ -155,7 +155,8 @@ def ablate(
     metric
         From the output to a number; see `token_loss_metric`, `logit_metric`.
     places
-        Sublayers or heads; by default every head and every feed-forward network.
+        Sublayers or heads (`decoder.*.attention.*` for all heads of these); by default every head
+        and every feed-forward network.
     method
         zero: it writes 0. mean: its mean over the reference (Wang et al. 2022, 2211.00593, §2.1).
         resample: what it writes for the next row of the reference (Chan et al. 2022).
@@ -241,7 +242,13 @@ def list_places(model: nn.Module) -> list[str]:
 
 def _expand(model: nn.Module, places: Sequence[str]) -> list[str]:
     names = []
+    steps = find_steps(model)
     for pattern in places:
+        if pattern.endswith(".*") and pattern.removesuffix(".*").rpartition(".")[2].isalpha():
+            whole = select([s for s in steps if s.heads], pattern.removesuffix(".*"))
+            heads = {step.name: step.heads for step in steps}
+            names += [f"{name}.{head}" for name in whole for head in range(heads[name])]
+            continue
         head = split_head(pattern)[1]
         found = select(find_steps(model), pattern)
         names += [name if head is None else f"{name}.{head}" for name in found]
