@@ -2,11 +2,11 @@
 
     python -m bench.induction [--steps 1200] [--out docs/results/pictures]
 
-Sequences are random tokens, said twice. To predict the second half, a head must find the earlier
-copy of the current token and attend to what followed it: an induction head, made of two layers
-(Elhage et al. 2021; Olsson et al. 2022, 2209.11895). It appears in a short time, together with a
-drop of the loss on the second half. Prints the head, found by its attention, by its circuit and by
-ablation, and writes a picture of the two curves.
+Random tokens are followed by phrases from anywhere before. To predict a repetition, a head must
+find the earlier copy of the current token and attend to what followed it: an induction head, made
+of two layers (Elhage et al. 2021; Olsson et al. 2022, 2209.11895). It appears in a short time,
+together with a drop of the loss on repeated tokens. Prints the head, found by its attention, by its
+circuits and by ablation, and writes a picture of the curves.
 """
 
 import argparse
@@ -25,15 +25,25 @@ from addnorm.lens.patching import token_loss_metric
 from addnorm.models.transformer import Decoder
 from addnorm.report import line_chart, write_picture
 
-VOCAB, HALF = 32, 16
-"""Tokens, and the length of what is said twice."""
+VOCAB, LENGTH, HEADS = 32, 48, 4
+NEW, PHRASE = 16, 4
+"""Random tokens at the start, and the length of a phrase that is repeated from anywhere before."""
+UNSEEN = -100
+"""Target of a token that is not a repetition."""
 
 
-def draw(rows: int, generator: torch.Generator) -> Tensor:
-    """Return sequences of a beginning token 0 and random tokens, said twice."""
-    half = torch.randint(1, VOCAB, (rows, HALF), generator=generator)
-    start = torch.zeros(rows, 1, dtype=torch.long)
-    return torch.cat((start, half, half), dim=1)
+def draw(rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return sequences that go on with earlier phrases, and which tokens repeat, (rows, LENGTH).
+
+    Distances are random, so no fixed one leads to the copy. The first token of a phrase cannot be
+    predicted and does not count as repeated.
+    """
+    ids = torch.randint(VOCAB, (rows, NEW), generator=generator)
+    while ids.shape[1] < LENGTH:
+        start = torch.randint(ids.shape[1] - PHRASE, (rows, 1), generator=generator)
+        ids = torch.cat((ids, ids.gather(1, start + torch.arange(PHRASE))), dim=1)
+    place = torch.arange(LENGTH).expand(rows, -1)
+    return ids, (place >= NEW) & ((place - NEW) % PHRASE > 0)
 
 
 def make_model(seed: int) -> Decoder:
@@ -43,12 +53,12 @@ def make_model(seed: int) -> Decoder:
         mode="decoder",
         vocab=VOCAB,
         width=64,
-        heads=4,
+        heads=HEADS,
         depth=2,
         ffn_width=1,
         addnorm="pre",
         positions="learned",
-        length=2 * HALF + 1,
+        length=LENGTH,
         tie_embeddings="none",
         scale_embedding=False,
         attention_bias="none",
@@ -66,10 +76,10 @@ def make_model(seed: int) -> Decoder:
     return model
 
 
-def second_half_loss(logits: Tensor, ids: Tensor) -> Tensor:
-    """Return the mean loss of the tokens that were said before."""
-    start = HALF + 1
-    return F.cross_entropy(logits[:, start:-1].flatten(0, 1), ids[:, start + 1 :].flatten())
+def losses(logits: Tensor, ids: Tensor, repeated: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean loss of new tokens, and of tokens that repeat."""
+    each = F.cross_entropy(logits[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none")
+    return each[~repeated[:, 1:]].mean(), each[repeated[:, 1:]].mean()
 
 
 @dataclass
@@ -78,7 +88,7 @@ class History:
 
     steps: list[int] = field(default_factory=list)
     first: list[float] = field(default_factory=list)
-    """Loss of the first half, which cannot be predicted."""
+    """Loss of new tokens, which cannot be predicted."""
     second: list[float] = field(default_factory=list)
     induction: list[float] = field(default_factory=list)
     """Largest induction score of a head."""
@@ -96,7 +106,7 @@ def train(steps: int, seed: int = 0, every: int = 25) -> tuple[Decoder, History]
         if step % every == 0:
             measure(model.eval(), test, step, history)
             model.train()
-        ids = draw(64, generator)
+        ids, _ = draw(64, generator)
         loss = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
@@ -104,15 +114,14 @@ def train(steps: int, seed: int = 0, every: int = 25) -> tuple[Decoder, History]
     return model.eval(), history
 
 
-def measure(model: Decoder, test: Tensor, step: int, history: History) -> None:
-    """Add the losses of both halves and the scores of the heads to the history."""
-    seen = look(model, test)
-    heads = head_statistics(seen, test)
-    logits = seen.output
+def measure(model: Decoder, test: tuple[Tensor, Tensor], step: int, history: History) -> None:
+    """Add the losses of new and repeated tokens and the scores of the heads to the history."""
+    seen = look(model, test[0])
+    heads = head_statistics(seen, test[0])
     history.steps.append(step)
-    first = F.cross_entropy(logits[:, 1:HALF].flatten(0, 1), test[:, 2 : HALF + 1].flatten())
+    first, second = losses(seen.output, *test)
     history.first.append(float(first))
-    history.second.append(float(second_half_loss(logits, test)))
+    history.second.append(float(second))
     history.induction.append(heads.ranked("induction")[0][1])
     layer = [value for name, value in heads.ranked("previous") if name.startswith("decoder.0")]
     history.previous.append(layer[0])
@@ -120,14 +129,13 @@ def measure(model: Decoder, test: Tensor, step: int, history: History) -> None:
 
 def find(model: Decoder) -> dict[str, object]:
     """Return the induction head by each of three views, and its previous-token head."""
-    test = draw(64, torch.Generator().manual_seed(10_000))
+    test, repeated = draw(64, torch.Generator().manual_seed(10_000))
     heads = head_statistics(look(model, test), test)
     induction, score = heads.ranked("induction")[0]
     previous, before = heads.ranked("previous")[0]
-    targets = test[:, 1:].clone()
-    targets[:, : HALF + 1] = -100
-    effects = ablate(model, test[:, :-1], token_loss_metric(targets), places=["*.1.attention.*"])
-    names = [f"decoder.1.attention.{h}" for h in range(4)]
+    targets = test[:, 1:].masked_fill(~repeated[:, 1:], UNSEEN)
+    effects = ablate(model, test[:, :-1], token_loss_metric(targets), places=["*.attention.*"])
+    names = [f"decoder.1.attention.{h}" for h in range(HEADS)]
     copying = {name: copying_score(model, name) for name in names}
     reading = {name: composition(model, previous, name)["key"] for name in names}
     return {
@@ -136,7 +144,7 @@ def find(model: Decoder) -> dict[str, object]:
         "by ablation": effects.ranked()[0],
         "by copying (OV)": max(copying.items(), key=lambda pair: pair[1]),
         "by K-composition (QK)": max(reading.items(), key=lambda pair: pair[1]),
-        "copying of the head": copying[induction],
+        "copying of the head": copying.get(induction),
     }
 
 
@@ -163,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"{step:5d} {first:6.2f} {second:6.2f} {induction:8.2f} {previous:9.2f}")
     if args.out is not None:
         series = {
-            "loss, second half ÷ 3.5": [loss / 3.5 for loss in history.second],
+            "loss of repeated tokens ÷ 3.5": [loss / 3.5 for loss in history.second],
             "induction score": history.induction,
             "previous-token score": history.previous,
         }

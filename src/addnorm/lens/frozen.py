@@ -13,6 +13,7 @@ treat each alone, and an offset goes to a piece of its own. No arrangement needs
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -111,13 +112,13 @@ class FrozenNorm(nn.Module):
     The offset is added to piece number `slot` alone.
     """
 
-    def __init__(self, measured: Measured, pieces: int, slot: int) -> None:
+    def __init__(self, measured: Measured, batch: int, slot: int) -> None:
         super().__init__()
-        self.measured, self.pieces, self.slot = measured, pieces, slot
+        self.measured, self.batch, self.slot = measured, batch, slot
 
     def forward(self, x: Tensor) -> Tensor:
         m = self.measured
-        x = torch.unflatten(x, -3, (self.pieces, -1))
+        x = torch.unflatten(x, -3, (-1, self.batch))
         if m.centre is not None:
             x = x - x.mean(dim=m.centre, keepdim=True)
         x = x / m.scale * m.gain
@@ -132,14 +133,24 @@ class Constant(nn.Module):
     For a norm whose output decides mixing weights and does not itself flow on.
     """
 
-    def __init__(self, output: Tensor, pieces: int) -> None:
+    def __init__(self, output: Tensor) -> None:
         super().__init__()
-        self.output, self.pieces = output, pieces
+        self.output = output
 
     def forward(self, x: Tensor) -> Tensor:
         times = [1] * self.output.ndim
-        times[-3] = self.pieces
+        times[-3] = x.shape[-3] // self.output.shape[-3]
         return self.output.repeat(times)
+
+
+class ReadOnly(nn.Module):
+    """Stands for a norm that only its branch reads, whose output is known: it computes nothing.
+
+    What it returns is no tensor, so a box that did use it otherwise would fail.
+    """
+
+    def forward(self, x: Tensor) -> object:
+        return None
 
 
 MIXING_NORMS = {HyperConnections: ("stream_norm",)}
@@ -173,28 +184,47 @@ def replace_modules(module: nn.Module, others: Mapping[nn.Module, nn.Module]) ->
 class WithBranch(nn.Module):
     """A box whose branch is already known: pieces that stand for the output of its sublayer.
 
+    Before the box, every tensor of the stream grows by the branch's pieces and by those of the
+    offsets that its norms add; so early boxes carry few pieces.
+
     Parameters
     ----------
     box
         The Add & Norm box, with frozen norms.
     branch
         The branch's own pieces, (own, batch, length, width).
-    pieces, first
-        Number of all pieces, and of the branch's first.
+    offsets
+        Number of pieces that follow them.
     """
 
-    def __init__(self, box: nn.Module, branch: Tensor, pieces: int, first: int) -> None:
+    def __init__(self, box: nn.Module, branch: Tensor, offsets: int) -> None:
         super().__init__()
-        self.box, self.branch, self.pieces, self.first = box, branch, pieces, first
+        self.box, self.branch, self.offsets = box, branch, offsets
 
     def forward(self, stream: object, f: object) -> object:
-        def branch(x: Tensor) -> Tensor:
-            own, batch, length, width = self.branch.shape
-            whole = self.branch.new_zeros(self.pieces, batch, length, width)
-            whole[self.first : self.first + own] = self.branch
-            return whole.flatten(0, 1)
+        own, batch, _, _ = self.branch.shape
+        grown = grow(stream, (own + self.offsets) * batch)
 
-        return self.box(stream, branch)
+        def branch(x: object) -> Tensor:
+            first = first_tensor(stream).shape[-3]
+            last = self.offsets * batch
+            return nn.functional.pad(self.branch.flatten(0, 1), (0, 0, 0, 0, first, last))
+
+        return self.box(grown, branch)
+
+
+def grow(stream: Any, rows: int) -> Any:
+    """Return a stream whose tensors have more pieces, of zeros, after the others."""
+    if isinstance(stream, tuple):
+        return tuple(grow(part, rows) for part in stream)
+    if isinstance(stream, Tensor) and stream.ndim > 2:
+        return nn.functional.pad(stream, (0, 0, 0, 0, 0, rows))
+    return stream
+
+
+def first_tensor(stream: Any) -> Tensor:
+    """Return the tensor of a stream that the next sublayer reads first."""
+    return stream[0] if isinstance(stream, tuple) else stream
 
 
 def split_output(

@@ -5,7 +5,7 @@ computed in addition to the result of the fused kernel, and only in the blocks a
 output is the same to the bit.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -81,6 +81,8 @@ class Look:
     embeddings: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     hidden: dict[str, Tensor] = field(default_factory=dict)
     measured: dict[nn.Module, Measured] = field(default_factory=dict, repr=False)
+    read_only: set[nn.Module] = field(default_factory=set, repr=False)
+    """Norms whose output went to the branch of their own box as it was."""
     head_inputs: tuple[Any, ...] = ()
 
     def __repr__(self) -> str:
@@ -192,7 +194,11 @@ def _with_maps(maps: dict[nn.Module, Tensor]) -> Callable[..., Any]:
 
 
 def _step_hooks(seen: Look, step: Step, chosen: Chosen) -> Iterator[Any]:
-    name = step.name
+    name, own = step.name, {module for module in step.box.modules() if is_norm(module)}
+    outputs: dict[nn.Module, Tensor] = {}
+
+    def remember(norm: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        outputs[norm] = output
 
     def before(box: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         stream, f = args
@@ -200,6 +206,7 @@ def _step_hooks(seen: Look, step: Step, chosen: Chosen) -> Iterator[Any]:
             seen.stream[f"{step.side}.input".lstrip(".")] = stream
 
         def branch(x: Tensor) -> Tensor:
+            seen.read_only |= {norm for norm in own if outputs.get(norm) is x}
             y = f(x)
             if name in chosen.get("reads", {}):
                 seen.reads[name] = x
@@ -208,6 +215,9 @@ def _step_hooks(seen: Look, step: Step, chosen: Chosen) -> Iterator[Any]:
             return y
 
         return stream, branch
+
+    def forget(box: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        outputs.clear()
 
     def after(box: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         seen.stream[name] = output
@@ -219,6 +229,9 @@ def _step_hooks(seen: Look, step: Step, chosen: Chosen) -> Iterator[Any]:
 
     if any(name in chosen.get(kind, {}) for kind in ("branches", "reads", "stream")):
         yield step.box.register_forward_pre_hook(before)
+        yield step.box.register_forward_hook(forget)
+        for norm in own:
+            yield norm.register_forward_hook(remember)
     if name in chosen.get("stream", {}):
         yield step.box.register_forward_hook(after)
     if any(name in chosen.get(kind, {}) for kind in ("heads", "neurons")):
@@ -314,10 +327,3 @@ def _bytes(model: nn.Module, inputs: Inputs, steps: Sequence[Step], chosen: Chos
                     count = len(heads) * keys
                 total += batch * length * count
     return total * next(model.parameters()).element_size()
-
-
-def stream_tensor(stream: Stream) -> Tensor:
-    """Return the tensor of a stream that the next sublayer reads first."""
-    if isinstance(stream, Mapping):
-        raise InputError("a stream is a tensor or a tuple: got a dictionary.")
-    return stream[0] if isinstance(stream, tuple) else stream

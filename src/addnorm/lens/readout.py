@@ -163,7 +163,7 @@ def _masked(parts: Decomposition, head: MaskedHead) -> Tensor:
     pieces = _through(head.transform, parts.pieces, _gate(u, F.gelu(u)))
     if is_norm(head.norm):
         count = len(pieces)
-        norm = FrozenNorm(measure(head.norm, F.gelu(u)), count, count - 1)
+        norm = FrozenNorm(measure(head.norm, F.gelu(u)), len(u), count - 1)
         pieces = norm(pieces.flatten(0, 1)).unflatten(0, (count, -1))
     return _with_one(pieces)
 

@@ -21,6 +21,7 @@ from addnorm.layers.context import Context
 from addnorm.lens.frozen import (
     Constant,
     FrozenNorm,
+    ReadOnly,
     WithBranch,
     mixing_norms,
     replace_modules,
@@ -147,9 +148,11 @@ def _replay(
     mine = [child for child in module.modules() if child in own or child in mixing]
     start = _embedding_pieces(seen, side)
     branches = {step.name: _branch_pieces(seen, step, heads) for step in steps}
-    offsets = [n for n in mine if n not in mixing and seen.measured[n].offset is not None]
-    names = [*start, *(name for each in branches.values() for name in each)]
-    names += [f"{own[norm]}.bias" for norm in offsets]
+    owners = _owners_of_offsets(seen, mine, steps)
+    # Pieces in the order in which they appear: of the input, then of each box.
+    names = [*start, *(f"{own[norm]}.bias" for norm in owners["input"])]
+    for step in steps:
+        names += [*branches[step.name], *(f"{own[norm]}.bias" for norm in owners[step.name])]
     # Along a sequence an instance norm mixes positions: then all are kept to the end.
     kept = torch.arange(total.shape[1], device=total.device)
     wanted = kept if positions is None else _check_positions(positions, total.shape[1])
@@ -161,16 +164,19 @@ def _replay(
         measured = seen.measured[norm].take(kept)
         if norm in mixing:
             assert measured.output is not None
-            others[norm] = Constant(measured.output, count)
+            others[norm] = Constant(measured.output)
+        elif norm in seen.read_only:
+            others[norm] = ReadOnly()
         else:
-            others[norm] = FrozenNorm(measured, count, slots.get(f"{own[norm]}.bias", 0))
+            slot = slots.get(f"{own[norm]}.bias", 0)
+            others[norm] = FrozenNorm(measured, total.shape[0], slot)
     boxes: dict[nn.Module, nn.Module] = {}
     for step in steps:
-        parts = branches[step.name]
-        whole = torch.stack([each.index_select(-2, kept) for each in parts.values()])
+        whole = torch.stack([each.index_select(-2, kept) for each in branches[step.name].values()])
         box = replace_modules(step.box, others)
-        boxes[step.box] = WithBranch(box, whole, count, slots[next(iter(parts))])
-    x = total.new_zeros(count, total.shape[0], len(kept), total.shape[2])
+        boxes[step.box] = WithBranch(box, whole, len(owners[step.name]))
+    first = len(start) + len(owners["input"])
+    x = total.new_zeros(first, total.shape[0], len(kept), total.shape[2])
     for name, piece in start.items():
         x[slots[name]] = piece.index_select(-2, kept)
     with torch.no_grad():
@@ -188,6 +194,21 @@ def _replay(
         seen=seen,
         side=side,
     )
+
+
+def _owners_of_offsets(
+    seen: Look, mine: list[nn.Module], steps: list[Step]
+) -> dict[str, list[nn.Module]]:
+    """Return the norms whose offsets appear at the input, and in each box; the end's in the last."""
+    boxes = {norm: step.name for step in steps for norm in step.box.modules()}
+    side = find_sides(seen.model)[steps[0].side]
+    early = {side.norm, getattr(side.stack.ends, "first", None)}
+    owners: dict[str, list[nn.Module]] = {"input": [], **{step.name: [] for step in steps}}
+    for norm in mine:
+        if seen.measured[norm].offset is not None and norm not in seen.read_only:
+            place = "input" if norm in early else boxes.get(norm, steps[-1].name)
+            owners[place].append(norm)
+    return owners
 
 
 def _embedding_pieces(seen: Look, side: str) -> dict[str, Tensor]:
