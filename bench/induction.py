@@ -1,6 +1,6 @@
 """Train a small attention-only model that has an induction head, and draw how it appears.
 
-    python -m bench.induction [--steps 1200] [--out docs/results/pictures]
+    python -m bench.induction [--steps 400] [--out docs/results/pictures]
 
 Random tokens are followed by phrases from anywhere before. To predict a repetition, a head must
 find the earlier copy of the current token and attend to what followed it: an induction head, made
@@ -96,7 +96,7 @@ class History:
     """Largest previous-token score of a head of the first layer."""
 
 
-def train(steps: int, seed: int = 0, every: int = 25) -> tuple[Decoder, History]:
+def train(steps: int, seed: int = 0, every: int = 10) -> tuple[Decoder, History]:
     """Return the trained model and how it came about."""
     model, generator = make_model(seed), torch.Generator().manual_seed(seed)
     weights = [p for p in model.parameters() if p.requires_grad]
@@ -134,14 +134,16 @@ def find(model: Decoder) -> dict[str, object]:
     induction, score = heads.ranked("induction")[0]
     previous, before = heads.ranked("previous")[0]
     targets = test[:, 1:].masked_fill(~repeated[:, 1:], UNSEEN)
-    effects = ablate(model, test[:, :-1], token_loss_metric(targets), places=["*.attention.*"])
+    metric = token_loss_metric(targets, ignore=UNSEEN)
+    effects = dict(ablate(model, test[:, :-1], metric, places=["*.attention.*"]).ranked())
     names = [f"decoder.1.attention.{h}" for h in range(HEADS)]
     copying = {name: copying_score(model, name) for name in names}
     reading = {name: composition(model, previous, name)["key"] for name in names}
     return {
         "by attention": (induction, score),
         "previous token": (previous, before),
-        "by ablation": effects.ranked()[0],
+        "by ablation": next(iter(effects.items())),
+        "ablation of the head": effects[induction],
         "by copying (OV)": max(copying.items(), key=lambda pair: pair[1]),
         "by K-composition (QK)": max(reading.items(), key=lambda pair: pair[1]),
         "copying of the head": copying.get(induction),
@@ -150,7 +152,7 @@ def find(model: Decoder) -> dict[str, object]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=1200)
+    parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=None, help="folder for the picture")
     args = parser.parse_args(arguments)
@@ -167,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         strict=True,
     )
     for step, first, second, induction, previous in rows:
-        if step % 100 == 0:
+        if step % 50 == 0:
             print(f"{step:5d} {first:6.2f} {second:6.2f} {induction:8.2f} {previous:9.2f}")
     if args.out is not None:
         series = {

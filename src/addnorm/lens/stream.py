@@ -199,7 +199,7 @@ def _replay(
 def _owners_of_offsets(
     seen: Look, mine: list[nn.Module], steps: list[Step]
 ) -> dict[str, list[nn.Module]]:
-    """Return the norms whose offsets appear at the input, and in each box; the end's in the last."""
+    """Return the norms with offsets, by where they join: the input, a box; the end with the last."""
     boxes = {norm: step.name for step in steps for norm in step.box.modules()}
     side = find_sides(seen.model)[steps[0].side]
     early = {side.norm, getattr(side.stack.ends, "first", None)}
