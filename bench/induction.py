@@ -173,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"{step:5d} {first:6.2f} {second:6.2f} {induction:8.2f} {previous:9.2f}")
     if args.out is not None:
         series = {
-            "loss of repeated tokens ÷ 3.5": [loss / 3.5 for loss in history.second],
+            "loss ÷ 3.5": [loss / 3.5 for loss in history.second],
             "induction score": history.induction,
             "previous-token score": history.previous,
         }

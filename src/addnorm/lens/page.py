@@ -37,7 +37,11 @@ def explanation_page(found: SequenceExplanation) -> Page:
     page.table(
         ["output", "probability", "other candidates"],
         [
-            [output, p, ", ".join(f"{name} {q:.0%}" for name, q in more if name != output)]
+            [
+                output,
+                p,
+                ", ".join(f"{name} {q:.0%}" for name, q in more if name != output and q >= 0.005),
+            ]
             for output, p, more in zip(
                 found.outputs, found.probabilities, found.candidates, strict=True
             )
@@ -52,8 +56,8 @@ def explanation_page(found: SequenceExplanation) -> Page:
         page.table(
             ["head", *STATISTICS],
             [[head, *(row[name] for name in STATISTICS)] for head, row in found.statistics.items()],
-            "; ".join(f"{name}: {what}" for name, what in STATISTICS.items()),
         )
+        page.text("; ".join(f"{name}: {what}" for name, what in STATISTICS.items()) + ".")
     last = list(found.maps)[-1]
     page.section("Attention, without scripts")
     rows, columns = axes_of(found, last)
@@ -65,10 +69,16 @@ def explanation_page(found: SequenceExplanation) -> Page:
 
 
 def axes_of(found: SequenceExplanation, place: str) -> tuple[list[str], list[str]]:
-    """Return the tokens of the queries and of the keys of a map."""
+    """Return the tokens of the queries and of the keys of a map.
+
+    Queries of encoder-decoder attention are named by what is written there.
+    """
     side = place.split(".")[0] if place.split(".")[0] in found.tokens else next(iter(found.tokens))
     queries = found.tokens[side]
-    keys = found.tokens["encoder"] if place.endswith(".memory") else queries
+    keys = queries
+    if place.endswith(".memory"):
+        keys = found.tokens["encoder"]
+        queries = [f"→ {output}" for output in found.outputs]
     count = found.maps[place].shape
     return queries[: count[1]], keys[: count[2]]
 

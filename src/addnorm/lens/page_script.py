@@ -64,7 +64,7 @@ function (root, data) {
   make("h3", "", "What the model would have said after each layer", root);
   const layers = make("table", "", undefined, make("div", "wide", undefined, root));
 
-  let chosen = data.outputs.length - 1;
+  let chosen = 0;
   const buttons = data.outputs.map((text, p) => {
     const b = make("button", "word", text, outputs);
     b.type = "button";

@@ -73,8 +73,9 @@ def rotation(offset: int, width: int, base: float = 10000.0) -> Tensor:
 
     Each pair (sin, cos) turns by its own angle k · base^(−2i/width). Vaswani et al. 2017, §3.5.
 
+    >>> from addnorm.layers.positions import sinusoids
     >>> table = sinusoids(torch.arange(9), 8, 1e4, "interleaved")
-    >>> torch.allclose(table[2:] , table[:-2] @ rotation(2, 8).T)
+    >>> torch.allclose(table[2:], table[:-2] @ rotation(2, 8).T)
     True
     """
     matrix = torch.zeros(width, width, dtype=torch.float64)

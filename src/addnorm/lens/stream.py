@@ -199,7 +199,7 @@ def _replay(
 def _owners_of_offsets(
     seen: Look, mine: list[nn.Module], steps: list[Step]
 ) -> dict[str, list[nn.Module]]:
-    """Return the norms with offsets, by where they join: the input, a box; the end with the last."""
+    """Return the norms with offsets by where they join; those of the end join with the last box."""
     boxes = {norm: step.name for step in steps for norm in step.box.modules()}
     side = find_sides(seen.model)[steps[0].side]
     early = {side.norm, getattr(side.stack.ends, "first", None)}
