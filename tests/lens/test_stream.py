@@ -31,7 +31,7 @@ def build_and_draw(mode: str, addnorm: str, norm: str) -> tuple[Any, Any]:
     batch = table_rows() if is_table else inputs(mode)
     if norm == "batch":  # running statistics of its own data, as after training
         model.train()
-        for _ in range(30):
+        for _ in range(10):
             model(*batch)
         model.eval()
     return model, batch

@@ -17,6 +17,7 @@ def test_it_starts_as_the_logit_lens(addnorm: str) -> None:
     close(plain.logits, tuned.logits)
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 def test_training_brings_early_layers_closer_to_the_output() -> None:
     model = make("decoder", addnorm="pre")
