@@ -23,7 +23,7 @@ from addnorm.lens.circuits import (
     virtual_weights,
 )
 from addnorm.lens.look import look
-from addnorm.lens.places import find_steps
+from addnorm.lens.places import find_sublayers
 from tests.conftest import close, inputs, make
 from tests.lens.planted import DETECTED, PROMOTED, VOCAB, planted
 
@@ -82,7 +82,7 @@ def test_circuits_explain_the_scores_of_a_model_without_positions() -> None:
 def test_the_gain_of_what_is_read(addnorm: str) -> None:
     """With the box's norm at scale 1 and its gain γ, the branch reads γ ⊙ x or x."""
     model = make("decoder", addnorm=addnorm)
-    for step in find_steps(model):
+    for step in find_sublayers(model):
         gain = read_gain(model, step)
         norm = step.box.norm
         before = addnorm not in (

@@ -6,7 +6,7 @@ import torch
 from addnorm.errors import InputError
 from addnorm.layers.addnorm import ADDNORMS
 from addnorm.lens.look import KINDS, look
-from addnorm.lens.places import find_steps
+from addnorm.lens.places import find_sublayers
 from addnorm.models.build import Model
 from addnorm.models.tabular import TabularConfig, TabularModel, build_tabular, trunk_of
 from tests.conftest import MODES, POSITIONS, VARIANTS, close, inputs, make, slow_except
@@ -66,7 +66,7 @@ def test_maps_are_an_explicit_softmax(changes: dict[str, object]) -> None:
     (ids,) = inputs("decoder", 3)
     ids[0, -2:] = 0
     seen = look(model, ids, ("maps", "heads", "reads"))
-    for step in find_steps(model):
+    for step in find_sublayers(model):
         if not step.heads:
             continue
         attention, weights = step.sublayer, seen.maps[step.name]
@@ -84,7 +84,7 @@ def test_rows_sum_to_1_over_visible_keys(mode: str, positions: str) -> None:
     model, batch = make(mode, positions=positions), inputs(mode)
     batch[-1][0, -2:] = 0
     seen = look(model, batch)
-    assert set(seen.maps) == {step.name for step in find_steps(model) if step.heads}
+    assert set(seen.maps) == {step.name for step in find_sublayers(model) if step.heads}
     for name, weights in seen.maps.items():
         close(weights.sum(dim=-1), torch.ones_like(weights[..., 0]))
         if name.startswith("decoder") and name.endswith(".attention"):

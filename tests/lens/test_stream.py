@@ -10,7 +10,7 @@ from addnorm.errors import InputError
 from addnorm.layers.addnorm import ADDNORMS
 from addnorm.layers.norms import NORMS
 from addnorm.lens.look import look
-from addnorm.lens.places import find_norms, find_steps
+from addnorm.lens.places import find_norms, find_sublayers
 from addnorm.lens.stream import decompose
 from tests.conftest import MODES, VARIANTS, close, inputs, make
 from tests.lens.test_look import table_model, table_rows
@@ -87,7 +87,7 @@ def run_frozen(model: nn.Module, batch: Any, seen: Any, gone: str | None) -> Ten
 
     for name, norm in find_norms(model).items():
         handles.append(norm.register_forward_hook(freeze(norm, name)))
-    for step in find_steps(model):
+    for step in find_sublayers(model):
         y = seen.branches[step.name] * (0.0 if step.name == gone else 1.0)
         handles.append(
             step.box.register_forward_pre_hook(lambda _, args, y=y: (args[0], lambda x: y))

@@ -1,8 +1,8 @@
 """Weights of other libraries under our names: one table and one function for each architecture.
 
-A row reads `our module: their module`, or several of theirs whose rows follow one another in ours.
-A star is the number of a block. Rows hold for the weight and the bias of a module, and because they
-only rename, turn and join, they hold for gradients as well.
+A row is `our module: their module`, or several of theirs, which are concatenated in ours. A star is
+the number of a block. Rows apply to the weight and the bias of a module; they only rename,
+transpose and concatenate, so they apply to gradients as well.
 """
 
 import re
@@ -16,11 +16,11 @@ Table = Mapping[str, str | tuple[str, ...]]
 
 
 def rename(theirs: Weights, table: Table, unused: str = "-") -> dict[str, Tensor]:
-    """Their tensors by our names; one that no row takes must be a tied copy or end as `unused`."""
+    """Return their tensors by our names; others must be tied copies or have the suffix `unused`."""
     homes = {
         part: (ours, slot) for ours, parts in table.items() for slot, part in enumerate(_all(parts))
     }
-    found: dict[str, dict[int, Tensor]] = {}
+    parts_by_name: dict[str, dict[int, Tensor]] = {}
     left: dict[str, Tensor] = {}
     for name, tensor in theirs.items():
         number = re.search(r"\.(\d+)\.", name)
@@ -29,13 +29,16 @@ def rename(theirs: Weights, table: Table, unused: str = "-") -> dict[str, Tensor
         if module in homes:
             ours, slot = homes[module]
             ours = ours.replace("*", number.group(1)) if number else ours
-            found.setdefault(f"{ours}.{kind}", {})[slot] = tensor
+            parts_by_name.setdefault(f"{ours}.{kind}", {})[slot] = tensor
         elif not name.endswith(unused):
             left[name] = tensor
-    taken = {tensor.data_ptr() for parts in found.values() for tensor in parts.values()}
-    strange = sorted(name for name, tensor in left.items() if tensor.data_ptr() not in taken)
-    assert not strange, f"no row takes {strange}"
-    return {name: _join([parts[slot] for slot in sorted(parts)]) for name, parts in found.items()}
+    renamed = {tensor.data_ptr() for parts in parts_by_name.values() for tensor in parts.values()}
+    unmapped = sorted(name for name, tensor in left.items() if tensor.data_ptr() not in renamed)
+    assert not unmapped, f"no row maps {unmapped}"
+    return {
+        name: _join([parts[slot] for slot in sorted(parts)])
+        for name, parts in parts_by_name.items()
+    }
 
 
 def _join(parts: list[Tensor]) -> Tensor:
@@ -47,13 +50,13 @@ def _all(parts: str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _without_tied(theirs: Weights, output: str, tokens: str) -> Weights:
-    """A tied output matrix is not ours to hold."""
+    """Return the weights without a tied output matrix, which our models do not store."""
     tied = output in theirs and theirs[output].data_ptr() == theirs[tokens].data_ptr()
     return {name: tensor for name, tensor in theirs.items() if not (tied and name == output)}
 
 
 def blocks(ours: str, theirs: str, rows: Table) -> dict[str, str | tuple[str, ...]]:
-    """Rows of the blocks of one stack, written without what stands before them."""
+    """Return the rows of the blocks of one stack, with the prefixes of both libraries added."""
     return {
         f"{ours}.stack.blocks.*.{row}": tuple(f"{theirs}.*.{part}" for part in _all(parts))
         for row, parts in rows.items()
@@ -80,7 +83,7 @@ _TORCH_DECODER = _TORCH_ENCODER | {
 
 
 def torch_transformer(theirs: Weights, final: str) -> dict[str, Tensor]:
-    """`final` is where our last norm stands: `norm` after post-norm blocks, else `ends.norm`."""
+    """`final` is the name of our last norm: `norm` after post-norm blocks, else `ends.norm`."""
     parts = {}
     for name, tensor in theirs.items():
         name = name.replace("in_proj_", "in_proj.")
@@ -194,11 +197,11 @@ _GPT2 = {
 
 def gpt2(theirs: Weights) -> dict[str, Tensor]:
     """Their projections are stored (in, out)."""
-    turned = {
+    transposed = {
         name: tensor.T if ".c_" in name and tensor.ndim == 2 else tensor
         for name, tensor in theirs.items()
     }
-    return rename(turned, _GPT2)
+    return rename(transposed, _GPT2)
 
 
 _LLAMA = {
@@ -263,7 +266,7 @@ def bart(theirs: Weights) -> dict[str, Tensor]:
 
 
 def marian(theirs: Weights) -> dict[str, Tensor]:
-    """Their sinusoids are stored; ours are worked out."""
+    """Their sinusoids are stored; ours are computed."""
     return rename(_with_logits_bias(theirs), _MARIAN, unused="embed_positions.weight")
 
 

@@ -13,7 +13,15 @@ from torch import Tensor, nn
 from addnorm.errors import InputError
 from addnorm.layers.attention import Attention, MemoryAttention
 from addnorm.lens.look import Look, look
-from addnorm.lens.places import Inputs, Step, as_tensors, call, find_steps, require_eval, select
+from addnorm.lens.places import (
+    ModelInputs,
+    NamedSublayer,
+    as_tensors,
+    call,
+    find_sublayers,
+    require_eval,
+    select,
+)
 
 Metric = Callable[[Tensor], Tensor]
 """From a model's output to one number: a loss, or a chosen logit."""
@@ -174,7 +182,9 @@ def rollout(maps: Sequence[Tensor], *, residual: float = 0.5) -> Tensor:
     return total
 
 
-def gradient_rollout(model: nn.Module, inputs: Inputs, metric: Metric, side: str = "") -> Tensor:
+def gradient_rollout(
+    model: nn.Module, inputs: ModelInputs, metric: Metric, side: str = ""
+) -> Tensor:
     """Return the rollout of maps weighted by their gradients, (batch, length, length).
 
         R ← R + mean_h max(0, A ⊙ ∂metric/∂A) R
@@ -190,7 +200,7 @@ def gradient_rollout(model: nn.Module, inputs: Inputs, metric: Metric, side: str
     side
         encoder or decoder; by default the last.
     """
-    steps = [step for step in find_steps(model) if isinstance(step.sublayer, Attention)]
+    steps = [step for step in find_sublayers(model) if isinstance(step.sublayer, Attention)]
     side = side or steps[-1].side
     names = [s.name for s in steps if s.side == side and s.role == "attention"]
     weighted = weigh_maps(model, inputs, metric, names)
@@ -203,7 +213,7 @@ def gradient_rollout(model: nn.Module, inputs: Inputs, metric: Metric, side: str
 
 
 def weigh_maps(
-    model: nn.Module, inputs: Inputs, metric: Metric, places: Sequence[str]
+    model: nn.Module, inputs: ModelInputs, metric: Metric, places: Sequence[str]
 ) -> dict[str, Tensor]:
     """Return A ⊙ ∂metric/∂A of some places, (batch, heads, query, key).
 
@@ -211,7 +221,7 @@ def weigh_maps(
     kernel computes both passes and no map enters the graph.
     """
     require_eval(model, "weigh_maps")
-    steps = {step.name: step for step in find_steps(model)}
+    steps = {step.name: step for step in find_sublayers(model)}
     chosen = [steps[n] for place in places for n in select(list(steps.values()), place)]
     mixed: dict[str, Tensor] = {}
     memory: list[Tensor] = []
@@ -237,14 +247,14 @@ def weigh_maps(
     return {name: each.detach() for name, each in weighted.items()}
 
 
-def _grab(mixed: dict[str, Tensor], step: Step) -> Callable[..., None]:
+def _grab(mixed: dict[str, Tensor], step: NamedSublayer) -> Callable[..., None]:
     def hook(inner: nn.Module, args: tuple[Tensor, ...]) -> None:
         mixed[step.name] = args[0]
 
     return hook
 
 
-def _values(step: Step, x: Tensor) -> Tensor:
+def _values(step: NamedSublayer, x: Tensor) -> Tensor:
     """Return the values of every head, (batch, heads, key, head_width)."""
     attention = step.sublayer
     assert isinstance(attention, Attention)
@@ -254,7 +264,7 @@ def _values(step: Step, x: Tensor) -> Tensor:
     return v.repeat_interleave(attention.heads // attention.kv_heads, dim=1)
 
 
-def real_positions(model: nn.Module, inputs: Inputs) -> Tensor:
+def real_positions(model: nn.Module, inputs: ModelInputs) -> Tensor:
     """Return which positions of the (last) token ids are not padding, (batch, length)."""
     ids = as_tensors(inputs)[-1]
     pad = getattr(model.config, "pad", None)

@@ -18,7 +18,7 @@ from addnorm.errors import InputError
 from addnorm.layers.embeddings import Tokens
 from addnorm.lens.attention import Metric
 from addnorm.lens.look import look
-from addnorm.lens.places import Inputs, call, find_sides, require_eval
+from addnorm.lens.places import ModelInputs, call, find_sides, require_eval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class Attribution:
 
 def integrated_gradients(
     model: nn.Module,
-    inputs: Inputs,
+    inputs: ModelInputs,
     metric: Metric,
     *,
     baseline: str = "mean",
@@ -107,7 +107,7 @@ def _start(model: nn.Module, side: str, x: Tensor, baseline: str) -> Tensor:
         raise InputError(f"baseline must be mean or zero: got {baseline!r}.")
     start = torch.zeros_like(x)
     if baseline == "mean":
-        tokens = _embedding(model, side)
+        tokens = _token_embedding(model, side)
         if tokens is None:
             raise InputError("a mean baseline needs token ids as input. Try baseline='zero'.")
         start = start + (tokens.weight.mean(dim=0) * tokens.scale).detach()
@@ -116,14 +116,16 @@ def _start(model: nn.Module, side: str, x: Tensor, baseline: str) -> Tensor:
     return start
 
 
-def _embedding(model: nn.Module, side: str) -> Tokens | None:
+def _token_embedding(model: nn.Module, side: str) -> Tokens | None:
     found = getattr(model, "tokens", None)
     if side == "encoder" and "decoder" in find_sides(model):
         found = model.source_tokens or found
     return found if isinstance(found, Tokens) else None
 
 
-def _call_from(model: nn.Module, inputs: Inputs, at: dict[str, Tensor], metric: Metric) -> Tensor:
+def _call_from(
+    model: nn.Module, inputs: ModelInputs, at: dict[str, Tensor], metric: Metric
+) -> Tensor:
     """Return the metric, summed over rows, with other embeddings entering the sides."""
 
     def replace(x: Tensor) -> Callable[..., Any]:

@@ -26,7 +26,14 @@ from addnorm.layers.feedforward import FeedForward
 from addnorm.layers.heads import TokenHead
 from addnorm.lens.frozen import mixing_norms, replace_modules
 from addnorm.lens.look import Look
-from addnorm.lens.places import Step, find_sides, find_step, find_steps, is_norm, split_head
+from addnorm.lens.places import (
+    NamedSublayer,
+    find_sides,
+    find_step,
+    find_sublayers,
+    is_model_norm,
+    split_head,
+)
 from addnorm.models.transformer import Base, EncoderDecoder
 
 
@@ -100,7 +107,7 @@ class _Zero(nn.Module):
         return torch.zeros_like(x)
 
 
-def read_gain(model: nn.Module, step: Step) -> Tensor:
+def read_gain(model: nn.Module, step: NamedSublayer) -> Tensor:
     """Return the gain of what a sublayer reads, (width,): γ if its box norms before the branch.
 
     The box's own forward is asked, with norms that only multiply; the stream it gets is all ones.
@@ -108,12 +115,12 @@ def read_gain(model: nn.Module, step: Step) -> Tensor:
     others: dict[nn.Module, nn.Module] = {
         norm: _Gain(norm) if norm is step.box.norm else nn.Identity()
         for norm in step.box.modules()
-        if is_norm(norm)
+        if is_model_norm(norm)
     }
     others |= {norm: _Zero() for norm in mixing_norms(step.box)}  # leaves the static weights
     box = replace_modules(step.box, others)
     ends = find_sides(model)[step.side].stack.ends
-    plain = replace_modules(ends, {n: nn.Identity() for n in ends.modules() if is_norm(n)})
+    plain = replace_modules(ends, {n: nn.Identity() for n in ends.modules() if is_model_norm(n)})
     assert isinstance(plain, Ends)
     stream: Stream = torch.ones(1, 1, step.box.place.width, dtype=next(model.parameters()).dtype)
     opened = plain.open(stream)
@@ -196,7 +203,7 @@ def unembedding_matrix(model: nn.Module, *, fold: bool = True) -> Tensor:
     weight = (head.matrix(model.embedding()) * head.scale).detach()
     side = list(find_sides(model).values())[-1]
     norm = getattr(side.stack.ends, "norm", None)
-    if fold and isinstance(norm, nn.Module) and is_norm(norm):
+    if fold and isinstance(norm, nn.Module) and is_model_norm(norm):
         weight = weight * torch.as_tensor(_Gain(norm).gain).detach()
     return weight
 
@@ -207,17 +214,17 @@ def qk_circuit(model: nn.Module, head: str) -> Factored:
     For encoder-decoder attention the keys are tokens of the target's vocabulary read directly,
     which ignores the encoder; use `head_weights` there.
     """
-    weights, embedding = head_weights(model, head), embedding_matrix(model, _side(head))
+    weights, embedding = head_weights(model, head), embedding_matrix(model, _side_of(head))
     return Factored(embedding.T @ weights.query.T, weights.key @ embedding)
 
 
 def ov_circuit(model: nn.Module, head: str) -> Factored:
     """Return what attending to a token adds to every logit: (output token, attended token)."""
-    weights, embedding = head_weights(model, head), embedding_matrix(model, _side(head))
+    weights, embedding = head_weights(model, head), embedding_matrix(model, _side_of(head))
     return Factored(unembedding_matrix(model) @ weights.output, weights.value @ embedding)
 
 
-def _side(name: str) -> str | None:
+def _side_of(name: str) -> str | None:
     first = name.split(".")[0]
     return first if first in ("encoder", "decoder") else None
 
@@ -266,7 +273,7 @@ def virtual_weights(model: nn.Module, writer: str, reader: str, matrix: str) -> 
     matrix
         Which of the reader's matrices: query, key, value, input or gate.
     """
-    order = [step.name for step in find_steps(model)]
+    order = [step.name for step in find_sublayers(model)]
     one, other = split_head(writer)[0], split_head(reader)[0]
     find_step(model, one), find_step(model, other)
     if order.index(one) >= order.index(other):
@@ -347,7 +354,7 @@ def neuron(model: nn.Module, place: str, number: int, count: int = 10) -> Neuron
         raise InputError(f"{place} has {size} neurons, numbered from 0: got {number}.")
     readers = read_matrices(model, place)
     key = readers.get("gate", readers["input"])[number]
-    fires = key @ embedding_matrix(model, _side(place))
+    fires = key @ embedding_matrix(model, _side_of(place))
     effect = unembedding_matrix(model) @ sublayer.output.weight.detach()[:, number]
     return Neuron(
         place=place,

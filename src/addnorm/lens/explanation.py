@@ -15,7 +15,7 @@ from addnorm.errors import InputError
 from addnorm.lens.attention import head_statistics
 from addnorm.lens.attribution import Attribution, integrated_gradients
 from addnorm.lens.look import look
-from addnorm.lens.places import Inputs, as_tensors, find_sides, require_eval
+from addnorm.lens.places import ModelInputs, as_tensors, find_sides, require_eval
 from addnorm.lens.readout import LensTable, LogitAttribution, attribute_logits, logit_lens
 from addnorm.lens.stream import decompose
 
@@ -112,9 +112,9 @@ class SequenceExplanation:
 
     def page(self) -> "Page":
         """Return an HTML page to look around in."""
-        from addnorm.lens.page import explanation_page
+        from addnorm.lens.page import sequence_page
 
-        return explanation_page(self)
+        return sequence_page(self)
 
     def _repr_html_(self) -> str:
         return self.page()._repr_html_()
@@ -133,7 +133,7 @@ class SequenceExplanation:
 
 def explain_sequence(
     model: nn.Module,
-    inputs: Inputs,
+    inputs: ModelInputs,
     *,
     tokens: Mapping[str, Sequence[str]],
     name_of: Callable[[int], str],
@@ -226,13 +226,13 @@ def _layers(
 
 
 def _all_shares(
-    model: nn.Module, inputs: Inputs, chosen: Tensor, pooled: bool, steps: int
+    model: nn.Module, inputs: ModelInputs, chosen: Tensor, pooled: bool, steps: int
 ) -> Attribution:
     """Return the shares of every output position at once: row p of a batch is about position p."""
     count = len(chosen)
     rows = torch.arange(count)
     if isinstance(inputs, Tensor):
-        many: Inputs = inputs.expand(count, *inputs.shape[1:])
+        many: ModelInputs = inputs.expand(count, *inputs.shape[1:])
     elif isinstance(inputs, Mapping):
         many = {name: each.expand(count, *each.shape[1:]) for name, each in inputs.items()}
     else:

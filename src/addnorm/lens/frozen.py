@@ -64,7 +64,7 @@ def _layer(norm: nn.Module, x: Tensor) -> Measured:
     return Measured(gain, scale, -1, norm.bias)
 
 
-def _rms(norm: nn.Module, x: Tensor) -> Measured:
+def _rms_scale(norm: nn.Module, x: Tensor) -> Measured:
     assert isinstance(norm, RMSNorm)
     scale = (x.square().mean(dim=-1, keepdim=True) + norm.eps).sqrt()
     return Measured(norm.weight, scale, None, None)
@@ -91,7 +91,7 @@ def _instance(norm: nn.Module, x: Tensor) -> Measured:
 
 MEASURES: dict[type[nn.Module], Callable[[nn.Module, Tensor], Measured]] = {
     nn.LayerNorm: _layer,
-    RMSNorm: _rms,
+    RMSNorm: _rms_scale,
     ScaleNorm: _scale,
     BatchNorm: _batch,
     InstanceNorm: _instance,

@@ -19,15 +19,15 @@ from addnorm.layers.addnorm import Stream
 from addnorm.layers.context import Context
 from addnorm.lens.frozen import Measured, measure, mixing_norms
 from addnorm.lens.places import (
-    Inputs,
-    Step,
+    ModelInputs,
+    NamedSublayer,
     as_tensors,
     call,
     count_members,
     find_norms,
     find_sides,
-    find_steps,
-    is_norm,
+    find_sublayers,
+    is_model_norm,
     select,
 )
 
@@ -69,7 +69,7 @@ class Look:
     """
 
     model: nn.Module
-    inputs: Inputs
+    inputs: ModelInputs
     output: Tensor = field(default_factory=lambda: torch.empty(0))
     maps: dict[str, Tensor] = field(default_factory=dict)
     branches: dict[str, Tensor] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class Look:
 
 def look(
     model: nn.Module,
-    inputs: Inputs,
+    inputs: ModelInputs,
     want: str | Sequence[str] = ("maps",),
     *,
     limit: int = LIMIT,
@@ -117,9 +117,9 @@ def look(
     >>> {name: tuple(each.shape) for name, each in seen.maps.items()}
     {'decoder.1.attention': (1, 2, 3, 3)}
     """
-    steps = find_steps(model)
+    steps = find_sublayers(model)
     chosen = _parse(steps, [want] if isinstance(want, str) else want)
-    size = _bytes(model, inputs, steps, chosen)
+    size = _capture_bytes(model, inputs, steps, chosen)
     if size > limit:
         raise InputError(
             f"this capture needs {size / 2**20:,.0f} MB, more than the limit of "
@@ -136,7 +136,7 @@ Chosen = dict[str, dict[str, tuple[int, ...] | None]]
 """Of each kind, the places asked for and the heads of each (None: all)."""
 
 
-def _parse(steps: Sequence[Step], want: Sequence[str]) -> Chosen:
+def _parse(steps: Sequence[NamedSublayer], want: Sequence[str]) -> Chosen:
     chosen: Chosen = {}
     for item in want:
         kind, _, pattern = item.partition(":")
@@ -150,7 +150,7 @@ def _parse(steps: Sequence[Step], want: Sequence[str]) -> Chosen:
     return chosen
 
 
-def _has(step: Step, kind: str) -> bool:
+def _has(step: NamedSublayer, kind: str) -> bool:
     """Whether a sublayer has something of a kind."""
     if kind in ("maps", "heads"):
         return step.heads > 0
@@ -161,7 +161,7 @@ def _has(step: Step, kind: str) -> bool:
 
 
 @contextmanager
-def _hooks(seen: Look, steps: Sequence[Step], chosen: Chosen) -> Iterator[None]:
+def _hooks(seen: Look, steps: Sequence[NamedSublayer], chosen: Chosen) -> Iterator[None]:
     """Place the hooks of a capture, and remove them."""
     handles: list[Any] = []
     maps: dict[nn.Module, Tensor] = {}
@@ -193,8 +193,8 @@ def _with_maps(maps: dict[nn.Module, Tensor]) -> Callable[..., Any]:
     return hook
 
 
-def _step_hooks(seen: Look, step: Step, chosen: Chosen) -> Iterator[Any]:
-    name, own = step.name, {module for module in step.box.modules() if is_norm(module)}
+def _step_hooks(seen: Look, step: NamedSublayer, chosen: Chosen) -> Iterator[Any]:
+    name, own = step.name, {module for module in step.box.modules() if is_model_norm(module)}
     outputs: dict[nn.Module, Tensor] = {}
 
     def remember(norm: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
@@ -224,7 +224,7 @@ def _step_hooks(seen: Look, step: Step, chosen: Chosen) -> Iterator[Any]:
 
     def inside(inner: nn.Module, args: tuple[Any, ...]) -> None:
         (seen.heads if step.heads else seen.neurons)[name] = args[0]
-        if is_norm(inner):
+        if is_model_norm(inner):
             seen.measured[inner] = measure(inner, args[0])
 
     if any(name in chosen.get(kind, {}) for kind in ("branches", "reads", "stream")):
@@ -239,7 +239,7 @@ def _step_hooks(seen: Look, step: Step, chosen: Chosen) -> Iterator[Any]:
 
 
 def _norm_hooks(seen: Look) -> Iterator[Any]:
-    whole = {norm for step in find_steps(seen.model) for norm in mixing_norms(step.box)}
+    whole = {norm for step in find_sublayers(seen.model) for norm in mixing_norms(step.box)}
 
     def hook_of(name: str) -> Callable[..., None]:
         def hook(norm: nn.Module, args: tuple[Any, ...]) -> None:
@@ -295,7 +295,7 @@ def _side_hooks(seen: Look) -> Iterator[Any]:
 # ── Memory ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def side_lengths(model: nn.Module, inputs: Inputs) -> dict[str, int]:
+def side_lengths(model: nn.Module, inputs: ModelInputs) -> dict[str, int]:
     """Return the number of positions of each side, before the model is called."""
     tensors = as_tensors(inputs)
     if "" in find_sides(model):  # a table: its columns, and at most one summary
@@ -309,7 +309,9 @@ def side_lengths(model: nn.Module, inputs: Inputs) -> dict[str, int]:
     return lengths
 
 
-def _bytes(model: nn.Module, inputs: Inputs, steps: Sequence[Step], chosen: Chosen) -> int:
+def _capture_bytes(
+    model: nn.Module, inputs: ModelInputs, steps: Sequence[NamedSublayer], chosen: Chosen
+) -> int:
     """Return the size of what would be captured."""
     lengths = side_lengths(model, inputs)
     batch = as_tensors(inputs)[0].shape[0] * count_members(model)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from addnorm.lens.attention import STATISTICS
 from addnorm.lens.explanation import SequenceExplanation
-from addnorm.lens.page_script import SCRIPT, STYLE
+from addnorm.lens.page_script import PAGE_SCRIPT, PAGE_STYLE
 from addnorm.report import Page, heat_map
 
 MAX_MAP_BYTES = 1_000_000
@@ -17,7 +17,7 @@ SHOWN_PIECES = 14
 """Pieces of a logit that are listed; the rest are summed."""
 
 
-def explanation_page(found: SequenceExplanation) -> Page:
+def sequence_page(found: SequenceExplanation) -> Page:
     """Return the page of an explanation."""
     page = Page("Why this output", found.title)
     for note in found.notes:
@@ -30,7 +30,7 @@ def explanation_page(found: SequenceExplanation) -> Page:
         "head and point at a cell."
     )
     data, shortened = page_data(found)
-    page.widget(SCRIPT, data, STYLE)
+    page.widget(PAGE_SCRIPT, data, PAGE_STYLE)
     if shortened:
         page.remark("The maps are large: the mean over heads is shown.", "note")
     page.section("Outputs")
@@ -92,7 +92,7 @@ def page_data(found: SequenceExplanation) -> tuple[dict[str, Any], bool]:
         table = each.mean(dim=0, keepdim=True) if shortened else each
         rows, columns = axes_of(found, place)
         shape = {"heads": len(table), "rows": rows, "columns": columns}
-        maps.append({"name": place, **shape, "data": _bytes(table)})
+        maps.append({"name": place, **shape, "data": _encode_weights(table)})
     names, values = found.pieces
     return {
         "tokens": found.tokens,
@@ -111,7 +111,7 @@ def page_data(found: SequenceExplanation) -> tuple[dict[str, Any], bool]:
     }, shortened
 
 
-def _bytes(weights: Tensor) -> str:
+def _encode_weights(weights: Tensor) -> str:
     """Return weights from 0 to 1 as bytes from 0 to 255, base64."""
     levels = (weights * 255).round().clamp(0, 255).to(torch.uint8)
     return base64.b64encode(levels.flatten().numpy().tobytes()).decode()

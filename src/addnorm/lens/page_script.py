@@ -1,6 +1,6 @@
 """The script and style of an explanation's page: plain JavaScript, all text set as text."""
 
-STYLE = """
+PAGE_STYLE = """
 .lens .words{display:flex;flex-wrap:wrap;gap:.3rem;margin:.25rem 0 1rem}
 .lens .word{border:1px solid var(--line);border-radius:5px;padding:.1rem .45rem;font:inherit;
 background:transparent;color:var(--ink);min-height:1.9rem;white-space:pre}
@@ -24,7 +24,7 @@ font-variant-numeric:tabular-nums;margin:.25rem 0}
 .lens table td{white-space:nowrap;padding-left:.4rem}.lens .dim{color:var(--soft)}
 """
 
-SCRIPT = r"""
+PAGE_SCRIPT = r"""
 function (root, data) {
   const make = (tag, kind, text, parent) => {
     const e = document.createElement(tag);

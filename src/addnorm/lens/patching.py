@@ -19,18 +19,18 @@ from addnorm.errors import InputError
 from addnorm.lens.attention import Metric
 from addnorm.lens.look import look
 from addnorm.lens.places import (
-    Inputs,
-    Step,
+    ModelInputs,
+    NamedSublayer,
     as_tensors,
     call,
     find_step,
-    find_steps,
+    find_sublayers,
     require_eval,
     select,
     split_head,
 )
 
-METHODS = ("zero", "mean", "resample")
+ABLATION_METHODS = ("zero", "mean", "resample")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,12 +138,12 @@ class Effects:
 
 def ablate(
     model: nn.Module,
-    inputs: Inputs,
+    inputs: ModelInputs,
     metric: Metric,
     *,
     places: Sequence[str] | None = None,
     method: str = "mean",
-    reference: Inputs | None = None,
+    reference: ModelInputs | None = None,
     positions: Sequence[int] | None = None,
 ) -> Effects:
     """Return how the metric changes when each head, or each sublayer, is ablated by itself.
@@ -161,28 +161,28 @@ def ablate(
         zero: it writes 0. mean: its mean over the reference (Wang et al. 2022, 2211.00593, §2.1).
         resample: what it writes for the next row of the reference (Chan et al. 2022).
     reference
-        Inputs of the same shape for mean and resample; by default `inputs`.
+        ModelInputs of the same shape for mean and resample; by default `inputs`.
     positions
         Positions where it is ablated; all by default.
     """
     require_eval(model, "ablate")
-    if method not in METHODS:
-        raise InputError(f"method must be one of {', '.join(METHODS)}: got {method!r}.")
+    if method not in ABLATION_METHODS:
+        raise InputError(f"method must be one of {', '.join(ABLATION_METHODS)}: got {method!r}.")
     names = list_places(model) if places is None else _expand(model, places)
     values = _reference_values(model, reference or inputs, names, method)
-    base = _measure(model, inputs, metric)
+    base = _measure_metric(model, inputs, metric)
     where = None if positions is None else tuple(positions)
     effects = []
     for name in names:
         with edited(model, [Edit(place=name, value=values.get(name), positions=where)]):
-            effects.append(_measure(model, inputs, metric) - base)
+            effects.append(_measure_metric(model, inputs, metric) - base)
     return Effects(names=tuple(names), values=torch.tensor(effects), base=base)
 
 
 def patch(
     model: nn.Module,
-    clean: Inputs,
-    corrupted: Inputs,
+    clean: ModelInputs,
+    corrupted: ModelInputs,
     metric: Metric,
     *,
     places: Sequence[str] | None = None,
@@ -213,7 +213,7 @@ def patch(
         raise InputError("clean and corrupted inputs must have the same shapes.")
     names = list_places(model) if places is None else _expand(model, places)
     values = _captured(model, clean, names)
-    good, bad = _measure(model, clean, metric), _measure(model, corrupted, metric)
+    good, bad = _measure_metric(model, clean, metric), _measure_metric(model, corrupted, metric)
     if good == bad:
         raise InputError(f"clean and corrupted inputs must differ in the metric: both are {good}.")
     rows = []
@@ -223,7 +223,7 @@ def patch(
         row = []
         for where in spots:
             with edited(model, [Edit(place=name, value=values[name], positions=where)]):
-                row.append((_measure(model, corrupted, metric) - bad) / (good - bad))
+                row.append((_measure_metric(model, corrupted, metric) - bad) / (good - bad))
         rows.append(row if by_position else row[0])
     if by_position:  # sides may differ in length
         width = max(map(len, rows))  # type: ignore[arg-type]
@@ -234,7 +234,7 @@ def patch(
 def list_places(model: nn.Module) -> list[str]:
     """Return every head and every feed-forward network of a model."""
     names: list[str] = []
-    for step in find_steps(model):
+    for step in find_sublayers(model):
         heads = [f"{step.name}.{head}" for head in range(step.heads)]
         names += heads or [step.name]
     return names
@@ -242,7 +242,7 @@ def list_places(model: nn.Module) -> list[str]:
 
 def _expand(model: nn.Module, places: Sequence[str]) -> list[str]:
     names = []
-    steps = find_steps(model)
+    steps = find_sublayers(model)
     for pattern in places:
         if pattern.endswith(".*") and pattern.removesuffix(".*").rpartition(".")[2].isalpha():
             whole = select([s for s in steps if s.heads], pattern.removesuffix(".*"))
@@ -250,14 +250,14 @@ def _expand(model: nn.Module, places: Sequence[str]) -> list[str]:
             names += [f"{name}.{head}" for name in whole for head in range(heads[name])]
             continue
         head = split_head(pattern)[1]
-        found = select(find_steps(model), pattern)
+        found = select(find_sublayers(model), pattern)
         names += [name if head is None else f"{name}.{head}" for name in found]
     return names
 
 
-def _captured(model: nn.Module, inputs: Inputs, names: Sequence[str]) -> dict[str, Tensor]:
+def _captured(model: nn.Module, inputs: ModelInputs, names: Sequence[str]) -> dict[str, Tensor]:
     """Return what each place wrote: a branch, or the mixed values of a head."""
-    steps = {step.name: step for step in find_steps(model)}
+    steps = {step.name: step for step in find_sublayers(model)}
     want = []
     for name in names:
         place, head = split_head(name)
@@ -267,7 +267,10 @@ def _captured(model: nn.Module, inputs: Inputs, names: Sequence[str]) -> dict[st
 
 
 def _written(
-    branches: dict[str, Tensor], heads: dict[str, Tensor], steps: dict[str, Step], name: str
+    branches: dict[str, Tensor],
+    heads: dict[str, Tensor],
+    steps: dict[str, NamedSublayer],
+    name: str,
 ) -> Tensor:
     place, head = split_head(name)
     if head is None:
@@ -277,7 +280,7 @@ def _written(
 
 
 def _reference_values(
-    model: nn.Module, reference: Inputs, names: Sequence[str], method: str
+    model: nn.Module, reference: ModelInputs, names: Sequence[str], method: str
 ) -> dict[str, Tensor]:
     if method == "zero":
         return {}
@@ -289,7 +292,7 @@ def _reference_values(
     return {name: each.roll(1, dims=0) for name, each in found.items()}
 
 
-def _measure(model: nn.Module, inputs: Inputs, metric: Metric) -> float:
+def _measure_metric(model: nn.Module, inputs: ModelInputs, metric: Metric) -> float:
     with torch.no_grad():
         return float(metric(call(model, inputs)).mean())
 

@@ -18,12 +18,12 @@ from addnorm.layers.feedforward import FeedForward
 from addnorm.layers.stack import Block
 from addnorm.models.transformer import Side
 
-Inputs = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
+ModelInputs = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 """What a model is called with: one tensor, several in order, or by name."""
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class NamedSublayer:
     """One sublayer and its Add & Norm box, with the name of their place."""
 
     name: str
@@ -60,30 +60,30 @@ def find_sides(model: nn.Module) -> dict[str, Side]:
     return sides
 
 
-def find_steps(model: nn.Module) -> list[Step]:
+def find_sublayers(model: nn.Module) -> list[NamedSublayer]:
     """Return every sublayer with its box, in the order of the forward pass.
 
     >>> from addnorm import ModelConfig, build
     >>> model = build(ModelConfig(mode="decoder", vocab=9, width=8, heads=2, depth=1))
-    >>> [step.name for step in find_steps(model)]
+    >>> [step.name for step in find_sublayers(model)]
     ['decoder.0.attention', 'decoder.0.ffn']
     """
     return [step for side, module in find_sides(model).items() for step in _steps(side, module)]
 
 
-def _steps(side: str, module: Side) -> Iterator[Step]:
+def _steps(side: str, module: Side) -> Iterator[NamedSublayer]:
     prefix = f"{side}." if side else ""
     for layer, block in enumerate(module.stack.blocks):
         assert isinstance(block, Block)
         for role, sublayer in block.sublayers.items():
             box = block.addnorms[role]
             assert isinstance(sublayer, Attention | FeedForward) and isinstance(box, AddNorm)
-            yield Step(f"{prefix}{layer}.{role}", side, layer, role, sublayer, box, block)
+            yield NamedSublayer(f"{prefix}{layer}.{role}", side, layer, role, sublayer, box, block)
 
 
-def find_step(model: nn.Module, name: str) -> Step:
+def find_step(model: nn.Module, name: str) -> NamedSublayer:
     """Return the step of a name, or raise InputError with the nearest name."""
-    steps = {step.name: step for step in find_steps(model)}
+    steps = {step.name: step for step in find_sublayers(model)}
     if name not in steps:
         raise InputError(f"this model has no place {name!r}. {nearest(name, steps)}")
     return steps[name]
@@ -99,7 +99,7 @@ def split_head(name: str) -> tuple[str, int | None]:
     return (place, int(last)) if place and last.isdigit() else (name, None)
 
 
-def select(steps: Sequence[Step], pattern: str) -> dict[str, tuple[int, ...] | None]:
+def select(steps: Sequence[NamedSublayer], pattern: str) -> dict[str, tuple[int, ...] | None]:
     """Return the places that a pattern names, with the heads asked for (None: all).
 
     A pattern is a name in which * stands for anything: `decoder.*.memory`, `*.attention.3`.
@@ -117,14 +117,14 @@ def select(steps: Sequence[Step], pattern: str) -> dict[str, tuple[int, ...] | N
     return {name: None if head is None else (head,) for name in chosen}
 
 
-def call(model: nn.Module, inputs: Inputs) -> Tensor:
+def call(model: nn.Module, inputs: ModelInputs) -> Tensor:
     """Return the output of a model for inputs in any of their three forms."""
     if isinstance(inputs, Tensor):
         return model(inputs)
     return model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)
 
 
-def as_tensors(inputs: Inputs) -> list[Tensor]:
+def as_tensors(inputs: ModelInputs) -> list[Tensor]:
     """Return the tensors of the inputs in order."""
     if isinstance(inputs, Tensor):
         return [inputs]
@@ -143,7 +143,7 @@ def require_eval(model: nn.Module, what: str) -> None:
         raise InputError(f"{what} needs a model in evaluation mode. Call model.eval() first.")
 
 
-def is_norm(module: nn.Module) -> bool:
+def is_model_norm(module: nn.Module) -> bool:
     """Whether a module is a norm (not the identity)."""
     from addnorm.layers.norms import NORMS
 
@@ -165,11 +165,11 @@ def find_norms(model: nn.Module) -> dict[str, nn.Module]:
         ends = module.stack.ends
         parts |= {f"{prefix}close.{name}": child for name, child in ends.named_modules()}
         parts[f"{prefix}output.norm"] = module.stack.norm
-        found |= {name: child for name, child in parts.items() if is_norm(child)}
+        found |= {name: child for name, child in parts.items() if is_model_norm(child)}
     return found
 
 
-def no_grad_call(model: nn.Module, inputs: Inputs) -> Tensor:
+def no_grad_call(model: nn.Module, inputs: ModelInputs) -> Tensor:
     """Return the output without recording gradients."""
     with torch.no_grad():
         return call(model, inputs)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from addnorm.errors import InputError
 from addnorm.layers.addnorm import Post
 from addnorm.layers.positions import Positions, Rotary
-from addnorm.lens.places import find_sides, find_steps
+from addnorm.lens.places import find_sides, find_sublayers
 from addnorm.report import Page, heat_map, line_chart, scatter_chart
 
 
@@ -141,7 +141,7 @@ def without_shortcuts(model: nn.Module) -> Iterator[nn.Module]:
     What positions can then no longer tell, a probe shows: without shortcuts, attention averages
     tokens until they are all alike (Dong et al. 2021, 2103.03404).
     """
-    steps = find_steps(model)
+    steps = find_sublayers(model)
     if not all(isinstance(step.box, Post) for step in steps):
         raise InputError("shortcuts can be removed from a post-norm model: build with post.")
     handles: list[Any] = []
@@ -175,7 +175,7 @@ def without_shortcuts(model: nn.Module) -> Iterator[nn.Module]:
 def positions_page(model: nn.Module, length: int = 64) -> Page:
     """Return a page with pictures of a model's positions, beside plain indices."""
     side, module = list(find_sides(model).items())[-1]
-    scheme, width = module.positions, find_steps(model)[-1].box.place.width
+    scheme, width = module.positions, find_sublayers(model)[-1].box.place.width
     page = Page(
         "Positions", f"{type(scheme).__name__} of the {side or 'table'}, {length} positions"
     )
@@ -193,7 +193,7 @@ def positions_page(model: nn.Module, length: int = 64) -> Page:
         page.figure(
             picture,
             f"The offset explains {offset_dependence(products):.0%} of their variance; of plain "
-            f"indices {offset_dependence(_products(index_vectors(length, width))):.0%}.",
+            f"indices {offset_dependence(_dot_products(index_vectors(length, width))):.0%}.",
         )
         curves["this scheme"] = by_offset(products) / products.diagonal().mean()
         points, shares = principal_components(vectors)
@@ -208,7 +208,7 @@ def positions_page(model: nn.Module, length: int = 64) -> Page:
     elif isinstance(scheme, Rotary):
         curves["this scheme"] = by_offset(rotary_scores(scheme, length))
     if curves:
-        plain = _products(index_vectors(length, width))
+        plain = _dot_products(index_vectors(length, width))
         curves["plain indices"] = by_offset(plain) / plain.diagonal().mean()
         page.section("By offset")
         series = {name: list(enumerate(each.tolist())) for name, each in curves.items()}
@@ -219,5 +219,5 @@ def positions_page(model: nn.Module, length: int = 64) -> Page:
     return page
 
 
-def _products(vectors: Tensor) -> Tensor:
+def _dot_products(vectors: Tensor) -> Tensor:
     return vectors @ vectors.T

@@ -17,7 +17,7 @@ from addnorm.layers.addnorm import Stream
 from addnorm.layers.heads import POOLS, MaskedHead, PooledHead, TokenHead
 from addnorm.lens.frozen import FrozenNorm, measure
 from addnorm.lens.look import Look, look
-from addnorm.lens.places import Inputs, find_sides, find_steps, is_norm, require_eval
+from addnorm.lens.places import ModelInputs, find_sides, find_sublayers, is_model_norm, require_eval
 from addnorm.lens.stream import Decomposition
 from addnorm.models.tabular import FTTransformerModel, MemberHead
 from addnorm.models.transformer import Base
@@ -161,7 +161,7 @@ def _gate(u: Tensor, y: Tensor) -> Tensor:
 def _masked(parts: Decomposition, head: MaskedHead) -> Tensor:
     u = head.transform(parts.total)
     pieces = _through(head.transform, parts.pieces, _gate(u, F.gelu(u)))
-    if is_norm(head.norm):
+    if is_model_norm(head.norm):
         count = len(pieces)
         norm = FrozenNorm(measure(head.norm, F.gelu(u)), len(u), count - 1)
         pieces = norm(pieces.flatten(0, 1)).unflatten(0, (count, -1))
@@ -231,7 +231,7 @@ class LensTable:
         return (final.exp() * (final - here)).sum(dim=-1)
 
 
-def logit_lens(model: nn.Module, inputs: Inputs, *, side: str | None = None) -> LensTable:
+def logit_lens(model: nn.Module, inputs: ModelInputs, *, side: str | None = None) -> LensTable:
     """Return the head's output for the stream after every box (nostalgebraist 2020).
 
     The stream is closed by the arrangement's own ends (final norm, second stream, history so far),
@@ -255,7 +255,7 @@ def logit_lens(model: nn.Module, inputs: Inputs, *, side: str | None = None) -> 
 
 def streams_of(seen: Look, side: str) -> dict[str, Stream]:
     """Return the stream before the first box, as `input`, and after every box of a side."""
-    names = [step.name for step in find_steps(seen.model) if step.side == side]
+    names = [step.name for step in find_sublayers(seen.model) if step.side == side]
     first = seen.stream[f"{side}.input".lstrip(".")]
     return {"input": first, **{name: seen.stream[name] for name in names}}
 

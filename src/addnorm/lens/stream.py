@@ -29,13 +29,13 @@ from addnorm.lens.frozen import (
 )
 from addnorm.lens.look import LIMIT, Look, look, side_lengths
 from addnorm.lens.places import (
-    Inputs,
-    Step,
+    ModelInputs,
+    NamedSublayer,
     as_tensors,
     count_members,
     find_norms,
     find_sides,
-    find_steps,
+    find_sublayers,
     require_eval,
 )
 from addnorm.models.tabular import FTTransformerModel
@@ -93,7 +93,7 @@ class Decomposition:
 
 def decompose(
     model: nn.Module,
-    inputs: Inputs,
+    inputs: ModelInputs,
     *,
     side: str | None = None,
     heads: bool = True,
@@ -128,18 +128,18 @@ def decompose(
     side = list(sides)[-1] if side is None else side
     if side not in sides:
         raise InputError(f"this model has no side {side!r}. Known: {', '.join(sides)}.")
-    steps = [step for step in find_steps(model) if step.side == side]
+    steps = [step for step in find_sublayers(model) if step.side == side]
     _check_size(model, inputs, steps, heads, positions, limit)
     prefix = f"{side}." if side else ""
     want = [f"branches:{prefix}*", "norms"]
     if heads:
         want += [f"heads:{step.name}" for step in steps if step.heads]
     seen = look(model, inputs, want, limit=limit)
-    return _replay(seen, side, steps, heads, positions)
+    return _replay_pieces(seen, side, steps, heads, positions)
 
 
-def _replay(
-    seen: Look, side: str, steps: list[Step], heads: bool, positions: Sequence[int] | None
+def _replay_pieces(
+    seen: Look, side: str, steps: list[NamedSublayer], heads: bool, positions: Sequence[int] | None
 ) -> Decomposition:
     """Send the pieces through the model's own stack, with its norms frozen."""
     module, total = find_sides(seen.model)[side], seen.hidden[side]
@@ -197,7 +197,7 @@ def _replay(
 
 
 def _owners_of_offsets(
-    seen: Look, mine: list[nn.Module], steps: list[Step]
+    seen: Look, mine: list[nn.Module], steps: list[NamedSublayer]
 ) -> dict[str, list[nn.Module]]:
     """Return the norms with offsets by where they join; those of the end join with the last box."""
     boxes = {norm: step.name for step in steps for norm in step.box.modules()}
@@ -238,7 +238,7 @@ def _embedding_pieces(seen: Look, side: str) -> dict[str, Tensor]:
     return pieces
 
 
-def _branch_pieces(seen: Look, step: Step, heads: bool) -> dict[str, Tensor]:
+def _branch_pieces(seen: Look, step: NamedSublayer, heads: bool) -> dict[str, Tensor]:
     """Return what a branch wrote: as a whole, or of each head and of the output's offset."""
     whole = seen.branches[step.name]
     if not heads or not isinstance(step.sublayer, Attention):
@@ -266,8 +266,8 @@ def _check_positions(positions: Sequence[int], length: int) -> Tensor:
 
 def _check_size(
     model: nn.Module,
-    inputs: Inputs,
-    steps: Sequence[Step],
+    inputs: ModelInputs,
+    steps: Sequence[NamedSublayer],
     heads: bool,
     positions: Sequence[int] | None,
     limit: int,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from addnorm.errors import InputError
 from addnorm.lens.look import Look, look
-from addnorm.lens.places import Inputs, find_sides, find_steps, require_eval
+from addnorm.lens.places import ModelInputs, find_sides, find_sublayers, require_eval
 from addnorm.lens.readout import LensTable, apply_head, close_stream, streams_of
 
 
@@ -26,9 +26,9 @@ class TunedLens(nn.Module):
         super().__init__()
         require_eval(model, "a tuned lens")
         self.side = list(find_sides(model))[-1]
-        names = [step.name for step in find_steps(model) if step.side == self.side]
+        names = [step.name for step in find_sublayers(model) if step.side == self.side]
         self.places = ("input", *names)
-        width, like = find_steps(model)[-1].box.place.width, next(model.parameters())
+        width, like = find_sublayers(model)[-1].box.place.width, next(model.parameters())
         self.maps = nn.ModuleList(
             nn.Linear(width, width, dtype=like.dtype, device=like.device) for _ in names
         )
@@ -46,19 +46,19 @@ class TunedLens(nn.Module):
             rows.append(apply_head(seen, hidden))
         return torch.stack(rows)
 
-    def table(self, model: nn.Module, inputs: Inputs) -> LensTable:
+    def table(self, model: nn.Module, inputs: ModelInputs) -> LensTable:
         """Return what the model would predict if it ended after each box."""
         with torch.no_grad():
             return LensTable(names=self.places, logits=self.read(self._look(model, inputs)))
 
-    def _look(self, model: nn.Module, inputs: Inputs) -> Look:
+    def _look(self, model: nn.Module, inputs: ModelInputs) -> Look:
         prefix = f"{self.side}." if self.side else ""
         return look(model, inputs, f"stream:{prefix}*")
 
 
 def fit_tuned_lens(
     model: nn.Module,
-    batches: Iterable[Inputs],
+    batches: Iterable[ModelInputs],
     *,
     steps: int = 250,
     rate: float = 1e-3,
@@ -71,7 +71,7 @@ def fit_tuned_lens(
     model
         A model in evaluation mode; its weights do not change.
     batches
-        Inputs; repeated if there are fewer than steps.
+        ModelInputs; repeated if there are fewer than steps.
     steps
         Steps of Adam.
     rate

@@ -1,8 +1,8 @@
 """Rows of token ids to the tensors of a batch: padded, shifted, and with targets.
 
 A source ends with END, so that it is never empty. A target is read after BEGIN and ends with END.
-A text to be classified, or guessed at, stands between the two. `Batches` must count them:
-see `pair_lengths` and `text_lengths`.
+Other texts are enclosed by both. `Batches` must count these tokens: see `pair_lengths` and
+`text_lengths`.
 """
 
 from collections.abc import Sequence
