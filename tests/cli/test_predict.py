@@ -170,7 +170,7 @@ MISTAKES = {
     "latin-1": ("classify {classify} {latin}", "'{latin}' must be UTF-8 text: byte 4 of line 1"),
     "other task": (
         "translate {language} {text}",
-        "'{language}' was trained for language: it can generate, not translate. ",
+        "'{language}' was trained for language: it can generate, explain, not translate. ",
     ),
     "long prompt": (
         "generate {language} --prompt bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb",

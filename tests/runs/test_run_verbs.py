@@ -90,12 +90,12 @@ def test_prompts_that_cannot_be_continued(trained: Trained) -> None:
 
 @pytest.mark.trains
 def test_a_run_does_what_it_was_trained_for(trained: Trained) -> None:
-    message = r"was trained for language: it can generate, not translate\. Train one: addnorm "
+    message = r"was trained for language: it can generate, explain, not translate\. Train one: addnorm "
     with pytest.raises(InputError, match=f"{message}train translate --help"):
         Run.open(trained["language"]).translate(["ba"])
-    with pytest.raises(InputError, match="trained for translate: it can translate, not generate"):
+    with pytest.raises(InputError, match="trained for translate: it can translate, explain, not generate"):
         Run.open(trained["translate"]).generate("ba")
-    with pytest.raises(InputError, match="trained for masked: it can start other runs, not class"):
+    with pytest.raises(InputError, match="trained for masked: it can explain, not class"):
         Run.open(trained["masked"]).classify(["ba"])
     with pytest.raises(InputError, match=r"trained for table: it can predict, .*, not classify"):
         Run.open(trained["table"]).classify(["ba"])
