@@ -170,7 +170,8 @@ MISTAKES = {
     "latin-1": ("classify {classify} {latin}", "'{latin}' must be UTF-8 text: byte 4 of line 1"),
     "other task": (
         "translate {language} {text}",
-        "'{language}' was trained for language: it has no verb 'translate'. Its verbs: generate.",
+        "'{language}' was trained for language: it has no verb 'translate'. "
+        "Its verbs: generate, explain.",
     ),
     "long prompt": (
         "generate {language} --prompt bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb",

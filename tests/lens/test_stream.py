@@ -134,6 +134,13 @@ def test_some_positions_are_the_same_as_all() -> None:
     close(some.pieces, whole.pieces[:, :, [1, 5]])
 
 
+def test_norms_along_the_sequence_keep_all_positions_to_the_end() -> None:
+    model, batch = make("encoder", norm="instance"), inputs("encoder")
+    some, whole = decompose(model, batch, positions=[1]), decompose(model, batch)
+    assert some.error <= TOLERANCE
+    close(some.pieces, whole.pieces[:, :, [1]])
+
+
 def test_the_model_is_not_changed() -> None:
     model, batch = make("decoder", addnorm="hyper"), inputs("decoder")
     before, modules = model(*batch), list(model.modules())

@@ -159,17 +159,10 @@ def _replay_pieces(
     mixes = any(seen.measured[norm].centre == -2 for norm in mine)
     kept = kept if mixes else wanted.to(kept.device)
     count, slots = len(names), {name: slot for slot, name in enumerate(names)}
-    others: dict[nn.Module, nn.Module] = {}
-    for norm in mine:
-        measured = seen.measured[norm].take(kept)
-        if norm in mixing:
-            assert measured.output is not None
-            others[norm] = Constant(measured.output)
-        elif norm in seen.read_only:
-            others[norm] = ReadOnly()
-        else:
-            slot = slots.get(f"{own[norm]}.bias", 0)
-            others[norm] = FrozenNorm(measured, total.shape[0], slot)
+    others = {
+        norm: _frozen(seen, norm, kept, norm in mixing, slots.get(f"{own.get(norm)}.bias", 0))
+        for norm in mine
+    }
     boxes: dict[nn.Module, nn.Module] = {}
     for step in steps:
         whole = torch.stack([each.index_select(-2, kept) for each in branches[step.name].values()])
@@ -194,6 +187,17 @@ def _replay_pieces(
         seen=seen,
         side=side,
     )
+
+
+def _frozen(seen: Look, norm: nn.Module, kept: Tensor, mixes: bool, slot: int) -> nn.Module:
+    """Return what stands for a norm: a linear map, or what it returned if it decides weights."""
+    measured = seen.measured[norm].take(kept)
+    if mixes:
+        assert measured.output is not None
+        return Constant(measured.output)
+    if norm in seen.read_only:
+        return ReadOnly()
+    return FrozenNorm(measured, next(iter(seen.hidden.values())).shape[0], slot)
 
 
 def _owners_of_offsets(
