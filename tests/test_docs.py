@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from addnorm.cli.main import main, parse
+from addnorm.layers.addnorm import ADDNORMS
 from tests.test_architecture import MAY_IMPORT
 
 ROOT = Path(__file__).parent.parent
@@ -154,3 +155,11 @@ def test_the_import_table_in_the_docs_is_the_one_that_is_checked() -> None:
         for package in packages.split(", ")
     }
     assert shown == MAY_IMPORT
+
+
+def test_the_readme_lists_every_arrangement() -> None:
+    rows = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Arrangements")[2]
+    cells = re.findall(r"^\| (`.*?) \|", rows.partition("\n## ")[0], re.M)
+    assert sorted(name for cell in cells for name in re.findall(r"`(.+?)`", cell)) == sorted(
+        ADDNORMS
+    )

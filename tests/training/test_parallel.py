@@ -146,7 +146,7 @@ def test_a_run_resumes_with_more_or_fewer_workers(kind: str, texts: Path, tmp_pa
         for late in checkpoint.steps(tmp_path / name)[1:]:
             shutil.rmtree(late)
     shutil.copytree(tmp_path / "one", tmp_path / "whole")
-    assert "going on after step 4." in run_two("train", "--resume", str(tmp_path / "one"))
+    assert "resuming after step 4." in run_two("train", "--resume", str(tmp_path / "one"))
     assert main(["train", "--resume", str(tmp_path / "two")]) == 0
     assert main(["train", "--resume", str(tmp_path / "whole")]) == 0
     for name in ("one", "two"):

@@ -136,6 +136,8 @@ def _train_loop(
     say: Say = print,
 ) -> Outcome:
     config = run.config
+    # FSDP replaces the parameters, so the model is distributed before the optimizer is made.
+    forward = parallel.distribute(model, config.run.parallel)
     loop = Loop(
         model,
         task,
@@ -144,7 +146,7 @@ def _train_loop(
         run_directory=run.path,
         observers=[] if parallel.rank() else observers(run.path),
         on_best=partial(save_best, run, task),
-        forward=parallel.distribute(model, config.run.parallel),
+        forward=forward,
     )
     torch.manual_seed(config.run.seed * 1000 + parallel.rank())
     if resuming:
