@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from addnorm.errors import InputError
 from addnorm.layers.addnorm import ADDNORMS
 from addnorm.layers.norms import NORMS
+from addnorm.layers.positions import POSITIONS
 from addnorm.lens.look import look
 from addnorm.lens.places import find_norms, find_sublayers
 from addnorm.lens.stream import decompose
@@ -54,6 +55,47 @@ def test_the_norms_of_two_streams(addnorm: str, norm: str) -> None:
     assert decompose(model, batch).error <= TOLERANCE
 
 
+@pytest.mark.parametrize(
+    ("encoder", "decoder"),
+    [("post", "pre"), ("pre", "post"), ("dual", "b2t"), ("fixup", "hyper"), ("none", "scaled")],
+)
+def test_a_decoder_with_its_own_arrangement(encoder: str, decoder: str) -> None:
+    model = make("encoder-decoder", addnorm=encoder, decoder_addnorm=decoder)
+    for side in ("encoder", "decoder"):
+        for heads in (True, False):
+            parts = decompose(model, inputs("encoder-decoder"), side=side, heads=heads)
+            assert parts.error <= TOLERANCE * max(1.0, float(parts.pieces.abs().max()))
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_every_kind_of_positions(positions: str) -> None:
+    # A layer norm would remove the index, which is the same in every coordinate.
+    model, batch = make("decoder", positions=positions, norm="rms"), inputs("decoder")
+    parts = decompose(model, batch)
+    assert parts.error <= TOLERANCE * max(1.0, float(parts.pieces.abs().max()))
+    has_vectors = positions in ("sinusoidal", "learned", "index", "concatenated")
+    assert ("positions" in parts.names) == has_vectors
+
+
+def test_concatenated_positions_and_tokens_have_separate_coordinates() -> None:
+    """Pre-norm with RMS norms scales each coordinate of the input, and mixes none."""
+    model = make("decoder", positions="concatenated", addnorm="pre", norm="rms")
+    columns = model.decoder.positions.columns
+    parts = decompose(model, inputs("decoder"))
+    assert not parts.piece("tokens")[..., -columns:].any()
+    assert not parts.piece("positions")[..., :-columns].any()
+    assert parts.piece("positions")[..., -columns:].any()
+
+
+def test_the_offset_of_a_fixup_box_is_a_piece() -> None:
+    model = make("decoder", addnorm="fixup")
+    parts = decompose(model, inputs("decoder"))
+    for step in find_sublayers(model):
+        offset = float(step.box.bias_after.detach())
+        piece = parts.pieces[parts.names.index(f"{step.name}.bias_after")]
+        close(piece, torch.full_like(piece, offset))
+
+
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
 def test_other_choices_change_nothing(changes: dict[str, Any]) -> None:
     model, batch = make("decoder", **changes), inputs("decoder")
@@ -66,7 +108,8 @@ def test_deleting_a_branch_with_frozen_scales_removes_its_piece(addnorm: str) ->
     model, batch = make("decoder", addnorm=addnorm), inputs("decoder")
     parts = decompose(model, batch, heads=False)
     seen = look(model, batch, ("branches", "norms"))
-    place = "decoder.0.ffn"
+    # Without a shortcut only the last branch reaches the output.
+    place = "decoder.1.ffn" if addnorm == "none" else "decoder.0.ffn"
     full, without = (run_frozen(model, batch, seen, gone) for gone in (None, place))
     close(full, parts.total)
     close(full - without, parts.pieces[parts.names.index(place)])

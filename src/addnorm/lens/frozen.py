@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from addnorm.errors import InputError
-from addnorm.layers.addnorm import HyperConnections
+from addnorm.layers.addnorm import Fixup, HyperConnections
 from addnorm.layers.norms import BatchNorm, InstanceNorm, RMSNorm, ScaleNorm
 
 
@@ -163,6 +163,15 @@ def mixing_norms(box: nn.Module) -> set[nn.Module]:
     return {getattr(box, name) for name in names}
 
 
+OFFSET_BOXES = {Fixup: "bias_after"}
+"""Boxes that add an offset of their own to the stream, with the name of its parameter."""
+
+
+def box_offset(box: nn.Module) -> str | None:
+    """Return the name of the offset that a box adds, or None."""
+    return next((name for kind, name in OFFSET_BOXES.items() if isinstance(box, kind)), None)
+
+
 def replace_modules(module: nn.Module, others: Mapping[nn.Module, nn.Module]) -> nn.Module:
     """Return a copy of a module in which some submodules are replaced; the module is unchanged.
 
@@ -195,11 +204,14 @@ class WithBranch(nn.Module):
         The branch's own pieces, (own, batch, length, width).
     offsets
         Number of pieces that follow them.
+    has_offset
+        Whether the box adds an offset of its own: it is the last of these pieces.
     """
 
-    def __init__(self, box: nn.Module, branch: Tensor, offsets: int) -> None:
+    def __init__(self, box: nn.Module, branch: Tensor, offsets: int, has_offset: bool) -> None:
         super().__init__()
         self.box, self.branch, self.offsets = box, branch, offsets
+        self.has_offset = has_offset
 
     def forward(self, stream: object, f: object) -> object:
         own, batch, _, _ = self.branch.shape
@@ -210,7 +222,12 @@ class WithBranch(nn.Module):
             last = self.offsets * batch
             return nn.functional.pad(self.branch.flatten(0, 1), (0, 0, 0, 0, first, last))
 
-        return self.box(grown, branch)
+        joined = self.box(grown, branch)
+        if not self.has_offset:
+            return joined
+        # The box added its offset to every piece; the last piece, 0 before, is the offset alone.
+        others, offset = joined[:-batch], joined[-batch:]
+        return torch.cat((others - offset.repeat(len(others) // batch, 1, 1), offset))
 
 
 def grow(stream: Any, rows: int) -> Any:

@@ -18,11 +18,13 @@ from torch import Tensor, nn
 from addnorm.errors import InputError
 from addnorm.layers.attention import Attention
 from addnorm.layers.context import Context
+from addnorm.layers.positions import Concatenated
 from addnorm.lens.frozen import (
     Constant,
     FrozenNorm,
     ReadOnly,
     WithBranch,
+    box_offset,
     mixing_norms,
     replace_modules,
     split_output,
@@ -153,6 +155,7 @@ def _replay_pieces(
     names = [*start, *(f"{own[norm]}.bias" for norm in owners["input"])]
     for step in steps:
         names += [*branches[step.name], *(f"{own[norm]}.bias" for norm in owners[step.name])]
+        names += [f"{step.name}.{name}" for name in (box_offset(step.box),) if name]
     # Along a sequence an instance norm mixes positions: then all are kept to the end.
     kept = torch.arange(total.shape[1], device=total.device)
     wanted = kept if positions is None else _check_positions(positions, total.shape[1])
@@ -167,7 +170,9 @@ def _replay_pieces(
     for step in steps:
         whole = torch.stack([each.index_select(-2, kept) for each in branches[step.name].values()])
         box = replace_modules(step.box, others)
-        boxes[step.box] = WithBranch(box, whole, len(owners[step.name]))
+        has_offset = box_offset(step.box) is not None
+        offsets = len(owners[step.name]) + has_offset
+        boxes[step.box] = WithBranch(box, whole, offsets, has_offset)
     first = len(start) + len(owners["input"])
     x = total.new_zeros(first, total.shape[0], len(kept), total.shape[2])
     for name, piece in start.items():
@@ -239,6 +244,12 @@ def _embedding_pieces(seen: Look, side: str) -> dict[str, Tensor]:
         pieces = {"columns" if name == "tokens" else name: each for name, each in pieces.items()}
     if not torch.equal(x, placed):
         pieces["positions"] = placed - x
+    scheme = find_sides(model)[side].positions
+    if isinstance(scheme, Concatenated):  # the last coordinates belong to the positions alone
+        for name in pieces:
+            pieces[name] = pieces[name].clone()
+            pieces[name][..., -scheme.columns :] = 0
+        pieces["positions"] = placed - sum(pieces[n] for n in pieces if n != "positions")
     return pieces
 
 
@@ -278,7 +289,7 @@ def _check_size(
 ) -> None:
     """Raise InputError, with the size, if the pieces would need more than the limit."""
     parts = sum(step.heads + 1 if heads and step.heads else 1 for step in steps)
-    parts += 2 + len(find_norms(model))
+    parts += 2 + len(find_norms(model)) + sum(box_offset(step.box) is not None for step in steps)
     tensors = as_tensors(inputs)
     length = side_lengths(model, inputs)[steps[0].side] if positions is None else len(positions)
     rows = tensors[0].shape[0] * length * count_members(model)
