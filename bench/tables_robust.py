@@ -23,8 +23,8 @@ from addnorm.metrics import auc
 from addnorm.report import line_chart, write_picture
 from addnorm.report.svg import Svg
 from addnorm.tabular import load_estimator
-from addnorm.tabular.calibration import probabilities_of
 from addnorm.tabular.compare import boosters, matrix, small_categories
+from addnorm.training.calibration import probabilities_of
 from bench.tables_accuracy import adult
 
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)

@@ -48,7 +48,8 @@ def test_a_file_is_flushed_before_it_is_renamed(
 
     monkeypatch.setattr(os, "fsync", flush)
     write_whole(path, b"12345")
-    assert contents == [(5, False)]
+    directory = tmp_path.stat().st_size
+    assert contents == [(5, False), (directory, True)]
 
 
 def test_two_writers_do_not_share_a_temporary_name(tmp_path: Path) -> None:
@@ -81,7 +82,7 @@ def test_unreadable_files_are_one_clear_error(
         path.write_bytes(content)
     with pytest.raises(SavedError, match=message):
         read_text(path)
-    with pytest.raises(SavedError, match="cannot be read: Is a directory"):
+    with pytest.raises(SavedError, match=r"is not a regular file\. Check the path"):
         read_text(tmp_path)
     path.write_text("größer", encoding="utf-8")
     assert read_text(str(path)) == "größer"

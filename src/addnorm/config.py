@@ -6,7 +6,6 @@ and properties compute the effective one. The line of text under each field is i
 
 import dataclasses
 import math
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any, Self
 
 from addnorm.errors import ConfigError, nearest
 from addnorm.files import read_text
-from addnorm.section import Options, Section, SectionDoc, read_value, write_value
+from addnorm.section import Options, Section, SectionDoc, parse_toml, read_value, write_value
 
 SCHEMA = 2
 """Version of the configuration format."""
@@ -368,6 +367,8 @@ class DataConfig(Section):
     """What to do with labels that occur once and cannot be validated: error, drop or keep."""
     mask_rate: float = 0.15
     """Fraction of the tokens that masked pre-training hides."""
+    token_dropout: float = 0.0
+    """Probability that a token of a training text is hidden from a classifier, anew each epoch."""
 
     def __post_init__(self) -> None:
         for name in ("text", "label"):
@@ -391,6 +392,8 @@ class DataConfig(Section):
         holds = fraction is None or 0 <= fraction < 1
         self.require(holds, "valid_fraction", "must be at least 0 and below 1", "Try 0.1.")
         self.require(self.mask_rate <= 1, "mask_rate", "must be at most 1", "Try 0.15.")
+        hidden = self.token_dropout
+        self.require(0 <= hidden < 1, "token_dropout", "must be at least 0 and below 1", "Try 0.1.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -640,10 +643,7 @@ class Config:
 
         `source` is what messages call the text.
         """
-        try:
-            table = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"{source} is not TOML: {error}.") from None
+        table = parse_toml(text, source)
         schema = table.pop("schema", SCHEMA)
         if schema != SCHEMA:
             raise ConfigError(

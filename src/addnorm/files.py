@@ -8,12 +8,14 @@ It is a file by itself, or the metadata of a safetensors file (models/saved.py),
 covers the tensors, too. Nothing that is read is executed.
 """
 
+import errno
 import hashlib
 import json
 import math
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,8 +47,22 @@ METADATA_KEY = "addnorm"
 """The one metadata key of our safetensors files: its value is the document."""
 DOCUMENT_LIMIT = 64 * 2**20
 """Bytes that a document may have. A larger file is not one, and is not read."""
+TEXT_LIMIT = 64 * 2**20
+"""Bytes that a text file of settings or results may have."""
+JOURNAL_LIMIT = 2**30
+"""Bytes that the journal of a run, metrics.jsonl, may have."""
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}")
+"""Names of the temporary files and directories of `whole` and of checkpoints."""
 _MARKERS = ("run.json", "model.safetensors", "state.safetensors", "case.json", "tokenizer.json")
 """The file that says what a directory is: a run, a model, a checkpoint, a case, a tokenizer."""
+_HINTS = {
+    errno.EACCES: " Change its permissions (chmod u+w), or use another directory.",
+    errno.EPERM: " Change its permissions (chmod u+w), or use another directory.",
+    errno.EROFS: " Use a directory on another disk.",
+    errno.ENOSPC: " Free some space on the disk.",
+    errno.EDQUOT: " Free some space on the disk.",
+}
+"""What to try for an error of the operating system, by its number."""
 _DOCUMENT_KEYS = ["kind", "version", "digest", "content"]
 _KIND = re.compile(rb'\s*\{\s*"kind":\s*"([a-z-]+)"')
 _TENSOR_FILE_KIND = re.compile(
@@ -61,8 +77,8 @@ _TENSOR_FILE_KIND = re.compile(
 def whole(path: Path) -> Iterator[Path]:
     """Yield a temporary path in the same directory; at the end, rename that file to `path`.
 
-    The file is flushed to the disk before it is renamed, so that after a crash `path` has either
-    its old content or the new one.
+    The file is flushed to the disk before it is renamed, and its directory after it, so that after
+    a crash `path` has either its old content or the new one: docs/decisions/9-power-loss.md.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
@@ -70,8 +86,9 @@ def whole(path: Path) -> Iterator[Path]:
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
+        sync_directory(path.parent)
     except OSError as error:
-        raise SavedError(f"{str(path)!r} cannot be written: {error.strerror}.") from None
+        raise _unwritable(path, error) from None
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -80,6 +97,13 @@ def write_whole(path: Path, content: bytes) -> None:
     """Write a file atomically: after a crash it has its old content or the new one."""
     with whole(path) as temporary:
         temporary.write_bytes(content)
+
+
+def _unwritable(path: Path, error: OSError) -> SavedError:
+    if isinstance(error, SavedError):
+        return error
+    hint = _HINTS.get(error.errno or 0, "")
+    return SavedError(f"{str(path)!r} cannot be written: {error.strerror}.{hint}")
 
 
 def make_directory(path: str | Path) -> Path:
@@ -91,11 +115,39 @@ def make_directory(path: str | Path) -> Path:
     return Path(path)
 
 
+def sweep_temporaries(directory: Path, names: Iterable[str]) -> list[str]:
+    """Delete temporary files that a killed process left in a directory; return their names.
+
+    Only those of files with one of the `names` are deleted: other hidden files are the user's.
+    """
+    known, swept = set(names), []
+    for path in sorted(directory.glob(".*")) if directory.is_dir() else ():
+        match = _TEMPORARY.fullmatch(path.name)
+        if match is not None and match[1] in known and path.is_file() and not path.is_symlink():
+            path.unlink(missing_ok=True)
+            swept.append(path.name)
+    return swept
+
+
+def sync_directory(directory: Path) -> None:
+    """fsync a directory, so that a rename in it survives a power loss."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def require_regular(path: Path) -> None:
     """Raise SavedError unless `path` is a regular file: not a directory, device or FIFO."""
-    if not path.exists():
-        raise SavedError(f"there is no file {str(path)!r}. Check the path.")
-    if not path.is_file():
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        raise SavedError(f"there is no file {str(path)!r}. Check the path.") from None
+    except (OSError, ValueError) as error:  # ValueError: a path with a null character
+        reason = getattr(error, "strerror", None) or error
+        raise SavedError(f"{str(path)!r} cannot be read: {reason}.") from None
+    if not stat.S_ISREG(mode):
         raise SavedError(f"{str(path)!r} is not a regular file. Check the path.")
 
 
@@ -114,16 +166,24 @@ def read_bytes(path: Path, limit: int = DOCUMENT_LIMIT) -> bytes:
     return content
 
 
-def read_text(path: str | Path) -> str:
-    """Return the content of a UTF-8 text file."""
+def read_text(path: str | Path, limit: int = TEXT_LIMIT) -> str:
+    """Return the content of a UTF-8 text file of at most `limit` bytes."""
     try:
-        return Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise SavedError(f"there is no file {str(path)!r}. Check the path.") from None
+        text = read_bytes(Path(path), limit).decode()
     except UnicodeDecodeError as error:
         raise SavedError(f"{str(path)!r} is not UTF-8 text: {error.reason}.") from None
-    except OSError as error:
-        raise SavedError(f"{str(path)!r} cannot be read: {error.strerror}.") from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_json(path: str | Path, limit: int = TEXT_LIMIT) -> Any:
+    """Return the value in a JSON file, or raise a SavedError that says why it is refused."""
+    try:
+        return json.loads(read_text(path, limit))
+    except RecursionError:
+        reason = "it is nested too deeply"
+    except ValueError as error:
+        reason = str(error)
+    raise SavedError(f"{str(path)!r} is damaged: {reason}. Use a backup, or delete it.")
 
 
 def to_json(value: Any, indent: int | None = 1) -> str:

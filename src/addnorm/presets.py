@@ -353,7 +353,7 @@ def _base_of(text: str) -> Config | None:
     """Return the preset that a TOML text names as its base, or None."""
     try:
         name = tomllib.loads(text).get("preset")
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return None  # Config.parse reports the error
     if name is None:
         return None

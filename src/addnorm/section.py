@@ -192,12 +192,32 @@ def describe_type(hint: Any) -> str:
     return names[hint]
 
 
+def parse_toml(text: str, source: str) -> dict[str, Any]:
+    """Return the table of a TOML text; ConfigError, which names the `source`, if it is not TOML.
+
+    >>> parse_toml("[model]\\ndepth = 3", "run.toml")
+    {'model': {'depth': 3}}
+    """
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{source} is not TOML: {error}.") from None
+    except RecursionError:
+        raise ConfigError(
+            f"{source} is nested too deeply. A configuration has sections and fields only."
+        ) from None
+
+
 def read_value(text: str) -> Any:
     """Return the value after `=` on the command line: parsed as TOML, or else the text itself."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+    except RecursionError:
+        raise ConfigError(
+            f"the value {text[:20]}… is nested too deeply. Give a plain value."
+        ) from None
 
 
 def write_value(value: Any) -> str:

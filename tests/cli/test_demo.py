@@ -9,7 +9,7 @@ import pytest
 import addnorm.demo.phrases
 from addnorm.cli.demo import VALID
 from addnorm.cli.main import main
-from addnorm.demo.phrases import make_phrases
+from addnorm.demo.phrases import Phrases, make_phrases
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -36,6 +36,7 @@ def test_a_demo_trains_translates_and_writes_a_page(
     metrics = json.loads(out)
     assert metrics["held_out"] == 40 and 0 <= metrics["exact"] <= 1 and 0 <= metrics["bleu"] <= 100
     page = Path(metrics["report"]).read_text()
+    assert "<title>English to German</title>" in page
     wanted = ("Held-out phrases", "Attention", "Contribution of each sublayer", "Loss")
     assert all(f">{title}</h2>" in page for title in wanted) and page.count("<svg") >= 5
     train_lines = (tmp_path / "demo/phrases/train.en").read_text().splitlines()
@@ -43,6 +44,11 @@ def test_a_demo_trains_translates_and_writes_a_page(
     assert len(train_lines) == 400 and not set(train_lines) & set(held)
     status, out, _ = run(capsys, *command)  # the files of an earlier demo are deleted
     assert status == 0 and "held-out phrase" in out and "exact: " in out and "report: " in out
+
+
+@pytest.mark.parametrize(("code", "name"), [("de", "German"), ("pt_BR", "Portuguese (Brazil)")])
+def test_the_language_has_a_name(code: str, name: str) -> None:
+    assert Phrases(code, [], []).language == name
 
 
 def test_a_demo_is_not_written_to_a_file(

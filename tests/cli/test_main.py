@@ -33,10 +33,11 @@ FLAGS = {
     "train": HELP | {"--resume", "--board", "--clinic", "--json"},
     "evaluate": HELP | {"--int8", "--source", "--target", "--beam", "--json"},
     "translate": HELP
-    | {"--int8", "--beam", "--nbest", "--penalty", "--alpha", "--workers", "--scores", "--json"},
+    | {"--int8", "--beam", "--nbest", "--penalty", "--alpha", "--workers", "--scores", "--json"}
+    | {"--stream"},
     "generate": HELP
     | {"--int8", "--prompt", "--tokens", "--temperature", "--top-k", "--top-p", "--seed", "--json"},
-    "classify": HELP | {"--json"},
+    "classify": HELP | {"--stream", "--json"},
     "schema": HELP | {"-o", "--out", "--target", "--json"},
     "predict": HELP | {"-o", "--out", "--proba", "--json"},
     "explain": HELP | {"--row", "--report", "--json"},
@@ -49,6 +50,7 @@ FLAGS = {
     "show": HELP | {"--set", "--fields"},
     "list": HELP | {"--json"},
     "demo": HELP | {"--to", "--minutes", "--seed", "--out", "--json"},
+    "completion": HELP,
 }
 
 

@@ -112,6 +112,104 @@ def test_labels(
 
 
 @pytest.mark.trains
+def test_blank_lines_pass_through_aligned(
+    trained: Trained,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    texts = ["", "ba be", " ", "bi", "\t"]
+    path = tmp_path / "texts.txt"
+    path.write_text("".join(text + "\n" for text in texts))
+    run, other = trained["translate"], trained["classify"]
+    plain = Run.open(run).translate(["ba be", "bi"], beam=2)
+    labels = Run.open(other).classify(["ba be", "bi"])
+    assert Run.open(run).translate(texts, beam=2) == ["", plain[0], "", plain[1], ""]
+    best = Run.open(run).translate(texts, beam=2, nbest=2)
+    assert [len(each) for each in best] == [1, 2, 1, 2, 1]
+    assert (best[0][0].score, best[0][0].pieces) == (0.0, [])
+    assert Run.open(other).classify(texts) == [{}, labels[0], {}, labels[1], {}]
+    for more in ([], ["--stream"]):
+        assert main(["translate", str(run), str(path), "--beam", "2", *more]) == 0
+        assert capsys.readouterr().out.split("\n") == ["", plain[0], "", plain[1], "", ""]
+        feed(monkeypatch, path.read_bytes())
+        assert main(["classify", str(other), *more]) == 0
+        printed = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+        assert [bool(name) and bool(value) for name, value in printed] == [
+            *(False, True, False, True, False)
+        ]
+        assert main(["classify", str(other), str(path), "--json", *more]) == 0
+        printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert [row == {} for row in printed] == [True, False, True, False, True]
+
+
+class RecordedInput:
+    """A standard input that notes how many lines were printed when each line is read."""
+
+    def __init__(self, texts: list[str], printed: io.StringIO) -> None:
+        self.texts, self.printed, self.counts = texts, printed, list[int]()
+
+    @property
+    def buffer(self) -> Any:
+        for text in self.texts:
+            self.counts.append(self.printed.getvalue().count("\n"))
+            yield f"{text}\n".encode()
+
+    def isatty(self) -> bool:
+        return False
+
+
+@pytest.mark.trains
+@pytest.mark.parametrize("verb", ["translate", "classify"])
+def test_a_stream_is_answered_line_by_line(
+    verb: str, trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = []
+    for more in ([], ["--stream"]):
+        printed = io.StringIO()
+        stdin = RecordedInput(["ba", "", "be bi"], printed)
+        monkeypatch.setattr(sys, "stdin", stdin)
+        monkeypatch.setattr(sys, "stdout", printed)
+        assert main([verb, str(trained[verb]), *more]) == 0
+        counts.append(stdin.counts)
+    assert counts == [[0, 0, 0], [0, 1, 2]]
+
+
+@pytest.mark.trains
+@pytest.mark.parametrize("ending", ["csv", "tsv"])
+def test_a_table_is_classified_by_its_text_column(
+    ending: str, trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, sign = trained["classify"], {"csv": ",", "tsv": "\t"}[ending]
+    texts = lines(8, seed=5)
+    labels = [max(row, key=row.__getitem__) for row in Run.open(run).classify(texts)]
+    table = tmp_path / f"new.{ending}"
+    rows = [["number", "text", "label"], *([str(n), t, label(t)] for n, t in enumerate(texts))]
+    rows.insert(3, ["9", "", "no"])
+    table.write_text("".join(sign.join(row) + "\n" for row in rows))
+    assert main(["classify", str(run), str(table)]) == 0
+    output = capsys.readouterr()
+    printed = [line.split("\t")[0] for line in output.out.splitlines()]
+    assert printed == [*labels[:2], "", *labels[2:]]
+    assert "the texts are those of 'text'.\n" in output.err
+    assert main(["evaluate", str(run), str(table), "--json"]) == 0
+    share = json.loads(capsys.readouterr().out)["accuracy"]
+    assert share == pytest.approx(sum(map(str.__eq__, labels, map(label, texts))) / 8)
+
+
+@pytest.mark.trains
+def test_nbest_above_beam_raises_the_beam(
+    trained: Trained, source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["translate", str(trained["translate"]), str(source), "--nbest", "3"]
+    assert main([*command, "--beam", "2"]) == 0
+    output = capsys.readouterr()
+    assert output.err == "--nbest 3 is above --beam 2: searching with --beam 3.\n"
+    assert main([*command, "--beam", "3"]) == 0
+    assert capsys.readouterr() == (output.out, "")
+
+
+@pytest.mark.trains
 def test_metrics_of_files(
     trained: Trained, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -164,8 +262,6 @@ def test_runs_are_listed(
 MISTAKES = {
     "no run": ("translate {folder}/none {text}", "there is no run in '{folder}/none'. Check"),
     "no file": ("translate {translate} {folder}/none", "there is no file '{folder}/none'. "),
-    "empty line": ("translate {translate} {blank}", "every line must have a text: line 2 is"),
-    "empty text": ("classify {classify} {blank}", "every line must have a text: line 2 is"),
     "binary": ("classify {classify} {binary}", "'{binary}' is not text: byte 3 of line 1 is 0."),
     "latin-1": ("classify {classify} {latin}", "'{latin}' must be UTF-8 text: byte 4 of line 1"),
     "other task": (
@@ -197,13 +293,12 @@ def test_a_mistake_is_one_line(
     name: str, trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "text").write_text("ba be\n")
-    (tmp_path / "blank").write_text("ba be\n \nbi\n")
     (tmp_path / "binary").write_bytes(b"ba\x00\n")
     (tmp_path / "latin").write_bytes(b"caf\xe9\n")
     (tmp_path / "newer").mkdir()
     (tmp_path / "newer" / "run.json").write_text('{"version": 3}')
     places = {task: trained[task] for task in ("translate", "language", "classify")}
-    places |= {file: tmp_path / file for file in ("text", "blank", "binary", "latin", "newer")}
+    places |= {file: tmp_path / file for file in ("text", "binary", "latin", "newer")}
     places |= {"folder": tmp_path}
     arguments, message = (text.format(**places) for text in MISTAKES[name])
     assert main(arguments.split()) == 2

@@ -290,8 +290,8 @@ def test_directories_that_a_run_cannot_use(
     bad: Path, tmp_path: Path, trained: Trained, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for out, message in (
-        (bad / "full", "is not empty. Choose another --out."),
-        (bad / "a.source", "is not empty. Choose another --out."),
+        (bad / "full", "is not empty. Choose another --out"),
+        (bad / "a.source", "is a file. Choose another --out."),
         (bad / "a.source" / "run", "cannot be created: Not a directory."),
         (trained["language"], "already has a run. Choose another --out, or resume it:"),
     ):

@@ -467,7 +467,7 @@ def test_a_failed_save_leaves_the_old_model(
     old.save(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(target, failure)
-        message = r"model\.safetensors' cannot be written: No space left on device\.$"
+        message = r"model\.safetensors' cannot be written: No space left on device\. Free"
         with pytest.raises(SavedError, match=message):
             small(addnorm="post", depth=1).save(tmp_path)
     assert files(tmp_path) == FILES
@@ -481,7 +481,7 @@ def test_a_failed_save_of_the_configuration_is_reported_by_load_too(
     new = small(addnorm="post", depth=1)
     with monkeypatch.context() as patch:
         patch.setattr("pathlib.Path.write_bytes", no_space)
-        message = r"config\.toml' cannot be written: No space left on device\.$"
+        message = r"config\.toml' cannot be written: No space left on device\. Free"
         with pytest.raises(SavedError, match=message):
             new.save(tmp_path)
     assert files(tmp_path) == FILES

@@ -59,8 +59,7 @@ def test_missing_parts_of_a_run_are_named(tmp_path: Path) -> None:
     with pytest.raises(SavedError, match="has no tokenizer: the folder is missing"):
         _ = run.tokenizers
     (run.path / "config.toml").unlink()
-    with pytest.raises(SavedError, match=r"there is no file .*config.toml"):
-        Run.open(run.path)
+    assert Run.open(run.path).config == run.config
 
 
 def test_a_new_run_needs_an_empty_directory(tmp_path: Path) -> None:
@@ -71,7 +70,7 @@ def test_a_new_run_needs_an_empty_directory(tmp_path: Path) -> None:
     assert require_unused(tmp_path / "empty") == tmp_path / "empty"
     (tmp_path / "file").touch()
     for path in (tmp_path, tmp_path / "file"):
-        with pytest.raises(SavedError, match=r"is not empty\. Choose another --out"):
+        with pytest.raises(SavedError, match=r"is (not empty|a file)\. Choose another --out"):
             require_unused(path)
     with pytest.raises(SavedError, match="cannot be created: Not a directory"):
         make(tmp_path / "file" / "run")

@@ -104,11 +104,10 @@ def test_a_run_has_only_the_verbs_of_its_task(trained: Trained) -> None:
 
 
 @pytest.mark.trains
-def test_an_empty_line_is_named(trained: Trained) -> None:
-    with pytest.raises(InputError, match="every line must have a text: line 2 is empty"):
-        Run.open(trained["translate"]).translate(["ba", " "])
-    with pytest.raises(InputError, match="line 3 is empty"):
-        Run.open(trained["classify"]).classify(["ba", "be", ""])
+@pytest.mark.parametrize("verb", ["translate", "classify"])
+def test_an_item_that_is_not_a_text_is_named(verb: str, trained: Trained) -> None:
+    with pytest.raises(InputError, match="every text must be a str: item 2 is int"):
+        getattr(Run.open(trained[verb]), verb)(["ba", 3])
 
 
 @pytest.mark.trains

@@ -16,7 +16,6 @@ from addnorm.tabular import (
     FTTransformerRegressor,
     TabTransformerClassifier,
 )
-from addnorm.tabular.calibration import fit_temperature, logits_of, probabilities_of
 from addnorm.tabular.compare import compare, matrix, small_categories
 from addnorm.tabular.explain import (
     expected_gradients,
@@ -26,6 +25,7 @@ from addnorm.tabular.explain import (
     spearman,
 )
 from addnorm.tabular.fitting import drop_cells, losses, predict_outputs, swap_cells
+from addnorm.training.calibration import fit_temperature, logits_of, probabilities_of
 from tests.tabular.data import QUICK, people
 
 # ── Temperature ───────────────────────────────────────────────────────────────────────────────────

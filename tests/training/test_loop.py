@@ -21,7 +21,16 @@ from addnorm.errors import SavedError
 from addnorm.files import CHECKPOINT_STATE, FAILED_STEP_BATCH, FAILED_STEP_MODEL
 from addnorm.models.saved import read_tensors, write_tensors
 from addnorm.training import checkpoint
-from addnorm.training.loop import Batch, DivergedError, Loop, LoopSettings, Observer, Step
+from addnorm.training.loop import (
+    Batch,
+    DivergedError,
+    Loop,
+    LoopSettings,
+    Observer,
+    Step,
+    TrainingState,
+    _is_better,
+)
 from addnorm.training.optimizer import make_optimizer
 from addnorm.training.schedule import make_schedule
 from tests.portable import training
@@ -339,6 +348,32 @@ def test_patience_stops_and_the_best_is_kept() -> None:
     progress = loop.run()
     assert (progress.step, progress.best, progress.best_step) == (7, 3.0, 4)
     assert best_steps == [1, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "loss", "better"),
+    [(0.9, 9.0, True), (0.7, 0.1, False), (0.8, 0.4, True), (0.8, 0.5, False), (0.8, 0.6, False)],
+)
+def test_equal_metrics_are_decided_by_the_loss(accuracy: float, loss: float, better: bool) -> None:
+    history = [{"step": 3, "accuracy": 0.8, "loss": 0.5}, {"step": 6, "accuracy": 0.6, "loss": 0.1}]
+    state = TrainingState(step=9, best=0.8, best_step=3, history=history)
+    task = Counting()
+    task.metric, task.higher_is_better = "accuracy", True
+    assert _is_better({"accuracy": accuracy, "loss": loss}, state, task) == better
+    assert not _is_better({"accuracy": math.nan, "loss": 0.1}, state, task)
+    assert _is_better({"accuracy": 0.0, "loss": 9.0}, TrainingState(), task)
+    assert not _is_better({"accuracy": 0.8}, state, task)
+
+
+@pytest.mark.trains
+def test_tokens_are_counted_as_the_task_reads_them() -> None:
+    loop, task = make(2)
+    loop.run()
+    assert loop.state.tokens == sum(task.tokens(task.batch(part)) for part in task.plan(0)[:2])
+    loop, task = make(2)
+    task.tokens_read = lambda batch: batch["ids"].numel()  # type: ignore[attr-defined]
+    loop.run()
+    assert loop.state.tokens == 2 * 4 * 8
 
 
 @pytest.mark.trains

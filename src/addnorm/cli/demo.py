@@ -187,7 +187,7 @@ def _report(
 
     config = run.config
     page = Page(
-        f"English to {phrases.to}",
+        f"English to {phrases.language}",
         f"{config.model.mode} of {run.model.count():,} parameters, trained on "
         f"{len(phrases.train):,} phrases",
     )
@@ -236,31 +236,17 @@ def _report(
 
 def _maps(run: "Run", test: Sequence["Phrase"]) -> list[Any]:
     """Return maps of the attention to the source, for kinds of phrase with another word order."""
-    import torch
-
-    from addnorm.data.text.collate import collate_pairs
-    from addnorm.data.text.special_tokens import END
-    from addnorm.models.transformer import EncoderDecoder
-    from addnorm.report import attention_map
     from addnorm.tasks.base import sides_of
+    from addnorm.tasks.page_parts import cross_attention_map
 
-    model = run.model
-    assert isinstance(model, EncoderDecoder)
     one, other = sides_of(run.tokenizers)
     pictures = []
     for kind in ("moment", "money", "relative", "date"):
         row = next((row for row in test if row.kind == kind), None)
-        if row is None:
-            continue
-        ids, target = one.encode(row.english), other.encode(row.foreign)
-        batch = collate_pairs([ids], [target])
-        maps: dict[str, torch.Tensor] = {}
-        with torch.no_grad():
-            model(batch.source, batch.target_in, maps=maps)
-        last = max(name for name in maps if name.startswith("decoder") and "memory" in name)
-        weights = maps[last][0].mean(dim=0).tolist()
-        names = [one.piece(i) for i in (*ids, END)], [other.piece(i) for i in (*target, END)]
-        pictures.append((attention_map(weights, *names, title=row.english), row.foreign))
+        if row is not None:
+            ids = one.encode(row.english), other.encode(row.foreign)
+            picture = cross_attention_map(run.model, (one, other), ids, row.english)
+            pictures.append((picture, row.foreign))
     return pictures
 
 

@@ -1,6 +1,7 @@
 """The parser and the table of commands. It imports no heavy package, so that --help is fast."""
 
 import argparse
+import csv
 import importlib
 import os
 import sys
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from addnorm import __version__
-from addnorm.cli import clinic, predict, train
+from addnorm.cli import clinic, completion, predict, train
 from addnorm.cli.flags import add_set
 from addnorm.cpu import reduce_thread_spinning
 from addnorm.errors import AddnormError, ConfigError, nearest
@@ -186,6 +187,12 @@ COMMANDS: dict[str, Command] = {
         _demo_flags,
         ("addnorm demo", "addnorm demo --to fr --minutes 3"),
     ),
+    "completion": Command(
+        "print a script that completes verbs, tasks and options in bash, zsh or fish",
+        "addnorm.cli.completion:completion",
+        completion.add_completion_flags,
+        ("addnorm completion bash", "addnorm completion zsh", "addnorm completion fish"),
+    ),
 }
 
 
@@ -239,6 +246,12 @@ def make_parser(verb: str | None = None, *, tasks: bool = True) -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"addnorm {__version__}")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_argument(
+        "--unpacked-limit",
+        type=int,
+        metavar="BYTES",
+        help="bytes that a .gz file may unpack to (default: 256 MiB, or 50 times its size)",
+    )
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb", required=True)
     for name, command in COMMANDS.items():
         flags = command.flags if verb in (None, name) else _no_flags
@@ -302,6 +315,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     try:
         args = parse(words)
+        if args.unpacked_limit is not None:
+            from addnorm.data.text.files import limits
+
+            limits.unpacked = args.unpacked_limit
         module, _, function = args.action.partition(":")
         getattr(importlib.import_module(module), function)(args)
         sys.stdout.flush()
@@ -318,7 +335,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader has closed the pipe, as `| head` does: nothing more can be written.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILURE
+    except Exception as error:
+        known = describe_failure(error)
+        if known is None:
+            raise
+        if "--debug" in words:
+            traceback.print_exc()
+        message, code = known
+        print(f"addnorm: {message}", file=sys.stderr)
+        return code
     return 0
+
+
+def describe_failure(error: Exception) -> tuple[str, int] | None:
+    """Return a message and an exit code for an error of the system or of input; else None.
+
+    None means a bug of addnorm, whose traceback is worth showing. The errors here should have been
+    caught where more is known about them: this is the last net.
+    """
+    reason = " ".join(str(error).split()) or type(error).__name__
+    is_allocation = isinstance(error, RuntimeError) and any(
+        words in reason for words in ("can't allocate memory", "out of memory", "overflowed")
+    )
+    if isinstance(error, MemoryError) or is_allocation:
+        return (
+            f"there is not enough memory ({reason[:200]}). Try a smaller batch, model or file.",
+            FAILURE,
+        )
+    if isinstance(error, RecursionError):
+        return "the input is nested too deeply. Simplify it.", MISUSE
+    if type(error).__module__.partition(".")[0] == "pyarrow":
+        return f"the table cannot be read: {reason[:200]}. Save it as CSV.", MISUSE
+    if isinstance(error, csv.Error):
+        return f"the table cannot be read: {reason}. Check its quotes and separators.", MISUSE
+    if isinstance(error, OSError):
+        named = "" if error.filename is None else f"{error.filename!r}: "
+        is_input = isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError)
+        hint = "Check the path." if is_input else "Check the permissions and the free disk space."
+        return f"{named}{error.strerror or reason}. {hint}", MISUSE if is_input else FAILURE
+    return None
 
 
 def run() -> NoReturn:

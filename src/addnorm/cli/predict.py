@@ -7,7 +7,7 @@ import argparse
 import csv
 import dataclasses
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,14 @@ def _add_json(parser: argparse.ArgumentParser, help: str = "print JSON") -> None
     parser.add_argument("--json", action="store_true", help=help)
 
 
+def _add_stream(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--stream",
+        action="store_true",
+        help="answer each line before reading the next (slower; the default in a terminal)",
+    )
+
+
 def add_evaluate_flags(parser: argparse.ArgumentParser) -> None:
     _add_run(parser, int8=True)
     parser.add_argument(
@@ -60,7 +68,12 @@ def add_translate_flags(parser: argparse.ArgumentParser) -> None:
         help="file with lines to translate (default: stdin)",
     )
     _add_beam(parser)
-    parser.add_argument("--nbest", type=int, default=1, help="translations per line (default 1)")
+    parser.add_argument(
+        "--nbest",
+        type=int,
+        default=1,
+        help="translations per line (default 1); more than --beam raises --beam to the same number",
+    )
     parser.add_argument(
         "--penalty", default="length", help="length penalty: length (default), gnmt or none"
     )
@@ -73,6 +86,7 @@ def add_translate_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--scores", action="store_true", help="also print the score of each translation"
     )
+    _add_stream(parser)
     _add_json(parser, "print one line of JSON per sentence")
 
 
@@ -103,8 +117,9 @@ def add_classify_flags(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         default="-",
         metavar="FILE",
-        help="file with one text per line (default: stdin)",
+        help="one text per line, or a .csv or .tsv file with a column of texts (default: stdin)",
     )
+    _add_stream(parser)
     _add_json(parser, "print all probabilities as JSON")
 
 
@@ -190,17 +205,19 @@ def evaluate(args: argparse.Namespace) -> None:
 
 
 def translate(args: argparse.Namespace) -> None:
-    """Print the translation of each line."""
+    """Print the translation of each line; that of a blank line is a blank line."""
     from addnorm.generate import Decoding
 
     trained, nbest = _open(args, "translate", int8=args.int8).trained, args.nbest
+    if nbest > args.beam > 0:
+        say(f"--nbest {nbest} is above --beam {args.beam}: searching with --beam {nbest}.")
     decoding = Decoding(
         beam=max(args.beam, nbest) if args.beam > 0 else args.beam,
         nbest=nbest,
         penalty=args.penalty,
         alpha=args.alpha,
         workers=args.workers,
-        read_ahead=1 if args.file == "-" and sys.stdin.isatty() else 1024,
+        read_ahead=1 if _answers_each_line(args) else Decoding.read_ahead,
     )
     translations = trained.iter_translations(_lines(args.file), decoding)
     for number, answers in enumerate(translations, start=1):
@@ -232,13 +249,16 @@ def generate(args: argparse.Namespace) -> None:
 
 
 def classify(args: argparse.Namespace) -> None:
-    """Print the most probable label of each line, with its probability."""
-    for row in _open(args, "classify").trained.iter_labels(_lines(args.file)):
+    """Print the most probable label of each text, with its probability; both empty for a blank."""
+    trained = _open(args, "classify").trained
+    texts = _stdin_lines() if args.file == "-" else trained.iter_file_texts(args.file, say)
+    chunk = {"chunk": 1} if _answers_each_line(args) else {}
+    for row in trained.iter_labels(texts, **chunk):
         if args.json:
             print(to_json(row, indent=None), flush=True)
             continue
-        label = max(row, key=row.__getitem__)
-        print(f"{label}\t{row[label]:.4f}", flush=True)
+        label = max(row, key=row.__getitem__, default="")
+        print(f"{label}\t{row[label]:.4f}" if row else "\t", flush=True)
 
 
 def predict(args: argparse.Namespace) -> None:
@@ -439,18 +459,25 @@ def _open(args: argparse.Namespace, verb: str, *, int8: bool = False) -> Any:
     return run
 
 
-def _lines(path: str) -> Iterator[str]:
-    """Yield the lines of a file, or of stdin as they arrive."""
-    if path == "-":
-        for number, line in enumerate(sys.stdin.buffer, start=1):
-            try:
-                yield line.decode().rstrip("\r\n")
-            except UnicodeDecodeError:
-                raise InputError(
-                    f"the standard input must be UTF-8 text: line {number} is not. If it is "
-                    "Latin-1, convert it: iconv -f LATIN1 -t UTF-8."
-                ) from None
-        return
+def _answers_each_line(args: argparse.Namespace) -> bool:
+    """Return whether every line is answered before the next one is read."""
+    return bool(args.stream) or (args.file == "-" and sys.stdin.isatty())
+
+
+def _lines(path: str) -> Iterable[str]:
+    """Return the lines of a file, or of stdin as they arrive."""
     from addnorm.data.text.files import read_lines
 
-    yield from read_lines(path)
+    return _stdin_lines() if path == "-" else read_lines(path)
+
+
+def _stdin_lines() -> Iterator[str]:
+    """Yield the lines of stdin as they arrive."""
+    for number, line in enumerate(sys.stdin.buffer, start=1):
+        try:
+            yield line.decode().rstrip("\r\n")
+        except UnicodeDecodeError:
+            raise InputError(
+                f"the standard input must be UTF-8 text: line {number} is not. If it is "
+                "Latin-1, convert it: iconv -f LATIN1 -t UTF-8."
+            ) from None

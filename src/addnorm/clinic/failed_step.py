@@ -37,8 +37,7 @@ from addnorm.files import (
     to_json,
     write_document,
 )
-from addnorm.models.build import build
-from addnorm.models.saved import read_tensors, write_tensors
+from addnorm.models.saved import build_with, read_tensors, write_tensors
 
 CASE_FILE, CASE_WEIGHTS, CASE_RNG = "case.json", "weights.safetensors", "random.safetensors"
 NO_TARGET = -100
@@ -218,14 +217,12 @@ def replay(folder: str | Path) -> Case:
             "runs/mine/cases/step-00000412."
         )
     config = Config.parse(read_text(path), source=str(path))
-    model = build(config)
     weights, _ = read_tensors(folder / CASE_WEIGHTS, *FAILED_STEP_MODEL)
     try:
-        model.load_state_dict(weights)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[-1].strip()
+        model = build_with(config, weights, folder)
+    except SavedError as error:
         raise SavedError(
-            f"the weights of the case in {str(folder)!r} do not fit the run's config.toml: {reason}"
+            f"the weights of the case in {str(folder)!r} do not fit the run's config.toml: {error}"
         ) from None
     batches = sorted(folder.glob("batch-*.safetensors"))
     if not batches:

@@ -1,6 +1,5 @@
 """The subject of an examination: a model, batches for it, its loss and the planned training."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from addnorm.clinic.random_batch import draw_batches
 from addnorm.clinic.rehearsal import REHEARSAL_STEPS, TrainingPlan
 from addnorm.config import Config
 from addnorm.errors import InputError, SavedError, require
+from addnorm.files import read_json
 from addnorm.layers.init import measure_
 from addnorm.models.build import build
 
@@ -135,7 +135,7 @@ def subject_from_transformers(
     """
     library = require("transformers", "huggingface")
     try:
-        name = json.loads((path / "config.json").read_text(encoding="utf-8"))["architectures"][0]
+        name = read_json(path / "config.json")["architectures"][0]
         kind = getattr(library, name)
         model: nn.Module = kind.from_pretrained(path, local_files_only=True, use_safetensors=True)
     except (OSError, KeyError, IndexError, TypeError, ValueError, AttributeError) as error:

@@ -25,7 +25,7 @@ from addnorm.clinic.failed_step import StepSettings, is_spike, report_step, writ
 from addnorm.clinic.measure import dependency, position_variance
 from addnorm.clinic.residual_trace import trace_stream
 from addnorm.errors import ConfigError
-from addnorm.files import read_text, to_json, write_whole
+from addnorm.files import JOURNAL_LIMIT, read_text, to_json, write_whole
 
 SIGNALS_FILE = "clinic.jsonl"
 SIGNAL_STEPS = 100
@@ -65,7 +65,7 @@ class TrainingMonitor:
             )
         self.path = self.path or loop.run_directory
         if self.path is not None and (self.path / SIGNALS_FILE).is_file():
-            lines = read_text(self.path / SIGNALS_FILE).splitlines(keepends=True)
+            lines = read_text(self.path / SIGNALS_FILE, JOURNAL_LIMIT).splitlines(keepends=True)
             kept = [line for line in lines if _step(line) <= loop.state.step]
             write_whole(self.path / SIGNALS_FILE, "".join(kept).encode())
         state = loop.model.state_dict()

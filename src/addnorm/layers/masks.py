@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from addnorm.errors import InputError
+from addnorm.layers.embeddings import has_values
 
 if TYPE_CHECKING:
     from addnorm.layers.positions import Positions
@@ -77,6 +78,8 @@ class Mask:
                 "a prefix must be integers of shape (batch,): "
                 f"got {prefix.dtype} of shape {tuple(prefix.shape)}."
             )
+        if prefix is not None and has_values(prefix) and bool((prefix < 0).any()):
+            raise InputError(f"a prefix must be 0 or more: got {int(prefix.min())}. Try 0.")
         return cls(hides_future=True, prefix=prefix)
 
     @classmethod

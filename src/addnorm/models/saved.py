@@ -83,14 +83,37 @@ def load_model(directory: str | Path, device: str | torch.device = "cpu") -> Mod
     """
     directory = Path(directory)
     config, tensors = _read_model(directory)
+    return build_with(config, tensors, directory).to(device).eval()
+
+
+def build_with(config: Config, tensors: Mapping[str, Tensor], path: Path) -> Model:
+    """Return a model that has these tensors as its weights, without allocating others.
+
+    SavedError, which names the `path`, if they do not match the configuration.
+    """
+    require_plausible_depth(config.model, tensors, path)
     try:
         with torch.device("meta"):
             model = build(config)
-    except AddnormError as error:
-        raise SavedError(f"{str(directory)!r} cannot be built: {error}") from None
-    require_matching_tensors(model, tensors, directory, any_float=True)
+    except (AddnormError, RuntimeError, TypeError, ValueError, OverflowError) as error:
+        reason = str(error).splitlines()[0]
+        raise SavedError(f"{str(path)!r} cannot be built: {reason}") from None
+    require_matching_tensors(model, tensors, path, any_float=True)
     model.load_state_dict(tensors, assign=True)
-    return model.to(device).eval()
+    return model
+
+
+def require_plausible_depth(config: ModelConfig, tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Raise SavedError if there are fewer tensors than blocks: every block has at least one.
+
+    Building blocks takes time and memory even on the `meta` device, where tensors take none.
+    """
+    depth = max(config.depths.values())
+    if depth > len(tensors):
+        raise SavedError(
+            f"{str(path)!r} does not match its own configuration: it has {len(tensors)} tensors, "
+            f"too few for a depth of {depth:,}. Use a backup."
+        )
 
 
 def read_config(directory: str | Path) -> Config:
@@ -145,7 +168,7 @@ def read_tensors(path: Path, kind: str, version: int) -> tuple[dict[str, Tensor]
             metadata = dict(file.metadata() or {})
             names: list[str] = list(file.keys())
             tensors = {name: file.get_tensor(name) for name in names}
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, TypeError, RuntimeError) as error:
         raise SavedError(f"{str(path)!r} is damaged or not a safetensors file: {error}.") from None
     if "version" not in metadata and METADATA_KEY not in metadata:
         raise SavedError(

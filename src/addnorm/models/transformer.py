@@ -21,7 +21,15 @@ from addnorm.errors import ConfigError, InputError
 from addnorm.layers.attention import Attention
 from addnorm.layers.cache import Cache
 from addnorm.layers.context import Context
-from addnorm.layers.embeddings import Patches, Summary, Tokens, Vectors
+from addnorm.layers.embeddings import (
+    Patches,
+    Summary,
+    Tokens,
+    Vectors,
+    check_device,
+    check_tensor,
+    has_values,
+)
 from addnorm.layers.heads import PooledHead, TokenHead
 from addnorm.layers.masks import Mask
 from addnorm.layers.positions import Positions
@@ -95,11 +103,16 @@ class Base(nn.Module):
 
     def input_mask(self, ids: Tensor, mask: Mask | None) -> Mask:
         """Return `mask`, by default that of the padding in `ids`, with the configured window."""
+        check_tensor(ids, "the input of a model", "torch.tensor([[1, 2, 3]])")
+        check_mask(mask)
+        weight = next(self.tokens.parameters(), None)
+        if weight is not None:
+            check_device(ids, weight, "the input of a model")
         if mask is None:
             mask = Mask()
             if self.config.pad is not None and not ids.is_floating_point():
                 real = ids != self.config.pad
-                if torch.compiler.is_compiling() or not bool(real.all()):
+                if not has_values(real) or not bool(real.all()):
                     mask = Mask.padding(real)
         if self.config.norm == "instance" and mask.real is not None:
             raise InputError(
@@ -252,6 +265,7 @@ class Decoder(Base):
     def _run(
         self, tokens: Tensor, mask: Mask | None, cache: Cache | None, maps: Maps | None
     ) -> tuple[Tensor, Mask]:
+        check_cache(cache, self.decoder)
         mask = make_causal(self.input_mask(tokens, mask), tokens, cache)
         context = Context(mask=mask, cache=cache, maps=None if maps is None else {})
         hidden = self.decoder(self.tokens(tokens), context)
@@ -375,6 +389,10 @@ class EncoderDecoder(Base):
         maps
             If given, the attention weights are stored here, by place.
         """
+        check_tensor(target, "the target", "torch.tensor([[1, 2, 3]])")
+        check_tensor(memory, "the memory", "model.encode(source)")
+        check_mask(memory_mask)
+        check_cache(cache, self.decoder)
         if target.shape[0] % memory.shape[0]:
             raise InputError(
                 f"each row of the memory must serve the same number of targets: "
@@ -414,6 +432,7 @@ class EncoderDecoder(Base):
         maps
             If given, the attention weights are stored here, by place.
         """
+        check_mask(target_mask)
         source_mask = self.input_mask(source, source_mask)
         memory = self.encode(source, mask=source_mask, maps=maps)
         memory_mask = _memory_mask(source_mask, target_mask)
@@ -443,6 +462,8 @@ class EncoderDecoder(Base):
 def _warn_if_half_precision_is_slow(x: Tensor) -> None:
     """Warn once if autocast or the dtype of the weights is slow on this CPU."""
     device, dtype = x.device.type, x.dtype
+    if device == "meta":
+        return  # it has no autocast, and computes nothing
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
     if dtype in (torch.bfloat16, torch.float16):
@@ -472,6 +493,31 @@ def _memory_mask(source: Mask, target: Mask | None) -> Mask:
     if source.groups is None or target_groups is None:
         raise InputError("packed rows need groups on both sides: pass Mask.grouped for each.")
     return mask & Mask.grouped(target_groups[0], source.groups[0])
+
+
+def check_mask(mask: object) -> None:
+    """Raise InputError unless `mask` is a Mask or None."""
+    if mask is not None and not isinstance(mask, Mask):
+        raise InputError(
+            f"a mask must be an addnorm.Mask: got {type(mask).__name__}. Try "
+            "Mask.padding(tokens != pad), or Mask.pattern(pairs) for (query, key) pairs."
+        )
+
+
+def check_cache(cache: Cache | None, side: Side) -> None:
+    """Raise InputError unless the cache is for a decoder with these blocks."""
+    if cache is None:
+        return
+    if not isinstance(cache, Cache):
+        raise InputError(
+            f"a cache must be what model.cache(batch) returns: got {type(cache).__name__}."
+        )
+    depth = len(side.stack.blocks)
+    if cache.store.shape[0] != depth:
+        raise InputError(
+            f"the cache is of another model: it has {cache.store.shape[0]} layers, this model has "
+            f"{depth}. Create it with the model's own cache()."
+        )
 
 
 def make_causal(mask: Mask, tokens: Tensor, cache: Cache | None) -> Mask:

@@ -4,7 +4,6 @@ All entries have the same seeds, data and order of batches, and the same number 
 that was interrupted can be run again: finished runs are kept, unfinished ones are resumed.
 """
 
-import json
 import math
 import multiprocessing
 import os
@@ -21,7 +20,7 @@ import torch
 
 from addnorm.config import Config
 from addnorm.errors import AddnormError, ConfigError, SavedError
-from addnorm.files import read_text, to_json, write_whole
+from addnorm.files import read_json, to_json, write_whole
 from addnorm.races.entries import UNCHANGED, Entry, entries_of
 from addnorm.runs.request import RunRequest, as_settings, make_request
 from addnorm.runs.run import RECORD, Run
@@ -247,7 +246,7 @@ def _steps_for(
         return None
     path = out / STEPS_FILE
     if path.is_file():
-        return int(json.loads(read_text(path))["steps"])
+        return _read_steps(path)
     seconds = 0.0
     for entry in entries:
         trial = RunRequest(request.table, (*request.settings, *entry.settings))
@@ -257,6 +256,14 @@ def _steps_for(
     steps = max(1, int(TRAINING_SHARE * 60 * minutes / rounds / seconds))
     out.mkdir(parents=True, exist_ok=True)
     write_whole(path, to_json({"steps": steps}).encode())
+    return steps
+
+
+def _read_steps(path: Path) -> int:
+    plain = read_json(path)
+    steps = plain.get("steps") if isinstance(plain, dict) else None
+    if type(steps) is not int or steps < 1:
+        raise SavedError(f"{str(path)!r} is damaged: steps must be 1 or more. Delete it.")
     return steps
 
 
@@ -322,8 +329,8 @@ def _number(value: float | None) -> float:
 
 def _read_result(folder: Path) -> EntryResult:
     path = folder / RESULT_FILE
+    plain = read_json(path)
     try:
-        plain = json.loads(read_text(path))
         plain["loss"] = math.inf if plain["loss"] is None else plain["loss"]
         plain["curve"] = tuple((float(step), _number(loss)) for step, loss in plain["curve"])
         return EntryResult(**plain)

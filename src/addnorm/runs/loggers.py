@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.progress import TaskID as BarID
 
 from addnorm.errors import require
-from addnorm.files import to_json, write_whole
+from addnorm.files import JOURNAL_LIMIT, read_text, to_json, write_whole
 from addnorm.training.loop import Loop, Observer, Step
 
 LINE_EVERY = 10.0
@@ -166,12 +166,12 @@ class Journal(Observer):
         """Remove lines of steps after the checkpoint that a run resumes from."""
         kept = []
         if self.path.exists():
-            for line in self.path.read_text(encoding="utf-8").splitlines():
+            for line in read_text(self.path, JOURNAL_LIMIT).split("\n"):
                 try:
                     if json.loads(line)["step"] <= loop.state.step:
                         kept.append(line)
-                except (ValueError, KeyError):
-                    continue
+                except (ValueError, KeyError, TypeError, RecursionError):
+                    continue  # truncated when the process was killed
         write_whole(self.path, "".join(line + "\n" for line in kept).encode())
         self.file = self.path.open("a", encoding="utf-8")
 

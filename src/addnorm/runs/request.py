@@ -1,6 +1,5 @@
 """The request of a user: a task or TOML file, options, and `section.field=value` settings."""
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 from addnorm.config import SCHEMA, Config
 from addnorm.errors import ConfigError, nearest
 from addnorm.files import read_text
+from addnorm.section import parse_toml
 from addnorm.tasks import TASKS
 
 COMMON_OPTIONS = {
@@ -35,10 +35,7 @@ class RunRequest:
     @staticmethod
     def load(path: str | Path, settings: Sequence[str] = ()) -> "RunRequest":
         """Return the request of a TOML file."""
-        try:
-            table = tomllib.loads(read_text(path))
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"{path} is not TOML: {error}.") from None
+        table = parse_toml(read_text(path), str(path))
         if table.get("schema", SCHEMA) != SCHEMA:
             raise ConfigError(
                 f"{path} has schema {table['schema']!r}; this version reads schema {SCHEMA}. "

@@ -12,27 +12,33 @@ summary.json, summary.html
 import html
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from addnorm import __version__
-from addnorm.config import Config
+from addnorm.config import SECTIONS, Config
 from addnorm.errors import ConfigError, InputError, SavedError
 from addnorm.files import (
+    JOURNAL_LIMIT,
     RUN,
     TABLE_MODEL,
     TEXT_MODEL,
     kind_of_directory,
     make_directory,
     read_document,
+    read_json,
     read_text,
+    sweep_temporaries,
     write_document,
     write_whole,
 )
 from addnorm.models.saved import read_config
 from addnorm.runs.inputs import INPUTS
+from addnorm.runs.lock import LOCK_FILE, stale_lock
+from addnorm.section import write_value
 from addnorm.tasks import TASKS, find_task, tasks_with, text_task_of
 from addnorm.tasks.base import BEST, Say, Trained, say_nothing
 
@@ -53,6 +59,8 @@ class RunRecord:
     notes: list[str] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
     addnorm: str = __version__
+    config: str = ""
+    """The text of config.toml, which must not change; empty in runs of addnorm 0.1."""
 
 
 class Run:
@@ -109,7 +117,7 @@ class Run:
         if not (path / RECORD).is_file():
             raise SavedError(f"there is no run in {str(path)!r}. {_describe_directory(path, kind)}")
         record = read_run_record(path / RECORD)
-        return Run(path, Config.load(path / CONFIG_FILE), record, int8=int8)
+        return Run(path, _read_run_config(path, record), record, int8=int8)
 
     @staticmethod
     def create(path: str | Path, config: Config, record: RunRecord) -> "Run":
@@ -119,8 +127,9 @@ class Run:
         return run
 
     def write(self) -> None:
-        """Write config.toml, then run.json."""
-        write_whole(self.path / CONFIG_FILE, self.config.dump().encode())
+        """Write config.toml, then run.json, which holds the same text."""
+        self.record.config = self.config.dump()
+        write_whole(self.path / CONFIG_FILE, self.record.config.encode())
         write_document(self.path / RECORD, *RUN, asdict(self.record))
 
     @property
@@ -172,11 +181,12 @@ class Run:
     def history(self) -> list[dict[str, Any]]:
         path = self.path / METRICS_FILE
         rows = []
-        for line in read_text(path).splitlines() if path.exists() else ():
+        for line in read_text(path, JOURNAL_LIMIT).split("\n") if path.exists() else ():
             try:
-                rows.append(json.loads(line))
-            except ValueError:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
                 continue  # truncated when the process was killed
+            rows += [row] if isinstance(row, dict) else []
         return rows
 
     @property
@@ -184,10 +194,7 @@ class Run:
         path = self.path / SUMMARY_FILE
         if not path.exists():
             return {}
-        try:
-            summary = json.loads(read_text(path))
-        except ValueError as error:
-            raise SavedError(f"{str(path)!r} is damaged: {error}.") from None
+        summary = read_json(path)
         if not isinstance(summary, dict):
             raise SavedError(f"{str(path)!r} is damaged: it must have one object.")
         return summary
@@ -264,21 +271,108 @@ def read_run_record(path: Path) -> RunRecord:
     """Return the content of a run.json."""
     content = read_document(path, *RUN)
     try:
-        return RunRecord(**content)
+        record = RunRecord(**content)
     except TypeError as error:
         raise SavedError(f"{str(path)!r} is damaged: {error}.") from None
+    for item in fields(record):
+        value = getattr(record, item.name)
+        is_texts = isinstance(value, list) and all(isinstance(each, str) for each in value)
+        if not (isinstance(value, str) if item.type is str else is_texts):
+            kind = "a text" if item.type is str else "a list of texts"
+            raise SavedError(f"{str(path)!r} is damaged: {item.name} must be {kind}. Use a backup.")
+    if record.task not in TASKS:
+        raise SavedError(
+            f"{str(path)!r} is damaged: task must be one of {', '.join(TASKS)}. Use a backup."
+        )
+    return record
+
+
+def _read_run_config(path: Path, record: RunRecord) -> Config:
+    """Return the configuration of a run; SavedError if config.toml was changed since."""
+    file = path / CONFIG_FILE
+    if not record.config:
+        return Config.load(file)
+    started_with = Config.parse(record.config, source=f"the configuration in {RECORD}")
+    if not file.exists():
+        return started_with
+    now = Config.load(file)
+    changes = [
+        (f"{section}.{item.name}", getattr(before, item.name), getattr(after, item.name))
+        for section in SECTIONS
+        for before, after in [(getattr(started_with, section), getattr(now, section))]
+        for item in fields(before)
+        if getattr(before, item.name) != getattr(after, item.name)
+    ]
+    if not changes:
+        return started_with
+    shown = "; ".join(
+        f"{name}: {_show_value(old)} → {_show_value(new)}" for name, old, new in changes[:5]
+    )
+    more = f"; and {len(changes) - 5} more" if len(changes) > 5 else ""
+    settings = " ".join(f"--set {name}={_show_value(new)}" for name, _, new in changes[:5])
+    raise SavedError(
+        f"{str(file)!r} was changed since the run started ({shown}{more}), but a run keeps its "
+        f"configuration. For a new run with the change: addnorm train {record.task} … --from "
+        f"{path} {settings}. To keep the old values, delete {CONFIG_FILE}."
+    )
+
+
+def _show_value(value: Any) -> str:
+    return "none" if value is None else write_value(value)
+
+
+TOKENIZER_FOLDERS = ("tokenizer", "tokenizer-source", "tokenizer-target")
+ASSETS = (CONFIG_FILE, "columns.json", "schema.toml")
+"""Files that are written before run.json, besides the tokenizers."""
+_WRITTEN_WHOLE = (
+    *(*ASSETS, RECORD, METRICS_FILE, SUMMARY_FILE, "summary.html", "report.json"),
+    *("model.safetensors", "tokenizer.json", "tokenizer.model", "signals.jsonl", "race.json"),
+)
+"""Files of a run that are written under a temporary name."""
+
+
+def sweep_run(path: Path) -> list[str]:
+    """Delete the temporary files that a killed process left in a run; return their names."""
+    folders = [path, path / BEST, *(path / name for name in TOKENIZER_FOLDERS)]
+    return [name for folder in folders for name in sweep_temporaries(folder, _WRITTEN_WHOLE)]
+
+
+def sweep_unfinished(path: Path) -> None:
+    """Delete the files of a run that was killed before run.json was written.
+
+    Files of other names are left: they are the user's.
+    """
+    sweep_run(path)
+    for name in ASSETS:
+        (path / name).unlink(missing_ok=True)
+    for name in TOKENIZER_FOLDERS:
+        folder = path / name
+        for file in ("tokenizer.json", "tokenizer.model"):
+            (folder / file).unlink(missing_ok=True)
+        with suppress(OSError):  # not there, or with files of the user
+            folder.rmdir()
 
 
 def require_unused(path: str | Path) -> Path:
-    """Return a path for a new run; SavedError unless it is free or an empty directory."""
+    """Return a path for a new run; SavedError unless it is free or an empty directory.
+
+    A directory whose run was killed before run.json was written counts as free.
+    """
     path = Path(path)
+    if (path / LOCK_FILE).exists() and not (path / RECORD).exists() and stale_lock(path):
+        sweep_unfinished(path)
     if (path / RECORD).exists():
         raise SavedError(
             f"{str(path)!r} already has a run. Choose another --out, or resume it: "
             f"addnorm train --resume {path}"
         )
-    if path.exists() and (not path.is_dir() or {entry.name for entry in path.iterdir()} - {INPUTS}):
-        raise SavedError(f"{str(path)!r} is not empty. Choose another --out.")
+    if path.exists() and not path.is_dir():
+        raise SavedError(f"{str(path)!r} is a file. Choose another --out.")
+    others = {entry.name for entry in path.iterdir()} - {INPUTS, LOCK_FILE} if path.exists() else ()
+    if others:
+        raise SavedError(
+            f"{str(path)!r} is not empty. Choose another --out: it has {sorted(others)[0]!r}."
+        )
     return path
 
 

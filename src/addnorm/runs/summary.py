@@ -7,7 +7,7 @@ from addnorm.report import Page, line_chart
 from addnorm.report.svg import Svg
 from addnorm.runs.loggers import format_duration, format_metrics
 from addnorm.runs.run import SUMMARY_FILE, Run
-from addnorm.tasks.base import Say, Task
+from addnorm.tasks.base import BEST, Say, Task
 from addnorm.training.loop import TrainingState
 
 
@@ -56,7 +56,8 @@ def make_page(run: Run, task: Task, summary: dict[str, Any]) -> Page:
     page.facts(rows)
     page.section("Loss")
     page.figure(loss_curve(run), "Loss of training batches, and of held-out data.")
-    task.add_to_page(page, summary)
+    has_model = (run.path / BEST).is_dir()
+    task.add_to_page(page, summary, run.trained if has_model else None)
     page.section("Data")
     for note in run.record.notes:
         page.text(note)

@@ -1,6 +1,7 @@
 """Start or resume a run: read data, resolve, build, train, save the best model, summarise."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,9 +15,10 @@ from addnorm.cpu import is_slow
 from addnorm.errors import ConfigError, SavedError
 from addnorm.files import make_directory
 from addnorm.runs.budget import measure_steps
+from addnorm.runs.lock import locked
 from addnorm.runs.request import RunRequest
 from addnorm.runs.resolve import StepTimes, resolve
-from addnorm.runs.run import RECORD, Run, RunRecord, require_unused
+from addnorm.runs.run import RECORD, Run, RunRecord, require_unused, sweep_run
 from addnorm.runs.summary import write_summary
 from addnorm.tasks import find_task
 from addnorm.tasks.base import BEST, Say, Task, TextTask
@@ -97,18 +99,47 @@ def start_run(
     planned = plan_run(request, say=say)
     config, task = with_absolute_paths(planned.config), planned.task
     record = RunRecord(task.name, task.fingerprint(), task.notes, [*task.labels])
-    if parallel.rank() == 0:
-        require_unused(out)
-        task.save_assets(make_directory(out))
-        Run.create(out, config, record)
-    parallel.barrier()
-    say(describe_plan(planned))
-    return _train_loop(Run(out, config, record), task, planned.model, observers, say=say)
+    with _lock_run(Path(out), say):
+        if parallel.rank() == 0:
+            require_unused(out)
+            task.save_assets(make_directory(out))
+            Run.create(out, config, record)
+        parallel.barrier()
+        say(describe_plan(planned))
+        return _train_loop(Run(out, config, record), task, planned.model, observers, say=say)
 
 
 def resume_run(path: str | Path, *, observers: Observers, say: Say = print) -> Outcome:
     """Continue a run from its newest checkpoint; the result equals that of an unbroken run."""
     run = Run.open(path)
+    if not (run.path / RECORD).is_file():
+        raise SavedError(
+            f"{str(path)!r} is a saved model, not a run, so it cannot be resumed. Open the run "
+            "that it belongs to."
+        )
+    with _lock_run(run.path, say):
+        return _resume_locked(run, observers, say)
+
+
+@contextmanager
+def _lock_run(path: Path, say: Say) -> Iterator[None]:
+    """Hold the lock of a run, and delete temporary files of a process that was killed.
+
+    Of several workers, the first one holds it.
+    """
+    if (parallel.torchrun_ranks() or (0, 0, 1))[0] != 0:
+        yield
+        return
+    with locked(path) as stale:
+        if stale is not None:
+            say(f"the last use of {path}, by {stale.describe()}, was not ended properly.")
+        swept = sweep_run(path)
+        if swept:
+            say(f"deleted {len(swept)} unfinished file{'s'[: len(swept) != 1]} of that use.")
+        yield
+
+
+def _resume_locked(run: Run, observers: Observers, say: Say) -> Outcome:
     config = run.config
     device = find_device(config)
     parallel.init_process_group(device)

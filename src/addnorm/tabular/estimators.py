@@ -12,9 +12,9 @@ from addnorm.data.table.frame import Array
 from addnorm.errors import InputError, nearest
 from addnorm.metrics import classification_metrics, regression_metrics, reliability_bins
 from addnorm.tabular.base import TableEstimator
-from addnorm.tabular.calibration import fit_temperature, probabilities_of
 from addnorm.tabular.fitting import Rows
 from addnorm.tabular.inputs import to_labels, to_targets
+from addnorm.training.calibration import fit_temperature, probabilities_of
 
 
 class TableClassifier(ClassifierMixin, TableEstimator):  # type: ignore[misc]

@@ -38,6 +38,7 @@ from addnorm.models.saved import (
     WEIGHTS,
     read_tensors,
     require_matching_tensors,
+    require_plausible_depth,
     write_tensors,
 )
 from addnorm.models.tabular import TabularConfig, build_tabular
@@ -99,11 +100,12 @@ def load_estimator(directory: str | Path) -> TableEstimator:
         config = _network(content["network"])
         _check_encoder(estimator.encoder_, config)
         _check_outputs(estimator, config)
+        require_plausible_depth(config.trunk, tensors, directory)
         with torch.device("meta"):
             blank = build_tabular(config)
     except KeyError as error:
         raise SavedError(f"{str(directory)!r} cannot be loaded: it has no {error}.") from None
-    except (TypeError, ValueError, RuntimeError, AttributeError, AddnormError) as error:
+    except (ArithmeticError, AttributeError, RuntimeError, TypeError, ValueError, OSError) as error:
         reason = str(error).splitlines()[0]
         raise SavedError(f"{str(directory)!r} cannot be loaded: {reason}") from None
     require_matching_tensors(blank, tensors, directory, any_float=False)
@@ -134,8 +136,17 @@ def _content(estimator: TableEstimator) -> dict[str, Any]:
         "fitted": {n: getattr(estimator, n) for n in FITTED_VALUES if hasattr(estimator, n)},
         "feature_names": None if names is None else list(names),
         "classes": None if classes is None else [_plain_classes(classes), classes.dtype.str],
-        "report": nonfinite_to_null(estimator.report_),
+        # Without durations, so that equal runs write equal bytes; report.json has them.
+        "report": _without_durations(nonfinite_to_null(estimator.report_)),
     }
+
+
+def _without_durations(value: Any) -> Any:
+    """Return plain values without the fields of dicts that are named seconds, or end so."""
+    if isinstance(value, dict):
+        kept = {name: part for name, part in value.items() if not name.endswith("seconds")}
+        return {name: _without_durations(part) for name, part in kept.items()}
+    return [_without_durations(part) for part in value] if isinstance(value, list) else value
 
 
 def _plain_classes(classes: Array) -> list[Any]:

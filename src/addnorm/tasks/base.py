@@ -256,8 +256,17 @@ class Task(ABC):
         """Do the work after the last step; return entries for the summary."""
         return {}
 
-    def add_to_page(self, page: Page, summary: Metrics) -> None:  # noqa: B027 (most add nothing)
-        """Add sections that are specific to the task to the page of a run."""
+    def add_to_page(  # noqa: B027 (not every task adds something)
+        self, page: Page, summary: Metrics, trained: Any
+    ) -> None:
+        """Add sections that are specific to the task to the page of a run, in a few seconds.
+
+        Parameters
+        ----------
+        page : the page of the run.
+        summary : the summary of the run.
+        trained : the best model, of the class `trained`; None if there is none yet.
+        """
 
     def fingerprint(self) -> str:
         """Return a digest of the training and held-out examples."""
@@ -443,6 +452,13 @@ class TextTask(Task):
     def tokens(self, batch: Batch) -> int:
         return int((batch["targets"] != IGNORE).sum())
 
+    def tokens_read(self, batch: Batch) -> int:
+        """Return the number of tokens that the model reads, of both sides, without padding."""
+        if not self.tokens(batch):
+            return 0  # a worker without examples
+        sides = [batch[name] for name in ("inputs", "source", "target_in") if name in batch]
+        return sum(int((side != PAD).sum()) for side in sides)
+
     @abstractmethod
     def total_loss(self, model: nn.Module, batch: Batch, total: int, smoothing: float) -> Tensor:
         """Return the sum of a batch's losses divided by `total`."""
@@ -573,6 +589,25 @@ class TrainedText(Trained):
         return self.config.replace(data=self.config.data.replace(max_rows=None))
 
 
+def count_rows_within(lengths: Sequence[Sequence[int]], tokens: int) -> int:
+    """Return the number of leading rows with at most `tokens` tokens together; at least one.
+
+    Parameters
+    ----------
+    lengths : tokens of each row, for each side.
+    tokens : the limit.
+
+    >>> count_rows_within([[3, 4, 5], [3, 4, 5]], 15)
+    2
+    """
+    total = 0
+    for count, row in enumerate(zip(*lengths, strict=True)):
+        total += sum(row)
+        if total > tokens:
+            return max(count, 1)
+    return len(lengths[0])
+
+
 def list_of_texts(texts: str | Iterable[str]) -> Iterable[str]:
     """Return texts unchanged, and a single text as a list of one.
 
@@ -583,15 +618,15 @@ def list_of_texts(texts: str | Iterable[str]) -> Iterable[str]:
 
 
 def require_text(text: object, place: int) -> str:
-    """Return a text that is not blank, or raise InputError; `place` is counted from 1."""
+    """Return a text, or raise InputError if it is not a str; `place` is counted from 1."""
     if not isinstance(text, str):
         raise InputError(f"every text must be a str: item {place} is {type(text).__name__}.")
-    if not text.strip():
-        raise InputError(
-            f"every line must have a text: line {place} is empty. Remove empty lines: "
-            "grep -v '^\\s*$' FILE"
-        )
     return text
+
+
+def is_blank(text: str) -> bool:
+    """Return whether a text has no characters besides spaces: verbs pass it through unanswered."""
+    return not text.strip()
 
 
 def require_source(config: Config, what: str) -> str:

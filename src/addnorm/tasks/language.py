@@ -5,7 +5,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional
 
 from addnorm.config import Config
 from addnorm.data.text.files import read_text_file
@@ -16,6 +18,7 @@ from addnorm.errors import InputError
 from addnorm.generate import Decoding, generate
 from addnorm.lens.explanation import MOST_PROBABLE
 from addnorm.models.transformer import Decoder
+from addnorm.report import Page
 from addnorm.tasks.answer import Answer, make_answer
 from addnorm.tasks.base import (
     Fields,
@@ -29,11 +32,16 @@ from addnorm.tasks.base import (
     require_source,
     say_nothing,
 )
+from addnorm.tasks.page_parts import add_perplexity, within_seconds
 from addnorm.training.loop import Batch
 from addnorm.training.loss import token_loss
 
 SMALL = 5_000_000
 """Texts with fewer characters use the characters tokenizer by default; others use BPE."""
+MAX_PAGE_WINDOWS = 64
+"""Windows of held-out text for the perplexity by position on the page of a run."""
+PROMPT_TOKENS, SAMPLE_TOKENS, SAMPLE_TEMPERATURE = 40, 120, 0.8
+"""Length and temperature of the samples on the page of a run."""
 
 
 def _decoder_size(
@@ -103,6 +111,24 @@ class TrainedLanguageModel(TrainedText):
         arguments = super().explain_arguments(text)
         ids: list[int] = arguments["inputs"][0].tolist()
         return arguments | {"targets": [*ids[1:], MOST_PROBABLE]}
+
+    def sample_rows(self, ids: Sequence[int]) -> list[tuple[str, str]]:
+        """Return prompt, continuation by the model, and continuation of a text, with their names.
+
+        `ids` are the tokens of the text, which starts with the prompt.
+        """
+        model, tokenizer = self.decoder, self.tokenizer
+        assert isinstance(model, Decoder)
+        count = min(PROMPT_TOKENS, model.config.length // 2, len(ids) - 1)
+        settings = Decoding(
+            max_tokens=SAMPLE_TOKENS, sampler="sample", temperature=SAMPLE_TEMPERATURE
+        )
+        prompt, rest = ids[:count], ids[count : count + SAMPLE_TOKENS]
+        ((hypothesis,),) = generate(model, [prompt], settings, slide=True)
+        texts = {"prompt": prompt, "model": hypothesis.tokens, "text": rest}
+        return [
+            (name, tokenizer.decode(tokens).replace("\n", " ↵ ")) for name, tokens in texts.items()
+        ]
 
     def evaluate_files(self, source: str, *, say: Say = say_nothing, **options: Any) -> Metrics:
         task = self._read_held_out(source)
@@ -196,8 +222,43 @@ class Language(TextTask):
         bits = loss / math.log(2) / self.bytes_per_token
         return super().further_metrics(model, loss) | {"bits_per_byte": bits}
 
-    def tokens(self, batch: Batch) -> int:
-        return int((batch["targets"] != IGNORE).sum())
+    @torch.no_grad()
+    def losses_by_position(self, model: Decoder) -> tuple[NDArray[Any], int]:
+        """Return the mean loss at each position of a window, and the number of windows."""
+        length = self.positions_needed(self.config)
+        windows = Windows(len(self.valid), length, 1, order="straight").epoch(0)[:MAX_PAGE_WINDOWS]
+        total, count = torch.zeros(length), torch.zeros(length)
+        done = 0
+        for part in within_seconds(windows):
+            batch = self.collate(part, epoch=None)
+            targets = batch["targets"]
+            losses = functional.cross_entropy(
+                model(batch["inputs"]).float().mT, targets, ignore_index=IGNORE, reduction="none"
+            )
+            width = targets.shape[1]
+            total[:width] += losses.sum(dim=0)
+            count[:width] += (targets != IGNORE).sum(dim=0)
+            done += 1
+        seen = int((count > 0).sum())
+        return (total[:seen] / count[:seen]).numpy(), done
+
+    def add_to_page(self, page: Page, summary: Metrics, trained: Any) -> None:
+        if trained is None:
+            return
+        losses, windows = self.losses_by_position(trained.model)
+        add_perplexity(page, losses, windows)
+        page.section("Samples")
+        page.text(
+            f"Continuations of held-out text, with temperature {SAMPLE_TEMPERATURE}: the prompt, "
+            "what the model wrote, and the text itself."
+        )
+        for start in within_seconds(self.sample_starts()):
+            page.table(["", "text"], trained.sample_rows(self.valid[start:].tolist()))
+
+    def sample_starts(self, count: int = 3) -> list[int]:
+        """Return positions of the held-out text where samples start, evenly spaced."""
+        room = len(self.valid) - PROMPT_TOKENS - 1
+        return sorted({max(0, room * i // count) for i in range(count)})
 
     def contents(self) -> Iterable[object]:
         yield from (self.train.tolist(), self.valid.tolist())

@@ -538,7 +538,7 @@ class Table(Task):
             results += compare(train, other, count, self.config.run.seed)
         return [{"model": row.pop("model"), "on": test.name, **row} for row in results]
 
-    def add_to_page(self, page: Page, summary: Metrics) -> None:
+    def add_to_page(self, page: Page, summary: Metrics, trained: Any) -> None:
         add_results(page, summary, self.estimator.encoder_.schema, self.labels)
 
     def contents(self) -> Iterable[object]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, ClassVar, Self
 
 import torch
@@ -16,6 +17,7 @@ from addnorm.data.text.split import overlap, split_by_source
 from addnorm.generate import Decoding, translate
 from addnorm.metrics import bleu, chrf
 from addnorm.models.transformer import EncoderDecoder
+from addnorm.report import Page
 from addnorm.tasks.answer import Answer, make_answer
 from addnorm.tasks.base import (
     Fields,
@@ -25,12 +27,21 @@ from addnorm.tasks.base import (
     Tokenizers,
     TrainedText,
     choose_vocab,
+    count_rows_within,
+    is_blank,
     list_of_texts,
     make_tokenizer,
     require_source,
     require_text,
     say_nothing,
     sides_of,
+)
+from addnorm.tasks.page_parts import (
+    MAX_MAP_TOKENS,
+    add_translations,
+    cross_attention_map,
+    shorten_text,
+    within_seconds,
 )
 from addnorm.training.loop import Batch
 from addnorm.training.loss import token_loss
@@ -39,6 +50,11 @@ MAX_SIDE_LENGTH = 256
 """Default of data.max_length: tokens of a source or target."""
 MAX_BLEU_PAIRS = 500
 """Held-out pairs that are translated for BLEU in an evaluation during training."""
+MAX_PAGE_PAIRS = 200
+"""Held-out pairs that are translated for the page of a run."""
+
+EMPTY_ANSWER = Answer("", score=0.0, pieces=[])
+"""The translation of a blank text, so that translations stay aligned with their sources."""
 
 
 def _translator_size(width: int, depth: int, heads: int, ffn_width: int, **more: Any) -> Fields:
@@ -59,15 +75,25 @@ class TrainedTranslator(TrainedText):
     """A trained translation model."""
 
     def iter_translations(self, texts: Iterable[str], decoding: Decoding) -> Iterator[list[Answer]]:
-        """Yield the best translations of each text, in order, as soon as they are decoded."""
+        """Yield the best translations of each text, in order, as soon as they are decoded.
+
+        The translation of a blank text is one empty text. `decoding.read_ahead` texts are read
+        before they are translated together.
+        """
         model = self.decoder
         assert isinstance(model, EncoderDecoder)
         source, target = sides_of(self.tokenizers)
-        ids = (
-            [*source.encode(require_text(text, place)), END] for place, text in enumerate(texts, 1)
-        )
-        for hypotheses in translate(model, ids, decoding, begin=BEGIN, end=END):
-            yield [make_answer(hypothesis, target) for hypothesis in hypotheses]
+        places = iter(enumerate(texts, 1))
+        ahead = decoding.read_ahead
+        while part := [require_text(text, place) for place, text in islice(places, ahead)]:
+            ids = [[*source.encode(text), END] for text in part if not is_blank(text)]
+            results = translate(model, ids, decoding, begin=BEGIN, end=END)
+            for text in part:
+                yield (
+                    [EMPTY_ANSWER]
+                    if is_blank(text)
+                    else [make_answer(hypothesis, target) for hypothesis in next(results)]
+                )
 
     def translate(
         self, texts: str | Iterable[str], *, beam: int = 5, nbest: int = 1, **options: Any
@@ -81,7 +107,8 @@ class TrainedTranslator(TrainedText):
         nbest : translations of each text. With more than one, a list of lists is returned.
         options : further fields of `addnorm.generate.Decoding`: penalty, alpha, workers, ...
 
-        Each translation is an `Answer`: a str with `score` and `pieces`.
+        Each translation is an `Answer`: a str with `score` and `pieces`. That of a blank text is
+        empty, with score 0 and no pieces; it stands alone in its list, whatever `nbest` is.
         """
         decoding = Decoding(beam=max(beam, nbest), nbest=nbest, **options)
         best = self.iter_translations(list_of_texts(texts), decoding)
@@ -198,7 +225,7 @@ class Translate(TextTask):
         lengths = pair_lengths(train.sources, train.targets)
         self.batches = Batches(lengths, batch, seed=config.run.seed)
         lengths = pair_lengths(valid.sources, valid.targets)
-        most = _within(lengths, self.max_held_out)
+        most = count_rows_within(lengths, self.max_held_out)
         self.held = Batches([side[:most] for side in lengths], batch).epoch(0)
 
     def epoch(self, number: int) -> Sequence[Sequence[int]]:
@@ -235,6 +262,28 @@ class Translate(TextTask):
             ]
             metrics["bleu"] = bleu(texts, self.valid.pairs.target[: len(texts)])["score"]
         return metrics
+
+    def add_to_page(self, page: Page, summary: Metrics, trained: Any) -> None:
+        if trained is None:
+            return
+        pairs = self.valid.pairs
+        sources, references = pairs.source[:MAX_PAGE_PAIRS], pairs.target[:MAX_PAGE_PAIRS]
+        chunks = [sources[i : i + 16] for i in range(0, len(sources), 16)]
+        outputs: list[Answer] = []
+        for chunk in within_seconds(chunks):
+            outputs += trained.translate(chunk, beam=1)
+        references = references[: len(outputs)]
+        add_translations(page, sources[: len(outputs)], outputs, references)
+        page.section("Attention")
+        lengths = list(zip(self.valid.sources, self.valid.targets, strict=True))
+        short = [pair for pair in lengths if max(map(len, pair)) <= MAX_MAP_TOKENS]
+        pair = max(short or [min(lengths, key=lambda pair: len(pair[0]))], key=lambda p: len(p[0]))
+        text = pairs.source[lengths.index(pair)]
+        page.figure(
+            cross_attention_map(trained.model, sides_of(self.tokenizers), pair, shorten_text(text)),
+            "Attention of the last decoder block to the source, averaged over its heads, for a "
+            "held-out pair: each row is a token of the reference, each column one of the source.",
+        )
 
     def contents(self) -> Iterable[object]:
         yield from (self.train.sources, self.train.targets, self.valid.sources, self.valid.targets)
@@ -279,13 +328,3 @@ def _train_tokenizers(config: Config, pairs: Pairs) -> Tokenizers:
         name: make_tokenizer(lines, config, "bpe", choose_vocab(sum(map(len, lines))))
         for name, lines in sides.items()
     }
-
-
-def _within(lengths: Sequence[Sequence[int]], tokens: int) -> int:
-    """Return the number of leading rows with at most `tokens` tokens together; at least one."""
-    total = 0
-    for count, row in enumerate(zip(*lengths, strict=True)):
-        total += sum(row)
-        if total > tokens:
-            return max(count, 1)
-    return len(lengths[0])

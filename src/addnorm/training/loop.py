@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from addnorm.errors import AddnormError
+from addnorm.errors import AddnormError, SavedError
 from addnorm.files import FAILED_STEP_BATCH, FAILED_STEP_MODEL
 from addnorm.models.saved import write_tensors
 from addnorm.training import checkpoint, parallel
@@ -109,7 +109,7 @@ class TrainingState:
     step : Steps done.
     epoch : Number of the epoch, from 0.
     index : Parts of the epoch that are done.
-    tokens : Targets trained on.
+    tokens : Tokens trained on, without padding.
     training_seconds : Time spent in steps.
     evaluation_seconds : Time spent in evaluations.
     best : Best value of the task's metric so far; None before the first evaluation.
@@ -137,6 +137,24 @@ class TrainingState:
     def total_seconds(self) -> float:
         return self.training_seconds + self.evaluation_seconds
 
+    @classmethod
+    def parse(cls, plain: Any, saved: checkpoint.Checkpoint) -> "TrainingState":
+        """Return the state that a checkpoint holds; SavedError if it is not a complete state."""
+        where = f"the training state in {str(saved.path)!r}"
+        if not isinstance(plain, dict) or plain.keys() != asdict(cls()).keys():
+            raise SavedError(f"{where} must have the fields of this addnorm. Train again.")
+        for name, default in asdict(cls()).items():
+            kind = type(plain[name])
+            is_number = kind in (float, int) and (default is None or isinstance(default, float))
+            if kind is not type(default) and not is_number:
+                raise SavedError(f"{where}: {name} cannot be {plain[name]!r}. Use a backup.")
+        if plain["step"] != saved.plain["step"]:
+            raise SavedError(
+                f"{where} must be of step {saved.plain['step']}: it is of step {plain['step']}. "
+                "Use a backup."
+            )
+        return cls(**plain)
+
 
 @dataclass(frozen=True)
 class Step:
@@ -146,7 +164,7 @@ class Step:
     ----------
     number : Number of the step, from 1.
     loss : Mean loss over its targets.
-    tokens : Number of its targets.
+    tokens : Number of its tokens, without padding: `tokens_read` of the task, or its targets.
     rate : Learning rate of the first parameter group.
     norm : Norm of the gradient before clipping.
     seconds : Time it took.
@@ -270,8 +288,10 @@ class Loop:
         state, number = self.state, self.state.step + 1
         self.model.train()
         batches = [self._to_device(self.task.batch(part)) for part in parts]
-        (count,) = parallel.sum_over_workers(sum(self.task.tokens(batch) for batch in batches))
-        total, loss = int(count), 0.0
+        read = getattr(self.task, "tokens_read", self.task.tokens)
+        counts = (sum(count(batch) for batch in batches) for count in (self.task.tokens, read))
+        total, tokens = map(int, parallel.sum_over_workers(*counts))
+        loss = 0.0
         workers = parallel.world_size()
         for place, batch in enumerate(batches, start=1):
             last = place == len(batches)
@@ -290,10 +310,10 @@ class Loop:
             self._update_ema()
         self.optimizer.zero_grad(set_to_none=True)
         seconds = time.perf_counter() - start
-        state.step, state.tokens = number, state.tokens + total
+        state.step, state.tokens = number, state.tokens + tokens
         state.training_seconds += seconds
         state.skipped_in_a_row = 0 if applied else state.skipped_in_a_row + 1
-        self.notify("on_step", Step(number, loss, total, rate, norm, seconds, applied))
+        self.notify("on_step", Step(number, loss, tokens, rate, norm, seconds, applied))
         if not applied:
             self._save_skipped_step(number, loss, norm, batches)
 
@@ -363,10 +383,7 @@ class Loop:
             state.evaluation_seconds += time.perf_counter() - start
             state.history.append({"step": state.step, **figures})
             value = figures[self.task.metric]
-            better = math.isfinite(value) and (
-                state.best is None
-                or (value > state.best if self.task.higher_is_better else value < state.best)
-            )
+            better = _is_better(figures, state, self.task)
             if better:
                 state.best, state.best_step, state.evaluations_since_best = value, state.step, 0
                 if self.on_best is not None:
@@ -448,7 +465,7 @@ class Loop:
             name: parallel.shard_like(tensor, own.get(_weight_name(name), tensor))
             for name, tensor in checkpoint.restore_(saved, self.model, self.optimizer).items()
         }
-        self.state = TrainingState(**saved.plain["state"])
+        self.state = TrainingState.parse(saved.plain.get("state"), saved)
         return True
 
     def notify(self, event: str, *arguments: Any) -> None:
@@ -459,6 +476,16 @@ class Loop:
     def log(self, text: str) -> None:
         """Send a message to every observer."""
         self.notify("on_message", text)
+
+
+def _is_better(figures: dict[str, float], state: TrainingState, task: LoopTask) -> bool:
+    """Return whether metrics are the best so far; of equal metrics, the smaller loss is better."""
+    value, best = figures[task.metric], state.best
+    if best is None or value != best:
+        better = best is None or (value > best if task.higher_is_better else value < best)
+        return math.isfinite(value) and better
+    losses = (row.get("loss", math.nan) for row in state.history if row["step"] == state.best_step)
+    return figures.get("loss", math.nan) < next(losses, math.nan)
 
 
 def _weight_name(average: str) -> str:

@@ -24,7 +24,12 @@ def words(count: int) -> list[str]:
 @pytest.mark.parametrize(
     ("values", "kind"),
     (
-        (words(50), "category"),
+        (words(50), "ignore"),
+        (words(50) + words(17), "category"),
+        (words(50) + words(16), "ignore"),
+        (words(8), "ignore"),
+        (words(7), "category"),
+        (words(6) + words(2), "category"),
         (words(51), "ignore"),
         (words(51) + ["w0"] * 50, "ignore"),
         (words(51) + ["w0"] * 51, "category"),
@@ -33,7 +38,7 @@ def words(count: int) -> list[str]:
     ),
 )
 def test_texts_that_hardly_repeat_are_ignored(values: list[Any], kind: str) -> None:
-    """More than 50 distinct values, and more than half of the rows that have a value."""
+    """More than 50 values in over half of the rows, or from 8 rows on in over three quarters."""
     assert infer_column(values).kind == kind
 
 

@@ -43,6 +43,7 @@ def _arrow_parts(
                 if on_progress is not None:
                     on_progress(share)
                 table = arrow.Table.from_batches([batch.slice(start, rows)])
+                table.validate(full=True)
                 yield to_frame(table, repr(str(path)))
     except (OSError, ValueError) as error:
         if isinstance(error, InputError):

@@ -1,4 +1,6 @@
-"""Inputs and targets of masked language modelling."""
+"""Inputs and targets of masked language modelling, and token dropout of classifiers."""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -40,3 +42,19 @@ def mask_tokens(
     inputs = torch.where(chosen & (kind < 0.8), MASK, ids)
     inputs = torch.where(chosen & (kind >= 0.8) & (kind < 0.9), other, inputs)
     return inputs, torch.where(chosen, ids, IGNORE)
+
+
+def drop_tokens(row: Sequence[int], rate: float, seed: int) -> list[int]:
+    """Return a row whose ordinary tokens are replaced by MASK with probability `rate`.
+
+    Hiding tokens is an augmentation: a classifier cannot rely on a single word (word dropout,
+    Iyyer et al. 2015, §3.3, there by removing words). The result depends on the arguments alone.
+
+    >>> drop_tokens([5, 6, 7, 8, 9, 10], 0.5, seed=7)
+    [5, 4, 7, 8, 4, 4]
+    """
+    generator = torch.Generator().manual_seed(seed % 2**63)
+    hidden = (torch.rand(len(row), generator=generator) < rate).tolist()
+    return [
+        MASK if hide and token >= FIRST else token for token, hide in zip(row, hidden, strict=True)
+    ]

@@ -1,16 +1,24 @@
 """Temperature scaling: closed forms, limits, and few rows."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
-from addnorm.tabular.calibration import (
+from addnorm.errors import SavedError
+from addnorm.files import write_document
+from addnorm.training.calibration import (
+    CALIBRATION,
+    CALIBRATION_FILE,
     MAX_TEMPERATURE,
     MIN_TEMPERATURE,
     fit_temperature,
+    load_temperature,
     logits_of,
     probabilities_of,
+    remove_temperature,
+    save_temperature,
 )
 
 
@@ -57,3 +65,39 @@ def test_the_temperature_equals_the_closed_form() -> None:
         target = (torch.arange(40) >= wrong).long()
         result = fit_temperature(torch.full((40, 1), z), target, torch.ones(40))
         assert result == pytest.approx(z / math.log((40 - wrong) / wrong), rel=1e-6)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    save_temperature(tmp_path, 1.5)
+    return tmp_path
+
+
+def test_a_temperature_is_saved_with_its_weights(saved: Path) -> None:
+    assert load_temperature(saved) == 1.5
+    first = (saved / CALIBRATION_FILE).read_bytes()
+    save_temperature(saved, 1.5)
+    assert (saved / CALIBRATION_FILE).read_bytes() == first
+    (saved / "model.safetensors").write_bytes(b"other")
+    message = "was fitted to other weights than those of model.safetensors. Delete it to use"
+    with pytest.raises(SavedError, match=message):
+        load_temperature(saved)
+    remove_temperature(saved)
+    remove_temperature(saved)
+    assert load_temperature(saved) == 1.0
+
+
+def test_a_changed_temperature_is_refused(saved: Path) -> None:
+    path = saved / CALIBRATION_FILE
+    path.write_text(path.read_text().replace("1.5", "1.7"))
+    with pytest.raises(SavedError, match="changed"):
+        load_temperature(saved)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, 1e9, "1", None, True, 0.01])
+def test_an_impossible_temperature_is_refused(value: object, saved: Path) -> None:
+    write_document(saved / CALIBRATION_FILE, *CALIBRATION, {"temperature": value, "weights": ""})
+    message = r"temperature must be a number from 0\.05 to 20: got .*\. Use a backup\."
+    with pytest.raises(SavedError, match=message):
+        load_temperature(saved)
