@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from addnorm import presets
+    from addnorm import lens, presets
     from addnorm.clinic.examination import examine
     from addnorm.config import Config, ModelConfig
     from addnorm.cpu import keep_memory
@@ -41,6 +41,7 @@ _HOMES = {
     "explain": "addnorm.runs.front_door",
     "fold": "addnorm.models.fold_admin",
     "keep_memory": "addnorm.cpu",
+    "lens": "addnorm",
     "load": "addnorm.runs.front_door",
     "measure_": "addnorm.layers.init",
     "open": "addnorm.runs.front_door",
@@ -65,6 +66,7 @@ __all__ = [
     "explain",
     "fold",
     "keep_memory",
+    "lens",
     "load",
     "measure_",
     "open",

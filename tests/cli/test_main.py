@@ -40,7 +40,7 @@ FLAGS = {
     "classify": HELP | {"--stream", "--json"},
     "schema": HELP | {"-o", "--out", "--target", "--json"},
     "predict": HELP | {"-o", "--out", "--proba", "--json"},
-    "explain": HELP | {"--row", "--out", "--json"},
+    "explain": HELP | {"--row", "--report", "--json"},
     "clinic": HELP
     | {"--set", "--report", "--lr", "--warmup", "--quick", "--try", "--steps", "--jobs", "--json"}
     | {"--data", "--out"},

@@ -266,7 +266,8 @@ MISTAKES = {
     "latin-1": ("classify {classify} {latin}", "'{latin}' must be UTF-8 text: byte 4 of line 1"),
     "other task": (
         "translate {language} {text}",
-        "'{language}' was trained for language: it has no verb 'translate'. Its verbs: generate.",
+        "'{language}' was trained for language: it has no verb 'translate'. "
+        "Its verbs: generate, explain.",
     ),
     "long prompt": (
         "generate {language} --prompt bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb",
@@ -498,14 +499,34 @@ def test_predict_prints(trained_table: Path, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.trains
+def test_explain_a_text(
+    trained: Trained, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where, page = str(trained["translate"]), tmp_path / "why.html"
+    assert main(["explain", where, "ba be", "--report", str(page)]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("ba be → ") and "completeness of the shares" in said.out
+    assert f"page: {page}" in said.err and "Choose an output word" in page.read_text()
+    second = source.read_text().splitlines()[1]
+    assert main(["explain", where, str(source), "--row", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["title"].startswith(f"{second} → ")
+    for output in found["outputs"]:
+        assert len(output["inputs"]["encoder"]) == len(found["tokens"]["encoder"])
+        assert 0 <= output["probability"] <= 1 and output["pieces"]
+    assert main(["explain", where, str(source), "--row", "99"]) == 2
+    assert "--row must be 1 to" in capsys.readouterr().err
+
+
+@pytest.mark.trains
 def test_explain(trained_table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = trained_table.parent / "run"
-    run("explain", where, trained_table, "--out", tmp_path / "why.html")
+    run("explain", where, trained_table, "--report", tmp_path / "why.html")
     assert "agreement of ranks: permutation and gradient" in capsys.readouterr().out
     assert "<svg" in (tmp_path / "why.html").read_text()
     run("explain", where, trained_table, "--row", 17)
     assert "row 17: the log-odds of yes is" in capsys.readouterr().out
-    run("explain", where, trained_table, "--row", 17, "--out", tmp_path / "one.html")
+    run("explain", where, trained_table, "--row", 17, "--report", tmp_path / "one.html")
     assert "row 17" in (tmp_path / "one.html").read_text()
     capsys.readouterr()
     run("explain", where, trained_table, "--row", 1, "--json")

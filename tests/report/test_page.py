@@ -1,7 +1,10 @@
 """Pages: safe, self-contained HTML files."""
 
+import base64
+import hashlib
 import html
 import html.parser
+import json
 import re
 from pathlib import Path
 
@@ -103,6 +106,19 @@ def test_a_page_is_self_contained() -> None:
     assert hrefs == ["#s1", "#s2", "#s3"]
     ids = [value for name, value in read(page).attributes if name == "id"]
     assert ids == ["s1", "s2", "s3"]
+
+
+def test_a_widget_may_run_only_its_own_script() -> None:
+    page = Page("t")
+    code = "function (root, data) { root.textContent = data.text; }"
+    page.widget(code, {"text": EVIL, "nothing": float("nan")}, ".w{color:red}")
+    text = page.html()
+    (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    assert code in script and text.count("<script") == 2
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert html.escape(f"script-src 'sha256-{digest}'") in text
+    (data,) = re.findall(r'<script type="application/json" id="w0-data">(.*?)</script>', text)
+    assert json.loads(data) == {"text": EVIL, "nothing": None} and "<" not in data
 
 
 def test_only_pages_with_several_sections_have_contents() -> None:

@@ -353,9 +353,10 @@ def test_a_run_describes_itself(task: str, trained: Trained) -> None:
     assert "state finished" in text and f"{run.summary['parameters']:,}" in text
     assert page.startswith("<table><tr><th>run</th>") and f"<td>{task}</td>" in page
     verbs = {
-        **{"translate": {"translate"}, "language": {"generate"}, "masked": set()},
-        **{"classify": {"classify"}, "table": {"predict", "predict_proba", "explain"}},
+        **{"translate": {"translate"}, "language": {"generate"}, "masked": set[str]()},
+        **{"classify": {"classify"}, "table": {"predict", "predict_proba"}},
     }
+    verbs = {name: each | {"explain"} for name, each in verbs.items()}
     every = set().union(*verbs.values())
     assert set(dir(run)) & every == verbs[task]
     assert {"path", "evaluate", "summary", "history", "model"} <= set(dir(run))
@@ -375,13 +376,33 @@ def test_the_page_of_a_run_escapes_its_path(trained: Trained, tmp_path: Path) ->
 
 
 @pytest.mark.trains
-def test_only_tables_are_explained(trained: Trained) -> None:
+def test_tables_and_texts_are_explained(trained: Trained) -> None:
     run = addnorm.open(trained["table"])
     file = str(trained.data / "table.csv")
     assert addnorm.explain(run, file).columns == ("words", "first")
     assert addnorm.explain(run.path, file, row=1).columns == ("words", "first")
-    with pytest.raises(InputError, match=r"explain is for tables: .* is for language"):
-        addnorm.explain(trained["language"], file)
+    for task in ("translate", "language", "masked", "classify"):
+        opened = addnorm.open(trained[task])
+        text = TEXTS[0]
+        found = addnorm.explain(opened, [text, text], row=2)
+        side = opened.config.model.mode.split("-")[-1]
+        count = 1 if task == "classify" else len(found.tokens[side])
+        assert len(found.outputs) == len(found.probabilities) == count
+        assert set(found.shares) == set(found.tokens)
+        for name, each in found.shares.items():
+            assert each.shape == (count, len(found.tokens[name]))
+        names, values = found.pieces
+        assert len(names) == len(values) and found.maps
+        for p, (name, probability) in enumerate(
+            zip(found.outputs, found.probabilities, strict=True)
+        ):
+            last = dict(found.layers[1][-1][p])
+            assert name not in last or last[name] == pytest.approx(probability, abs=1e-5)
+        assert len(found.page().html()) < 2_000_000 and str(found).startswith(found.title)
+        with pytest.raises(InputError, match="--row must be 1 to 1: got 3"):
+            opened.explain(text, 3)
+    with pytest.raises(AddnormError, match="leave out int8"):
+        addnorm.open(trained["language"], int8=True).explain("x")
 
 
 def test_opening_nothing_is_an_error(tmp_path: Path) -> None:

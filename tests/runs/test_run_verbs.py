@@ -92,12 +92,12 @@ def test_prompts_that_cannot_be_continued(trained: Trained) -> None:
 
 @pytest.mark.trains
 def test_a_run_has_only_the_verbs_of_its_task(trained: Trained) -> None:
-    message = r"trained for language: it has no verb 'translate'\. Its verbs: generate\. Try: "
-    with pytest.raises(InputError, match=f"{message}addnorm train translate --help"):
+    message = r"trained for language: it has no verb 'translate'\. Its verbs: generate, explain\. "
+    with pytest.raises(InputError, match=f"{message}Try: addnorm train translate --help"):
         Run.open(trained["language"]).translate(["ba"])
     with pytest.raises(InputError, match="trained for translate: it has no verb 'generate'"):
         Run.open(trained["translate"]).generate("ba")
-    with pytest.raises(InputError, match=r"no verb 'classify'\. Its verbs: none \(other runs"):
+    with pytest.raises(InputError, match=r"no verb 'classify'\. Its verbs: explain\."):
         Run.open(trained["masked"]).classify(["ba"])
     with pytest.raises(InputError, match=r"'classify'\. Its verbs: predict, predict_proba"):
         Run.open(trained["table"]).classify(["ba"])

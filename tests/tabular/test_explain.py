@@ -21,9 +21,9 @@ from addnorm.tabular.explain import (
     MAX_EXPLAINED_ROWS,
     Explanation,
     RowExplanation,
+    expected_gradients,
     explain_row,
     explain_table,
-    integrated_gradients,
     mean_attention,
     permutation_importance,
 )
@@ -108,7 +108,7 @@ def test_gradients_of_the_parts_of_a_date_are_summed(numbers: FTTransformerRegre
     assert len(tokens_of(numbers)["start"]) > 1
     result = explain_table(numbers, X, Z)
     contributions = (
-        integrated_gradients(numbers.model_, numbers.encoder_.encode(X))[0].double().numpy()
+        expected_gradients(numbers.model_, numbers.encoder_.encode(X))[0].double().numpy()
     )
     for name, value in zip(result.columns, result.gradient, strict=True):
         each = [abs(sum(row[t] for t in tokens_of(numbers)[name])) for row in contributions]
@@ -127,19 +127,66 @@ def test_attention_to_the_parts_of_a_date_is_summed(numbers: FTTransformerRegres
 
 @pytest.mark.trains
 def test_contributions_are_in_units_of_the_target(numbers: FTTransformerRegressor) -> None:
-    """The baseline (all values missing) plus the contributions is the prediction."""
+    """The baseline (mean of the background rows) plus the contributions is the prediction."""
     one = explain_row(numbers, X, 3)
-    missing_row = Frame("t", {name: column[:1].copy() for name, column in X.columns.items()})
-    missing_row.columns["age"][0] = missing_row.columns["noise"][0] = np.nan
-    missing_row.columns["job"][0], missing_row.columns["start"][0] = None, np.datetime64("NaT")
-    assert one.baseline == pytest.approx(float(numbers.predict(missing_row)[0]), rel=1e-5)
+    assert one.baseline_name == "64 rows of the table"
     assert one.output == pytest.approx(float(numbers.predict(X)[3]), rel=1e-5)
     assert one.baseline + sum(one.contributions) == pytest.approx(one.output, rel=0.01)
     assert one.output_name == "the predicted number"
     assert one.columns == ("age", "noise", "start", "job")
     assert one.values[one.columns.index("job")] == X.columns["job"][3]
-    missing = explain_row(numbers, missing_row, 0)
-    assert set(missing.values) == {"missing"} and not any(missing.contributions)
+    background = X.take(np.arange(40, 60))
+    other = explain_row(numbers, X, 3, background=background)
+    assert other.baseline_name == "20 rows of the background"
+    assert other.baseline == pytest.approx(float(numbers.predict(background).mean()), rel=1e-5)
+    assert other.baseline + sum(other.contributions) == pytest.approx(other.output, rel=0.01)
+    same = explain_row(numbers, X, 3, background=X.take(np.array([3])))
+    assert same.contributions == pytest.approx([0] * 4, abs=1e-3)
+
+
+@pytest.mark.trains
+def test_values_of_a_row_with_everything_missing_are_shown_as_missing(
+    numbers: FTTransformerRegressor,
+) -> None:
+    missing_row = Frame("t", {name: column[:1].copy() for name, column in X.columns.items()})
+    missing_row.columns["age"][0] = missing_row.columns["noise"][0] = np.nan
+    missing_row.columns["job"][0], missing_row.columns["start"][0] = None, np.datetime64("NaT")
+    missing = explain_row(numbers, missing_row, 0, background=missing_row)
+    assert set(missing.values) == {"missing"}
+    assert missing.output == pytest.approx(float(numbers.predict(missing_row)[0]), rel=1e-5)
+    assert not any(missing.contributions)
+
+
+@pytest.mark.trains
+def test_a_single_row_is_compared_with_random_ones(
+    numbers: FTTransformerRegressor, classes: FTTransformerClassifier
+) -> None:
+    for model in (numbers, classes):
+        one = explain_row(model, X.take(np.array([3])), 0)
+        assert one.baseline_name == "64 rows with columns drawn at random"
+        total = one.baseline + sum(one.contributions)
+        assert total == pytest.approx(one.output, rel=0.02, abs=0.02)
+        assert one == explain_row(model, X.take(np.array([3])), 0)
+
+
+@pytest.mark.trains
+def test_interactions_of_a_row(numbers: FTTransformerRegressor) -> None:
+    """Compare one pair with its definition: joint effect minus the single effects."""
+    rest = X.take(np.arange(40, 50))
+    one = explain_row(numbers, X, 3, background=rest)
+    effects = {frozenset(pair[:2]): pair[2] for pair in one.interactions}
+    assert len(effects) == 6
+
+    def mean_with(*kept: str) -> float:
+        mixed = {name: column.copy() for name, column in rest.columns.items()}
+        for name in kept:
+            mixed[name][:] = X.columns[name][3]
+        return float(numbers.predict(Frame("t", mixed)).mean())
+
+    expected = mean_with("age", "noise") - mean_with("age") - mean_with("noise") + mean_with()
+    assert effects[frozenset(("age", "noise"))] == pytest.approx(expected, rel=1e-3, abs=1e-3)
+    sizes = [abs(pair[2]) for pair in one.interactions]
+    assert sizes == sorted(sizes, reverse=True)
 
 
 @pytest.mark.trains
@@ -151,7 +198,7 @@ def test_a_row_explanation_is_for_the_most_likely_class(
         likeliest = classes.predict(X.take(np.array([row])))[0]
         assert one.output_name == f"the logit of {likeliest}"
         value = classes._predict(X.take(np.array([row])))[0]
-        assert one.output == pytest.approx(float(value.max()), rel=1e-4)
+        assert one.output == pytest.approx(float(value.max()) / classes.temperature_, rel=1e-4)
         probability = classes.predict_proba(X.take(np.array([row])))[0].max()
         assert one.probability == pytest.approx(float(probability), rel=1e-6)
     for row in (-1, 120):
@@ -185,6 +232,7 @@ def test_ranked_sorts_by_importance() -> None:
 def test_at_most_500_rows_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of many rows some are drawn by the seed, with their targets."""
     monkeypatch.setattr("addnorm.tabular.explain.MAX_EXPLAINED_ROWS", 50)
+    monkeypatch.setattr("addnorm.lens.columns.CHUNK", 50)
     model = FTTransformerRegressor(**QUICK).fit(X, Z)
     rows: list[int] = []
     forward = model.model_.head.forward
@@ -226,18 +274,14 @@ def test_gradients_of_numbers_in_tab_transformer() -> None:
     table = model.encoder_.encode(X.take(np.arange(5)))
     body: Any = model.model_
     filled = body.impute(table.numbers).detach()
-    words, start = body.tokens(table.numbers, table.codes).detach(), filled.mean(dim=0)
-    result, _, _ = integrated_gradients(body, table, steps=2)
+    words = body.tokens(table.numbers, table.codes).detach()
+    result, _, _ = expected_gradients(body, table, table.take(torch.tensor([4])), draws=1, steps=1)
     for row in range(5):
-        slope = torch.zeros_like(start)
-        for middle in (0.25, 0.75):
-            at = (start + middle * (filled[row] - start)).requires_grad_()
-            token = words.mean(dim=0) + middle * (words[row] - words.mean(dim=0))
-            body.from_tokens(at[None], token[None]).sum().backward()
-            assert at.grad is not None
-            slope += at.grad / 2
-        expected = ((filled[row] - start) * slope).tolist()
-        assert result[row, : len(start)].tolist() == pytest.approx(expected, abs=1e-5)
+        point = ((filled[4] + filled[row]) / 2).requires_grad_()
+        body.from_tokens(point[None], ((words[4] + words[row]) / 2)[None]).sum().backward()
+        assert point.grad is not None
+        expected = ((filled[row] - filled[4]) * point.grad).tolist()
+        assert result[row, : len(filled[0])].tolist() == pytest.approx(expected, abs=1e-5)
 
 
 def test_explaining_needs_a_fitted_estimator() -> None:
@@ -279,6 +323,6 @@ def test_identical_rows_have_zero_contributions(classes: FTTransformerClassifier
     same = X.take(np.zeros(4, dtype=int))
     table = classes.encoder_.encode(same)
     assert isinstance(table, EncodedTable)
-    contributions, end, start = integrated_gradients(classes.model_, table)
+    contributions, end, start = expected_gradients(classes.model_, table)
     assert torch.allclose(contributions, torch.zeros_like(contributions), atol=1e-6)
     assert torch.allclose(end, start, atol=1e-5)

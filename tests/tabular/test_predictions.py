@@ -18,9 +18,9 @@ from addnorm.tabular import (
 )
 from addnorm.tabular.compare import compare, matrix, small_categories
 from addnorm.tabular.explain import (
+    expected_gradients,
     explain_row,
     explain_table,
-    integrated_gradients,
     mean_attention,
     spearman,
 )
@@ -152,35 +152,35 @@ def test_contributions_sum_to_the_difference_from_the_baseline(kind: Any) -> Non
     one = explain_row(model, X, 4)
     assert sum(one.contributions) == pytest.approx(one.output - one.baseline, abs=0.02, rel=0.03)
     predicted = model.predict_proba(X.take(np.array([4])))[0]
-    odds = math.log(predicted[1] / predicted[0]) * model.temperature_
+    odds = math.log(predicted[1] / predicted[0])
     assert one.output == pytest.approx(odds, abs=1e-4) and one.output_name == "the log-odds of yes"
     assert one.values[0] == f"{X.columns['age'][4]:g}"
-    contributions, end, start = integrated_gradients(
-        model.model_, model.encoder_.encode(X), steps=512
-    )
+    contributions, end, start = expected_gradients(model.model_, model.encoder_.encode(X), steps=64)
     assert torch.allclose(contributions.sum(dim=1), end - start, atol=0.05, rtol=0.02)
     with pytest.raises(InputError, match="row must be 0 to 239: got 240"):
         explain_row(model, X, 240)
 
 
 @pytest.mark.trains
-def test_gradients_are_taken_at_the_midpoint_of_each_step(fitted: FTTransformerClassifier) -> None:
-    """Compare with a loop over rows, columns and the midpoints of three steps."""
+def test_gradients_are_taken_on_the_paths_from_background_rows(
+    fitted: FTTransformerClassifier,
+) -> None:
+    """Compare with a loop over rows, background rows, and the three Gauss-Legendre nodes."""
     model, table = fitted.model_, fitted.encoder_.encode(X.take(np.arange(4)))
     assert isinstance(model, FTTransformerModel)
     tokens = model.tokens(table.numbers, table.codes).detach()
-    start = tokens.mean(dim=0)
-    result, _, _ = integrated_gradients(model, table, steps=3)
+    result, _, _ = expected_gradients(model, table, steps=3)
+    half = 0.6**0.5 / 2
+    nodes = ((0.5 - half, 5 / 18), (0.5, 8 / 18), (0.5 + half, 5 / 18))
     for row in range(4):
-        slopes = torch.zeros_like(start)
-        for middle in (1 / 6, 3 / 6, 5 / 6):
-            at = (start + middle * (tokens[row] - start)).requires_grad_()
-            model.head(model.hidden(at[None])).sum().backward()
-            assert at.grad is not None
-            slopes += at.grad / 3
-        for column in range(len(start)):
-            contribution = float((slopes[column] * (tokens[row] - start)[column]).sum())
-            assert float(result[row, column]) == pytest.approx(contribution, abs=1e-5)
+        contributions = torch.zeros(tokens.shape[1])
+        for start in tokens:
+            for node, weight in nodes:
+                point = (start + node * (tokens[row] - start)).requires_grad_()
+                model.head(model.hidden(point[None])).sum().backward()
+                assert point.grad is not None
+                contributions += weight * (point.grad * (tokens[row] - start)).sum(dim=1) / 4
+        assert result[row].tolist() == pytest.approx(contributions.tolist(), abs=1e-5)
 
 
 @pytest.mark.trains

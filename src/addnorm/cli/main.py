@@ -137,12 +137,12 @@ COMMANDS: dict[str, Command] = {
         ),
     ),
     "explain": Command(
-        "show the importance of each column, for all rows or for one",
+        "explain an output: words, layers and heads of a text; columns of a table or one row",
         "addnorm.cli.predict:explain",
         predict.add_explain_flags,
         (
             "addnorm explain runs/adult new.csv --row 17",
-            "addnorm explain runs/adult adult.csv --out explained.html",
+            "addnorm explain runs/ende 'a man rides a bicycle' --report why.html",
         ),
     ),
     "clinic": Command(

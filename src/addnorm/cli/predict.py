@@ -140,10 +140,15 @@ def add_predict_flags(parser: argparse.ArgumentParser) -> None:
 def add_explain_flags(parser: argparse.ArgumentParser) -> None:
     _add_run(parser)
     parser.add_argument(
-        "file", metavar="FILE", help="rows to explain, with the target column unless --row is used"
+        "file",
+        metavar="TEXT|FILE",
+        help="a text or a file of texts; for a table, rows to explain, with the target column "
+        "unless --row is used",
     )
-    parser.add_argument("--row", type=int, metavar="N", help="explain one row, counted from 1")
-    parser.add_argument("--out", metavar="FILE.html", help="also write an HTML page with charts")
+    parser.add_argument(
+        "--row", type=int, metavar="N", help="explain one row or one line, counted from 1"
+    )
+    parser.add_argument("--report", metavar="FILE.html", help="also write an HTML page with charts")
     _add_json(parser)
 
 
@@ -296,10 +301,14 @@ def predict(args: argparse.Namespace) -> None:
 
 
 def explain(args: argparse.Namespace) -> None:
-    """Print the importance of each column, or its contribution to the prediction of one row."""
+    """Print an explanation of the output for a text, for the rows of a table, or for one row."""
+    run = _open(args, "explain")
+    if run.task != "table":
+        _explain_text(run.trained, args)
+        return
     from addnorm.tabular.explain import Explanation
 
-    trained = _open(args, "explain").trained
+    trained = run.trained
     explanation = trained.explain(args.file, args.row, say=say)
     if isinstance(explanation, Explanation):
         _print_explanation(explanation, trained.estimator, args)
@@ -307,13 +316,22 @@ def explain(args: argparse.Namespace) -> None:
         _print_row_explanation(explanation, trained.estimator, args)
 
 
+def _explain_text(trained: Any, args: argparse.Namespace) -> None:
+    is_file = Path(args.file).is_file() if len(args.file) < 256 else False
+    texts = [line for line in _lines(args.file) if line.strip()] if is_file else args.file
+    explanation = trained.explain(texts, args.row, say=say)
+    if args.report is not None:
+        say(f"page: {explanation.page().write(args.report)}")
+    print(to_json(explanation.to_dict()) if args.json else explanation)
+
+
 def _print_explanation(
     explanation: "Explanation", estimator: Any, args: argparse.Namespace
 ) -> None:
     from addnorm.tabular.page import explanation_page
 
-    if args.out is not None:
-        say(f"page: {explanation_page(explanation, estimator).write(args.out)}")
+    if args.report is not None:
+        say(f"page: {explanation_page(explanation, estimator).write(args.report)}")
     if args.json:
         attention_map = explanation.column_attention.tolist()
         print(to_json({**vars(explanation), "column_attention": attention_map}))
@@ -325,6 +343,8 @@ def _print_explanation(
         print(f"{name[:23]:24}{rise:14.4f}{explanation.gradient[i]:12.4f}{attention}")
     agreement = ", ".join(f"{pair} {value:.2f}" for pair, value in explanation.agreement.items())
     print(f"\nagreement of ranks: {agreement}")
+    for one, other, size, h in explanation.interactions[:5]:
+        print(f"interaction {size:10.4f} (H {h:.2f})  {one} and {other}")
 
 
 def _print_row_explanation(
@@ -332,8 +352,8 @@ def _print_row_explanation(
 ) -> None:
     from addnorm.tabular.page import row_page
 
-    if args.out is not None:
-        say(f"page: {row_page(explanation, args.row, estimator).write(args.out)}")
+    if args.report is not None:
+        say(f"page: {row_page(explanation, args.row, estimator).write(args.report)}")
     if args.json:
         print(to_json(vars(explanation) | {"row": args.row}))
         return
@@ -341,10 +361,12 @@ def _print_row_explanation(
     note = "" if probability is None else f" (probability {probability:.4g})"
     print(
         f"row {args.row}: {explanation.output_name} is {explanation.output:.4g}{note}; "
-        f"baseline (all values missing): {explanation.baseline:.4g}"
+        f"baseline (mean of {explanation.baseline_name}): {explanation.baseline:.4g}"
     )
     for name, value, share in explanation.ranked():
         print(f"  {share:+10.4f}  {name} = {value}")
+    for one, other, effect in explanation.interactions[:3]:
+        print(f"  {effect:+10.4f}  {one} and {other}: joint effect beyond the sum of both")
 
 
 def schema(args: argparse.Namespace) -> None:

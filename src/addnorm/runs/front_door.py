@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from addnorm.cpu import keep_memory
-from addnorm.errors import ConfigError, InputError, SavedError
+from addnorm.errors import ConfigError, SavedError
 from addnorm.files import RUN, TABLE_MODEL, TEXT_MODEL, kind_of_directory
 from addnorm.models.saved import load_model
 from addnorm.runs.inputs import INPUTS, TableLike, Texts, Values, files_of
@@ -25,6 +25,7 @@ from addnorm.tasks.base import Say, say_nothing
 from addnorm.training.loop import Observer
 
 if TYPE_CHECKING:
+    from addnorm.lens.explanation import SequenceExplanation
     from addnorm.tabular.explain import Explanation, RowExplanation
 
 Settings = Mapping[str, Any] | Sequence[str]
@@ -179,15 +180,16 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> nn.Module:
 
 
 def explain(
-    run: Run | str | Path, data: str | Path | TableLike, row: int | None = None
-) -> "Explanation | RowExplanation":
-    """Return which columns a model for tables looks at, for all rows or for one.
+    run: Run | str | Path, data: str | Path | Sequence[str] | TableLike, row: int | None = None
+) -> "Explanation | RowExplanation | SequenceExplanation":
+    """Return an explanation of a model's output: for a text, the rows of a table, or one row.
 
     Parameters
     ----------
     run : a run, or its directory.
-    data : a file or data frame; with the target column, unless `row` is given.
-    row : a row to explain, counted from 1.
+    data : a text or a list of texts; for tables a file or data frame, with the target column
+        unless `row` is given.
+    row : a row of a table or a text of a list, counted from 1.
 
     Examples
     --------
@@ -196,11 +198,14 @@ def explain(
     >>> run = train("table", rows, target="sold", progress=False, set=small)
     >>> explain(run, rows).columns
     ('size', 'shape')
+    >>> texts = ["good", "bad", "very good", "very bad"] * 10
+    >>> labels = ["yes", "no", "yes", "no"] * 10
+    >>> run = train("classify", text=texts, label=labels, progress=False, set=small)
+    >>> sorted(explain(run, "very good").tokens)
+    ['encoder']
     """
     opened = run if isinstance(run, Run) else open(run)
-    if opened.task != "table":
-        raise InputError(f"explain is for tables: {str(opened.path)!r} is for {opened.task}.")
-    explanation: Explanation | RowExplanation = opened.explain(data, row)
+    explanation: Explanation | RowExplanation | SequenceExplanation = opened.explain(data, row)
     return explanation
 
 

@@ -1,8 +1,8 @@
 """Explain a model for tables: three measures of which columns matter, and how far they agree.
 
     attention     mean attention weight over heads, blocks and rows, of the summary to each column
-    gradient      integrated gradients from a baseline row: the part of f(x) − f(baseline) that is
-                  due to each column; for several rows, its mean absolute value
+    gradient      integrated gradients from background rows: the part of f(x) − mean f(background)
+                  that is due to each column; for several rows, its mean absolute value
     permutation   increase of the loss when one column is shuffled
 
 Attention shows what the model reads, not what its prediction depends on; where the three disagree,
@@ -18,16 +18,26 @@ import torch
 from sklearn.utils.validation import check_is_fitted  # type: ignore[import-untyped]
 from torch import Tensor
 
-from addnorm.data.table.encode import EncodedTable
+from addnorm.data.table.encode import FIRST_VALUE, EncodedTable
 from addnorm.data.table.frame import Array, Frame, to_texts
 from addnorm.errors import InputError
-from addnorm.models.tabular import FTTransformerModel, TabTransformerModel, TabularModel
+from addnorm.lens.columns import (
+    Interactions,
+    column_contributions,
+    column_interactions,
+    embed_columns,
+)
+from addnorm.models.tabular import TabTransformerModel, TabularModel
 from addnorm.tabular.base import TableEstimator
 from addnorm.tabular.estimators import TableClassifier
 from addnorm.tabular.fitting import losses, predict_outputs
 
 MAX_EXPLAINED_ROWS = 500
 """Of more rows, this many are drawn at random."""
+BACKGROUND_ROWS, MIN_BACKGROUND_ROWS = 64, 10
+"""Rows that one row is compared with, and how many other rows a table must have to supply them."""
+INTERACTION_COLUMNS, INTERACTION_ROWS = 6, 20
+"""The most important columns, whose interactions are measured; rows, and background rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +53,9 @@ class Explanation:
     column_attention : (from, to): mean attention weight between the columns that are tokens
     attention_columns : the names of its rows and columns
     agreement : rank correlation (Spearman) of each pair of measures
+    interactions : (column, column, strength, H) of pairs of the most important columns, the
+        strongest first: their joint effect beyond the sum of their single effects, as its root
+        mean square and as Friedman's H; see lens/columns.py
     """
 
     columns: tuple[str, ...]
@@ -52,6 +65,7 @@ class Explanation:
     column_attention: Array
     attention_columns: tuple[str, ...]
     agreement: Mapping[str, float]
+    interactions: tuple[tuple[str, str, float, float], ...] = ()
 
     def ranked(self) -> list[tuple[str, float]]:
         """Return (column, permutation importance), the most important first."""
@@ -68,10 +82,14 @@ class RowExplanation:
     columns : the columns
     values : their values as text
     contributions : their sum is `output` − `baseline`, up to the error of the numerical integral
-    output : output of the network for the row
-    baseline : output for a row with all values missing
+    output : output of the network for the row; for classes the calibrated logit, which is divided
+        by the temperature
+    baseline : mean output for the background rows, on the same scale
     output_name : what the output is: the log-odds or logit of a class, or the predicted number
     probability : calibrated probability of that class; None for regression
+    baseline_name : what the background rows are, such as "64 rows of the table"
+    interactions : (column, column, effect): the joint effect of two columns beyond the sum of
+        their single effects, the strongest first
     """
 
     columns: tuple[str, ...]
@@ -81,6 +99,8 @@ class RowExplanation:
     baseline: float
     output_name: str
     probability: float | None = None
+    baseline_name: str = ""
+    interactions: tuple[tuple[str, str, float], ...] = ()
 
     def ranked(self) -> list[tuple[str, str, float]]:
         """Return (column, value, contribution), the largest absolute contribution first."""
@@ -110,8 +130,10 @@ def explain_table(
     permutation = permutation_importance(
         estimator.model_, table, target, column_of_token, rng, repeats
     )
-    contributions = integrated_gradients(estimator.model_, table)[0]
+    contributions = expected_gradients(estimator.model_, table)[0]
     gradient = _sum_by_column(contributions, column_of_token, len(names)).abs().mean(dim=0).numpy()
+    interactions = _interactions(estimator, table, table, gradient, rows=INTERACTION_ROWS)
+    scale = _output_scale(estimator)
     column_attention, attention_columns, summary = mean_attention(estimator, table)
     attention = None
     if summary is not None:
@@ -122,26 +144,46 @@ def explain_table(
     return Explanation(
         columns=tuple(names),
         permutation=tuple(permutation.tolist()),
-        gradient=tuple((gradient * _target_scale(estimator)).tolist()),
+        gradient=tuple((gradient * scale).tolist()),
         attention=None if attention is None else tuple(attention.tolist()),
         column_attention=column_attention,
         attention_columns=tuple(attention_columns),
         agreement={f"{a} and {b}": spearman(measures[a], measures[b]) for a, b in pairs},
+        interactions=tuple(
+            (names[j], names[k], float(interactions.strength[i]) * scale, float(interactions.h[i]))
+            for i, (j, k) in _by_strength(interactions)
+        ),
     )
 
 
-def explain_row(estimator: TableEstimator, X: Any, row: int) -> RowExplanation:
-    """Return what each column contributes to the prediction for one row, counted from 0."""
+def explain_row(
+    estimator: TableEstimator, X: Any, row: int, *, background: Any = None
+) -> RowExplanation:
+    """Return what each column contributes to the prediction for one row.
+
+    Parameters
+    ----------
+    estimator : the fitted estimator.
+    X : rows that contain the one to explain.
+    row : its index, counted from 0.
+    background : rows to compare it with, such as training rows; by default the other rows of X,
+        or if there are too few, rows whose columns are drawn from the ranges of the encoder.
+    """
     check_is_fitted(estimator)
     frame = estimator._frame(X, fitting=False)
     if not 0 <= row < len(frame):
         raise InputError(f"row must be 0 to {len(frame) - 1}: got {row}.")
     one = frame.take(np.array([row]))
     names, column_of_token = _columns(estimator)
+    others, baseline_name = _background_rows(estimator, frame, row, background)
     table = estimator.encoder_.encode(one)
-    by_token, end, start = integrated_gradients(estimator.model_, table, steps=64)
+    by_token, end, start = expected_gradients(
+        estimator.model_, table, others, draws=BACKGROUND_ROWS, steps=16
+    )
     contributions = _sum_by_column(by_token, column_of_token, len(names))[0]
-    scale = _target_scale(estimator)
+    importance = contributions.abs().numpy()
+    interactions = _interactions(estimator, table, others, importance, rows=BACKGROUND_ROWS)
+    scale = _output_scale(estimator)
     offset = getattr(estimator, "mean_", 0.0)
     return RowExplanation(
         columns=tuple(names),
@@ -149,6 +191,11 @@ def explain_row(estimator: TableEstimator, X: Any, row: int) -> RowExplanation:
         contributions=tuple((contributions.double() * scale).tolist()),
         output=float(end[0]) * scale + offset,
         baseline=float(start[0]) * scale + offset,
+        baseline_name=baseline_name,
+        interactions=tuple(
+            (names[j], names[k], float(interactions.values[i, 0]) * scale)
+            for i, (j, k) in _by_strength(interactions)
+        ),
         **_describe_output(estimator, one),
     )
 
@@ -190,37 +237,95 @@ def permutation_importance(
     return increase
 
 
-def integrated_gradients(
-    model: TabularModel, table: EncodedTable, steps: int = 16
+def expected_gradients(
+    model: TabularModel,
+    table: EncodedTable,
+    background: EncodedTable | None = None,
+    *,
+    draws: int = 4,
+    steps: int = 8,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return integrated gradients by token, (rows, tokens), and the outputs at end and start.
+    """Return contributions by token, (rows, tokens), the outputs and the mean background outputs.
 
-        contribution_j = (t_j − t̄_j) · ∫₀¹ ∂f/∂t_j (t̄ + α (t − t̄)) dα
+    f is the output, with several classes that of the most likely one; the formula is in
+    lens/columns.py.
 
-    Sundararajan et al. 2017 (1703.01365), eq. 1, over the tokens t; t̄ is the mean token of each
-    column over the rows, or for one row the token of a missing value. The integral is a sum over
-    the midpoints of `steps` intervals. f is the output, with several classes that of the most
-    likely one.
+    Parameters
+    ----------
+    model : the network.
+    table : rows to explain.
+    background : rows to compare them with; the table itself by default.
+    draws : background rows for each row.
+    steps : nodes of the integral.
     """
     model.eval()
-    numbers, codes = table.numbers, table.codes
+    other = table if background is None else background
     with torch.no_grad():
-        tokens = _tokens(model, numbers, codes)
-        baseline = _baseline_tokens(model, numbers, codes, tokens)
-        likeliest = _outputs_from(model, tokens).argmax(dim=1, keepdim=True)
-    total = torch.zeros_like(tokens)
-    for step in range(steps):
-        point = baseline + (step + 0.5) / steps * (tokens - baseline)
-        point = point.detach().requires_grad_()
-        with torch.enable_grad():
-            output = _outputs_from(model, point).gather(1, likeliest).sum()
-        total += torch.autograd.grad(output, point)[0]
-    contributions = ((tokens - baseline) * total / steps).sum(dim=2)
+        tokens = embed_columns(model, table.numbers, table.codes)
+        other_tokens = embed_columns(model, other.numbers, other.codes)
+    result = column_contributions(model, tokens, other_tokens, draws=draws, steps=steps)
+    return result.contributions, result.output, result.baseline
+
+
+def _background_rows(
+    estimator: TableEstimator, frame: Frame, row: int, background: Any
+) -> tuple[EncodedTable, str]:
+    """Return the rows to compare one with, and a name for them."""
+    encoder = estimator.encoder_
+    if background is not None:
+        rows, source = estimator._frame(background, fitting=False), "of the background"
+        indices = np.arange(len(rows))
+    else:
+        rows, source = frame, "of the table"
+        indices = np.delete(np.arange(len(frame)), row)
+        if len(indices) < MIN_BACKGROUND_ROWS:
+            name = f"{BACKGROUND_ROWS} rows with columns drawn at random"
+            return _random_rows(estimator), name
+    if len(indices) > BACKGROUND_ROWS:
+        indices = np.random.default_rng(0).choice(indices, BACKGROUND_ROWS, replace=False)
+    return encoder.encode(rows.take(np.sort(indices))), f"{len(indices)} rows {source}"
+
+
+def _random_rows(estimator: TableEstimator) -> EncodedTable:
+    """Return rows with standard normal numbers, which scaled ones are, and uniform categories.
+
+    The encoder stores no rows; these are drawn from the ranges that it stores.
+    """
+    encoder, rng = estimator.encoder_, np.random.default_rng(0)
+    numbers = rng.normal(size=(BACKGROUND_ROWS, len(encoder.numbers)))
+    for index, rule in enumerate(encoder.numbers):
+        if rule.scaling == "none":
+            numbers[:, index] = rng.uniform(rule.low, rule.high, BACKGROUND_ROWS)
+    sizes = [max(len(rule.values), 1) for rule in encoder.categories]
+    columns = [FIRST_VALUE + rng.integers(0, size, BACKGROUND_ROWS) for size in sizes]
+    empty = np.zeros((BACKGROUND_ROWS, 0), dtype=np.int64)
+    codes = np.stack(columns, axis=1) if columns else empty
+    return EncodedTable(torch.from_numpy(numbers).float(), torch.from_numpy(codes).long())
+
+
+def _interactions(
+    estimator: TableEstimator,
+    table: EncodedTable,
+    background: EncodedTable,
+    importance: Array,
+    *,
+    rows: int,
+) -> Interactions:
+    """Return the interactions of the most important columns, on the first rows."""
+    model, (_, column_of_token) = estimator.model_, _columns(estimator)
+    columns = sorted(np.argsort(-importance)[:INTERACTION_COLUMNS].tolist())
     with torch.no_grad():
-        end, start = (
-            _outputs_from(model, t).gather(1, likeliest)[:, 0] for t in (tokens, baseline)
+        tokens, other_tokens = (
+            embed_columns(model, part.numbers[:rows], part.codes[:rows])
+            for part in (table, background)
         )
-    return contributions, end, start
+    return column_interactions(model, tokens, other_tokens, column_of_token, columns)
+
+
+def _by_strength(interactions: Interactions) -> list[tuple[int, tuple[int, int]]]:
+    """Return (index, pair of columns), the strongest pair first."""
+    order = interactions.strength.argsort(descending=True).tolist()
+    return [(index, interactions.pairs[index]) for index in order]
 
 
 def mean_attention(
@@ -254,36 +359,6 @@ def _ranks(values: Array) -> Array:
     return np.asarray((np.cumsum(ties) - (ties - 1) / 2)[index])
 
 
-def _tokens(model: TabularModel, numbers: Tensor, codes: Tensor) -> Tensor:
-    """Return the tokens of rows, (rows, tokens, width).
-
-    Numbers that do not pass through the stack are tokens with the number in the first element.
-    """
-    if isinstance(model, FTTransformerModel):
-        return model.tokens(numbers, codes)
-    assert isinstance(model, TabTransformerModel)
-    width = model.config.trunk.width
-    number_tokens = torch.nn.functional.pad(model.impute(numbers)[..., None], (0, width - 1))
-    if not model.config.categories:
-        return number_tokens
-    return torch.cat((number_tokens, model.tokens(numbers, codes)), dim=1)
-
-
-def _outputs_from(model: TabularModel, tokens: Tensor) -> Tensor:
-    """Return the mean output of the members, (rows, outputs), from tokens."""
-    if isinstance(model, FTTransformerModel):
-        return model.head(model.hidden(tokens)).mean(dim=1)
-    assert isinstance(model, TabTransformerModel)
-    count = model.config.numbers
-    return model.from_tokens(tokens[:, :count, 0], tokens[:, count:]).mean(dim=1)
-
-
-def _baseline_tokens(model: TabularModel, numbers: Tensor, codes: Tensor, tokens: Tensor) -> Tensor:
-    if len(tokens) > 1:
-        return tokens.mean(dim=0, keepdim=True).expand_as(tokens)
-    return _tokens(model, torch.full_like(numbers, float("nan")), torch.zeros_like(codes))
-
-
 def _columns(estimator: TableEstimator) -> tuple[list[str], list[int]]:
     """Return the names of the used columns, and for each token the index of its column."""
     encoder = estimator.encoder_
@@ -299,8 +374,9 @@ def _sum_by_column(tokens: Tensor, column_of_token: Sequence[int], count: int) -
     return sums.index_add_(1, torch.tensor(list(column_of_token)), tokens.float())
 
 
-def _target_scale(estimator: TableEstimator) -> float:
-    return float(getattr(estimator, "scale_", 1.0))
+def _output_scale(estimator: TableEstimator) -> float:
+    """Return one unit of the network's output: in units of the target, or in calibrated logits."""
+    return float(getattr(estimator, "scale_", 1.0)) / float(estimator.temperature_)
 
 
 def _describe_output(estimator: TableEstimator, one: Frame) -> dict[str, Any]:

@@ -93,6 +93,14 @@ def explanation_page(explanation: Explanation, estimator: TableEstimator) -> Pag
         "measures disagree, trust the shuffling."
     )
     page.table(["measures", "rank correlation"], list(explanation.agreement.items()))
+    if explanation.interactions:
+        page.section("Interactions")
+        page.table(
+            ["columns", "strength", "H"],
+            [[f"{one} and {other}", size, h] for one, other, size, h in explanation.interactions],
+            "Joint effect of two columns beyond the sum of their single effects: its root mean "
+            "square in units of the output, and relative to the joint effect (Friedman's H).",
+        )
     if explanation.attention_columns:
         page.section("Attention between columns")
         names = list(explanation.attention_columns)
@@ -110,9 +118,15 @@ def row_page(explanation: RowExplanation, row: int, estimator: TableEstimator) -
     facts = [(explanation.output_name, explanation.output)]
     if explanation.probability is not None:
         facts.append(("its probability", explanation.probability))
-    page.facts([*facts, ("baseline (all values missing)", explanation.baseline)])
+    baseline = f"baseline (mean of {explanation.baseline_name})"
+    page.facts([*facts, (baseline, explanation.baseline)])
     page.section("Contribution of each column")
     bars = [(f"{name} = {value}", part) for name, value, part in explanation.ranked()]
     title = "Contribution to the difference from the baseline"
     page.figure(bar_chart(bars, title=title), f"{title}; the sum is the difference.")
+    if explanation.interactions:
+        page.section("Interactions")
+        effects = [(f"{one} and {other}", value) for one, other, value in explanation.interactions]
+        title = "Joint effect of two columns beyond the sum of their single effects"
+        page.figure(bar_chart(effects, title=title), f"{title}, for this row.")
     return page

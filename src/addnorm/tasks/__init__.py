@@ -50,7 +50,7 @@ TASKS: dict[str, TaskEntry] = {
             "label": "data.label",
             **_SIZE,
         },
-        verbs=("translate",),
+        verbs=("translate", "explain"),
         examples=(
             "addnorm train translate --source train.en --target train.de --out runs/ende",
             "addnorm train translate pairs.tsv --out runs/pairs --minutes 30",
@@ -60,20 +60,21 @@ TASKS: dict[str, TaskEntry] = {
         home="addnorm.tasks.language:Language",
         help="train a decoder on a long text, to continue prompts",
         options={**_TEXT, **_SIZE},
-        verbs=("generate",),
+        verbs=("generate", "explain"),
         examples=("addnorm train language book.txt --out runs/book --minutes 5",),
     ),
     "masked": TaskEntry(
         home="addnorm.tasks.masked:Masked",
         help="pre-train an encoder on texts without labels, for other runs to start from",
         options={**_TEXT, **_SIZE},
+        verbs=("explain",),
         examples=("addnorm train masked texts.txt --out runs/masked",),
     ),
     "classify": TaskEntry(
         home="addnorm.tasks.classify:Classify",
         help="train an encoder on texts with labels, to classify texts",
         options={**_TEXT, "label": "data.label", **_SIZE},
-        verbs=("classify",),
+        verbs=("classify", "explain"),
         examples=(
             "addnorm train classify reviews.csv --text review --label stars --out runs/stars",
             "addnorm train classify reviews.csv --from runs/masked --out runs/stars",

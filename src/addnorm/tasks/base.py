@@ -31,6 +31,7 @@ from addnorm.errors import ConfigError, InputError, SavedError
 from addnorm.generate import pack, quantise
 from addnorm.generate.frozen import can_pack
 from addnorm.layers.init import measure_
+from addnorm.lens.explanation import SequenceExplanation, explain_sequence
 from addnorm.models.build import Model, build
 from addnorm.models.saved import load_model, save
 from addnorm.models.size import cost
@@ -518,6 +519,41 @@ class TrainedText(Trained):
         """The model in the form that decodes fastest on this machine, in the same precision."""
         is_float32 = {parameter.dtype for parameter in self.model.parameters()} == {torch.float32}
         return pack(self.model) if is_float32 and not self.int8 and can_pack() else self.model
+
+    def explain(
+        self,
+        text: str | Sequence[str],
+        row: int | None = None,
+        *,
+        say: Say = say_nothing,
+        **options: Any,
+    ) -> SequenceExplanation:
+        """Return an explanation of the output for a text: attention, pieces, layers, inputs.
+
+        Parameters
+        ----------
+        text : a text, or a list of texts of which one is explained.
+        row : which one of a list, counted from 1; the first by default.
+        say : receives messages for the user.
+        options : `target`, a translation to explain instead of the model's own.
+        """
+        if self.int8:
+            raise ConfigError("explanations need the float weights: leave out int8.")
+        texts, number = list(list_of_texts(text)), row or 1
+        if not 1 <= number <= len(texts):
+            raise InputError(f"--row must be 1 to {len(texts)}: got {number}.")
+        chosen = require_text(texts[number - 1], number)
+        return explain_sequence(self.model, **self.explain_arguments(chosen, **options))
+
+    def explain_arguments(self, text: str) -> dict[str, Any]:
+        """Return the arguments of `explain_sequence` for a text that is one input."""
+        ids = self.tokenizer.encode(text)
+        return {
+            "inputs": torch.tensor([ids]),
+            "tokens": {self.task.mode: [self.tokenizer.piece(i) for i in ids]},
+            "name_of": self.tokenizer.piece,
+            "title": text,
+        }
 
     def evaluate(self, *data: Any, say: Say = say_nothing, **options: Any) -> Metrics:
         if not data and not options.get("source"):

@@ -136,6 +136,17 @@ class TrainedClassifier(TrainedText):
             for row in self.iter_labels(list_of_texts(texts))
         ]
 
+    def explain_arguments(self, text: str) -> dict[str, Any]:
+        """Return the arguments of `explain_sequence`: the text, and the most probable label."""
+        max_tokens = (self.config.data.max_length or MAX_CLASSIFY_LENGTH) - 2
+        inputs = collate_labelled([self.tokenizer.encode(text)[:max_tokens]], [0]).inputs
+        return {
+            "inputs": inputs,
+            "tokens": {"encoder": [self.tokenizer.piece(int(i)) for i in inputs[0]]},
+            "name_of": self.labels.__getitem__,
+            "title": text,
+        }
+
     def evaluate_files(self, source: str, *, say: Say = say_nothing, **options: Any) -> Metrics:
         rows = read_config_texts(self._config_for_all_rows(), source, self.labels)
         ids, cut = encode_texts(self.config, rows, self.tokenizers)

@@ -16,6 +16,7 @@ from addnorm.data.text.split import split_document
 from addnorm.data.text.windows import Windows, collate_windows
 from addnorm.errors import InputError
 from addnorm.generate import Decoding, generate
+from addnorm.lens.explanation import MOST_PROBABLE
 from addnorm.models.transformer import Decoder
 from addnorm.report import Page
 from addnorm.tasks.answer import Answer, make_answer
@@ -104,6 +105,12 @@ class TrainedLanguageModel(TrainedText):
         )
         ((hypothesis,),) = generate(model, [ids], decoding, slide=True)
         return make_answer(hypothesis, tokenizer)
+
+    def explain_arguments(self, text: str) -> dict[str, Any]:
+        """Return the arguments of `explain_sequence`: each next token, and what follows."""
+        arguments = super().explain_arguments(text)
+        ids: list[int] = arguments["inputs"][0].tolist()
+        return arguments | {"targets": [*ids[1:], MOST_PROBABLE]}
 
     def sample_rows(self, ids: Sequence[int]) -> list[tuple[str, str]]:
         """Return prompt, continuation by the model, and continuation of a text, with their names.

@@ -57,6 +57,13 @@ def encoder_size(width: int, depth: int, heads: int, length: int, **more: Any) -
 class TrainedMasked(TrainedText):
     """A trained masked encoder, for other runs to start from."""
 
+    def explain_arguments(self, text: str) -> dict[str, Any]:
+        """Return the arguments of `explain_sequence`: the prediction for every token."""
+        arguments = super().explain_arguments(text)
+        ids = [BEGIN, *arguments["inputs"][0].tolist(), END]
+        tokens = {"encoder": [self.tokenizer.piece(i) for i in ids]}
+        return arguments | {"inputs": torch.tensor([ids]), "tokens": tokens}
+
     def evaluate_files(self, source: str, *, say: Say = say_nothing, **options: Any) -> Metrics:
         task = self._read_held_out(source)
         for note in read_texts(self._config_for_all_rows(), source)[1].lines():

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar, Self
 
+import torch
 from torch import Tensor, nn
 
 from addnorm.config import Config
@@ -112,6 +113,25 @@ class TrainedTranslator(TrainedText):
         decoding = Decoding(beam=max(beam, nbest), nbest=nbest, **options)
         best = self.iter_translations(list_of_texts(texts), decoding)
         return [answers if nbest > 1 else answers[0] for answers in best]
+
+    def explain_arguments(self, text: str, target: str | None = None) -> dict[str, Any]:
+        """Return the arguments of `explain_sequence`: the text, and each token of its translation.
+
+        The translation is the model's own unless `target` is given.
+        """
+        one, other = sides_of(self.tokenizers)
+        target = self.translate(text)[0] if target is None else target
+        source, ids = [*one.encode(text), END], other.encode(target)
+        return {
+            "inputs": (torch.tensor([source]), torch.tensor([[BEGIN, *ids]])),
+            "tokens": {
+                "encoder": [one.piece(i) for i in source],
+                "decoder": [other.piece(i) for i in (BEGIN, *ids)],
+            },
+            "name_of": other.piece,
+            "targets": [*ids, END],
+            "title": f"{text} → {target}",
+        }
 
     def evaluate_files(
         self,
