@@ -12,25 +12,29 @@ from tests.lens.planted import planted
 
 @pytest.mark.parametrize("baseline", ("mean", "zero"))
 @pytest.mark.parametrize("mode", MODES)
-def test_shares_are_complete(mode: str, baseline: str) -> None:
+def test_contributions_are_complete(mode: str, baseline: str) -> None:
     model, batch = make(mode, ffn="gelu", tie_embeddings="none"), inputs(mode)
     found = integrated_gradients(model, batch, logit_metric(3), baseline=baseline, steps=64)
     assert abs(found.completeness) < 1e-3 * abs(found.value - found.baseline)
     assert found.value == pytest.approx(float(model(*batch).detach()[:, -1, 3].sum()))
-    expected = {side: tuple(ids.shape) for side, ids in zip(found.shares, batch, strict=True)}
-    assert {side: tuple(each.shape) for side, each in found.shares.items()} == expected
+    expected = {
+        side: tuple(ids.shape) for side, ids in zip(found.contributions, batch, strict=True)
+    }
+    assert {side: tuple(each.shape) for side, each in found.contributions.items()} == expected
 
 
 def test_a_planted_copy_is_attributed_to_its_source() -> None:
     model, ids = planted(), torch.tensor([[4, 7, 1, 2]])
-    (shares,) = integrated_gradients(model, ids, logit_metric(1), baseline="zero").shares.values()
-    assert shares[0].tolist() == pytest.approx([0, 0, 1, 0], abs=1e-9)
+    (contributions,) = integrated_gradients(
+        model, ids, logit_metric(1), baseline="zero"
+    ).contributions.values()
+    assert contributions[0].tolist() == pytest.approx([0, 0, 1, 0], abs=1e-9)
 
 
 def test_the_summary_is_not_moved() -> None:
     model, batch = make("encoder", head="class", outputs=2, summary=True), inputs("encoder")
-    (shares,) = integrated_gradients(model, batch, logit_metric(1)).shares.values()
-    assert shares.shape == (2, 7) and float(shares[:, 0].abs().max()) == 0
+    (contributions,) = integrated_gradients(model, batch, logit_metric(1)).contributions.values()
+    assert contributions.shape == (2, 7) and float(contributions[:, 0].abs().max()) == 0
 
 
 def test_nodes_integrate_polynomials() -> None:

@@ -85,7 +85,7 @@ def test_columns_that_only_add_up_do_not_interact() -> None:
     rows, rest = (torch.rand(n, 4, 16).double() for n in (3, 4))
     result = column_interactions(model, rows, rest, (0, 1, 2, 3), (0, 1))
     close(result.values, torch.zeros_like(result.values), 1e-8)
-    with pytest.raises(InputError, match="one row or more"):
+    with pytest.raises(InputError, match="at least one row"):
         column_contributions(model, rows, rest[:0])
 
 

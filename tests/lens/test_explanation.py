@@ -45,13 +45,13 @@ def test_it_agrees_with_the_model(mode: str) -> None:
     assert found.to_dict()["outputs"][0]["pieces"][names[0]] == float(values[0, 0])
     json.dumps(found.to_dict())
     # A decoder's output rests on nothing after it.
-    own = found.shares["decoder"]
+    own = found.contributions["decoder"]
     assert float(own.triu(1).abs().max()) == 0 and bool(own.tril().abs().sum() > 0)
 
 
 def test_a_class_has_one_output() -> None:
     _, _, found = explain_some("encoder", head="class", outputs=3, pool="mean")
-    assert len(found.outputs) == 1 and found.shares["encoder"].shape == (1, 6)
+    assert len(found.outputs) == 1 and found.contributions["encoder"].shape == (1, 6)
     assert found.top_inputs()[0][0] == "encoder" and len(found.page().html()) < 100_000
 
 

@@ -388,8 +388,8 @@ def test_tables_and_texts_are_explained(trained: Trained) -> None:
         side = opened.config.model.mode.split("-")[-1]
         count = 1 if task == "classify" else len(found.tokens[side])
         assert len(found.outputs) == len(found.probabilities) == count
-        assert set(found.shares) == set(found.tokens)
-        for name, each in found.shares.items():
+        assert set(found.contributions) == set(found.tokens)
+        for name, each in found.contributions.items():
             assert each.shape == (count, len(found.tokens[name]))
         names, values = found.pieces
         assert len(names) == len(values) and found.maps

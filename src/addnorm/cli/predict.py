@@ -318,7 +318,7 @@ def explain(args: argparse.Namespace) -> None:
 
 def _explain_text(trained: Any, args: argparse.Namespace) -> None:
     is_file = Path(args.file).is_file() if len(args.file) < 256 else False
-    texts = [line for line in _lines(args.file) if line.strip()] if is_file else args.file
+    texts = list(_lines(args.file)) if is_file else args.file
     explanation = trained.explain(texts, args.row, say=say)
     if args.report is not None:
         say(f"page: {explanation.page().write(args.report)}")

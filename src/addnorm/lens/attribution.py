@@ -1,9 +1,9 @@
-"""Which inputs an output rests on: integrated gradients over token embeddings.
+"""Which inputs an output depends on: integrated gradients over token embeddings.
 
-    share_i = (x_i − b_i) · ∫₀¹ ∂f/∂x_i (b + α (x − b)) dα,   Σ share_i = f(x) − f(b)
+    c_i = (x_i − b_i) · ∫₀¹ ∂f/∂x_i (b + α (x − b)) dα,   Σ c_i = f(x) − f(b)
 
 Sundararajan et al. 2017 (1703.01365), eq. 1. The integral is a sum at Gauss-Legendre nodes; how far
-the shares are from their known sum (completeness) is returned with them.
+the contributions are from their known sum (completeness) is returned with them.
 """
 
 from collections.abc import Callable
@@ -23,24 +23,24 @@ from addnorm.lens.places import ModelInputs, call, find_sides, require_eval
 
 @dataclass(frozen=True, kw_only=True)
 class Attribution:
-    """Shares of a metric by input position.
+    """Contributions to a metric by input position.
 
     Parameters
     ----------
-    shares
+    contributions
         Of each side (encoder, decoder), (batch, length).
     value, baseline
         The metric of the input and of the baseline, summed over the batch.
     """
 
-    shares: dict[str, Tensor]
+    contributions: dict[str, Tensor]
     value: float
     baseline: float
 
     @property
     def completeness(self) -> float:
-        """Sum of the shares − (value − baseline): 0 if the integral were exact."""
-        total = sum(float(each.double().sum()) for each in self.shares.values())
+        """Sum of the contributions − (value − baseline): 0 if the integral were exact."""
+        total = sum(float(each.double().sum()) for each in self.contributions.values())
         return total - (self.value - self.baseline)
 
 
@@ -52,7 +52,7 @@ def integrated_gradients(
     baseline: str = "mean",
     steps: int = 32,
 ) -> Attribution:
-    """Return the share of every input token in a metric of the output.
+    """Return the contribution of every input token to a metric of the output.
 
     Parameters
     ----------
@@ -69,8 +69,8 @@ def integrated_gradients(
     >>> from addnorm import ModelConfig, build
     >>> from addnorm.lens.patching import logit_metric
     >>> model = build(ModelConfig(mode="decoder", vocab=9, width=8, heads=2, depth=1)).eval()
-    >>> found = integrated_gradients(model, torch.tensor([[3, 1, 4]]), logit_metric(2))
-    >>> abs(found.completeness) < 0.1 * abs(found.value - found.baseline)
+    >>> result = integrated_gradients(model, torch.tensor([[3, 1, 4]]), logit_metric(2))
+    >>> abs(result.completeness) < 0.1 * abs(result.value - result.baseline)
     True
     """
     require_eval(model, "integrated_gradients")
@@ -86,8 +86,8 @@ def integrated_gradients(
             totals[name] += weight * grad
     with torch.no_grad():
         high, low = (float(_call_from(model, inputs, x, metric)) for x in (ends, starts))
-    shares = {n: ((ends[n] - starts[n]) * total).sum(dim=-1) for n, total in totals.items()}
-    return Attribution(shares=shares, value=high, baseline=low)
+    contributions = {n: ((ends[n] - starts[n]) * total).sum(dim=-1) for n, total in totals.items()}
+    return Attribution(contributions=contributions, value=high, baseline=low)
 
 
 def gauss_legendre(count: int) -> tuple[list[float], list[float]]:

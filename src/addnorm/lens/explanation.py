@@ -1,7 +1,8 @@
-"""Everything the lens sees of one sequence, with words in place of numbers.
+"""An explanation of one sequence: everything the lens shows, with tokens as text.
 
 For every output position: its probabilities, the pieces that its logit is the sum of, what the
-model would have said after each layer, and the share of every input token; and all attention maps.
+model would predict after each layer, and the contribution of every input token; and all attention
+maps.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -53,10 +54,10 @@ class SequenceExplanation:
     layers
         The most probable outputs after each box: places, then of each place and position
         (text, probability) lists.
-    shares
-        Of each side, the share of input token i in the logit at position p, (positions, tokens).
+    contributions
+        Of each side, that of input token i to the logit at position p, (positions, tokens).
     completeness
-        How far the shares are from their known sum, over all positions.
+        Sum of the contributions minus its known value, over all positions.
     """
 
     title: str
@@ -68,7 +69,7 @@ class SequenceExplanation:
     statistics: dict[str, dict[str, float]]
     pieces: tuple[list[str], Tensor]
     layers: tuple[list[str], list[list[list[tuple[str, float]]]]]
-    shares: dict[str, Tensor]
+    contributions: dict[str, Tensor]
     completeness: float
     notes: list[str] = field(default_factory=list)
 
@@ -79,11 +80,11 @@ class SequenceExplanation:
         return sorted(pairs, key=lambda pair: -abs(pair[1]))[:count]
 
     def top_inputs(self, position: int = -1, count: int = 8) -> list[tuple[str, str, float]]:
-        """Return the input tokens with the largest shares at a position: (side, token, share)."""
+        """Return the inputs that contribute most at a position: (side, token, contribution)."""
         rows = [
-            (side, token, float(share))
-            for side, table in self.shares.items()
-            for token, share in zip(self.tokens[side], table[position], strict=True)
+            (side, token, float(value))
+            for side, table in self.contributions.items()
+            for token, value in zip(self.tokens[side], table[position], strict=True)
         ]
         return sorted(rows, key=lambda row: -abs(row[2]))[:count]
 
@@ -99,7 +100,7 @@ class SequenceExplanation:
                     "output": output,
                     "probability": self.probabilities[p],
                     "candidates": self.candidates[p],
-                    "inputs": {side: each[p].tolist() for side, each in self.shares.items()},
+                    "inputs": {side: each[p].tolist() for side, each in self.contributions.items()},
                     "pieces": dict(zip(names, values[:, p].tolist(), strict=True)),
                     "layers": {place: row[p] for place, row in zip(places, table, strict=True)},
                 }
@@ -111,7 +112,7 @@ class SequenceExplanation:
         }
 
     def page(self) -> "Page":
-        """Return an HTML page to look around in."""
+        """Return an interactive HTML page."""
         from addnorm.lens.page import sequence_page
 
         return sequence_page(self)
@@ -124,10 +125,10 @@ class SequenceExplanation:
         for p, (output, probability) in enumerate(
             zip(self.outputs, self.probabilities, strict=True)
         ):
-            inputs = ", ".join(f"{token} {share:+.2f}" for _, token, share in self.top_inputs(p, 3))
+            inputs = ", ".join(f"{token} {value:+.2f}" for _, token, value in self.top_inputs(p, 3))
             pieces = ", ".join(f"{name} {value:+.2f}" for name, value in self.top_pieces(p, 2))
             lines.append(f"{output:<12} {probability:6.1%}  from {inputs}; by {pieces}")
-        lines.append(f"completeness of the shares: off by {self.completeness:+.2g} logits")
+        lines.append(f"completeness: the contributions are off by {self.completeness:+.2g} logits")
         return "\n".join(lines)
 
 
@@ -140,6 +141,7 @@ def explain_sequence(
     targets: Sequence[int] | None = None,
     title: str = "",
     steps: int = 16,
+    temperature: float = 1.0,
 ) -> SequenceExplanation:
     """Return why a model gives its output for one sequence.
 
@@ -159,6 +161,8 @@ def explain_sequence(
         What is explained.
     steps
         Nodes of the integrated gradients.
+    temperature
+        Divisor of all logits, as of a calibrated classifier.
     """
     require_eval(model, "explain_sequence")
     if len(as_tensors(inputs)[0]) != 1:
@@ -166,18 +170,19 @@ def explain_sequence(
     seen = look(model, inputs)
     parts = decompose(model, inputs)
     logits = seen.output[0] if seen.output.ndim == 3 else seen.output  # (positions, outputs)
+    logits = logits / temperature
     pooled = seen.output.ndim == 2
     chosen = logits.argmax(dim=-1)
     if targets is not None:
-        asked = torch.tensor(list(targets))
-        if asked.shape != chosen.shape:
+        target_ids = torch.tensor(list(targets))
+        if target_ids.shape != chosen.shape:
             raise InputError(
-                f"there must be {len(chosen)} targets, one a position: got {len(asked)}."
+                f"there must be {len(chosen)} targets, one a position: got {len(target_ids)}."
             )
-        chosen = torch.where(asked == MOST_PROBABLE, chosen, asked)
+        chosen = torch.where(target_ids == MOST_PROBABLE, chosen, target_ids)
     pieces = attribute_logits(parts, chosen if pooled else chosen[None])
     layers = logit_lens(model, inputs)
-    shares = _all_shares(model, inputs, chosen, pooled, steps)
+    inputs_of = _input_contributions(model, inputs, chosen, pooled, steps)
     probabilities = logits.softmax(dim=-1)
     ids = as_tensors(inputs)[-1]
     square = {n: m for n, m in seen.maps.items() if m.shape[-1] == ids.shape[1]}
@@ -196,39 +201,41 @@ def explain_sequence(
         candidates=_names(probabilities, name_of),
         maps={name: each[0] for name, each in seen.maps.items()},
         statistics=summary,
-        pieces=_pieces(pieces, pooled),
-        layers=_layers(layers, pooled, name_of),
-        shares=shares.shares,
-        completeness=shares.completeness,
+        pieces=_pieces(pieces, pooled, temperature),
+        layers=_layers(layers, pooled, name_of, temperature),
+        contributions={side: each / temperature for side, each in inputs_of.contributions.items()},
+        completeness=inputs_of.completeness / temperature,
     )
 
 
 def _names(
     probabilities: Tensor, name_of: Callable[[int], str], count: int = TOP
 ) -> list[list[tuple[str, float]]]:
-    found = probabilities.topk(min(count, probabilities.shape[-1]), dim=-1)
+    largest = probabilities.topk(min(count, probabilities.shape[-1]), dim=-1)
     return [
         [(name_of(i), p) for i, p in zip(ids, values, strict=True)]
-        for ids, values in zip(found.indices.tolist(), found.values.tolist(), strict=True)
+        for ids, values in zip(largest.indices.tolist(), largest.values.tolist(), strict=True)
     ]
 
 
-def _pieces(found: LogitAttribution, pooled: bool) -> tuple[list[str], Tensor]:
-    values = found.values if pooled else found.values[:, 0]
-    return list(found.names), values.reshape(len(found.names), -1)
+def _pieces(
+    attribution: LogitAttribution, pooled: bool, temperature: float
+) -> tuple[list[str], Tensor]:
+    values = attribution.values if pooled else attribution.values[:, 0]
+    return list(attribution.names), values.reshape(len(attribution.names), -1) / temperature
 
 
 def _layers(
-    table: LensTable, pooled: bool, name_of: Callable[[int], str]
+    table: LensTable, pooled: bool, name_of: Callable[[int], str], temperature: float
 ) -> tuple[list[str], list[list[list[tuple[str, float]]]]]:
-    logits = table.logits if pooled else table.logits[:, 0]
+    logits = (table.logits if pooled else table.logits[:, 0]) / temperature
     return list(table.names), [_names(each.softmax(dim=-1), name_of, 3) for each in logits]
 
 
-def _all_shares(
+def _input_contributions(
     model: nn.Module, inputs: ModelInputs, chosen: Tensor, pooled: bool, steps: int
 ) -> Attribution:
-    """Return the shares of every output position at once: row p of a batch is about position p."""
+    """Return the contributions to every output position: row p of a batch is about position p."""
     count = len(chosen)
     rows = torch.arange(count)
     if isinstance(inputs, Tensor):

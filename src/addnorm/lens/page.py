@@ -17,19 +17,19 @@ SHOWN_PIECES = 14
 """Pieces of a logit that are listed; the rest are summed."""
 
 
-def sequence_page(found: SequenceExplanation) -> Page:
+def sequence_page(explanation: SequenceExplanation) -> Page:
     """Return the page of an explanation."""
-    page = Page("Why this output", found.title)
-    for note in found.notes:
+    page = Page("Why this output", explanation.title)
+    for note in explanation.notes:
         page.remark(note)
-    page.section("Look around")
+    page.section("Words, layers and heads")
     page.text(
-        "Choose an output word: the input words are shaded by their share in its logit "
+        "Choose an output word: the input words are shaded by their contribution to its logit "
         "(integrated gradients), the bars show the pieces that the logit is the exact sum of, and "
-        "the table what the model would have said after each layer. Below, choose a layer and a "
+        "the table what the model would predict after each layer. Below, choose a layer and a "
         "head and point at a cell."
     )
-    data, shortened = page_data(found)
+    data, shortened = page_data(explanation)
     page.widget(PAGE_SCRIPT, data, PAGE_STYLE)
     if shortened:
         page.remark("The maps are large: the mean over heads is shown.", "note")
@@ -43,68 +43,76 @@ def sequence_page(found: SequenceExplanation) -> Page:
                 ", ".join(f"{name} {q:.0%}" for name, q in more if name != output and q >= 0.005),
             ]
             for output, p, more in zip(
-                found.outputs, found.probabilities, found.candidates, strict=True
+                explanation.outputs, explanation.probabilities, explanation.candidates, strict=True
             )
         ],
     )
     page.text(
-        f"The shares of the input words add up to each logit's difference from the baseline (the "
-        f"mean token embedding); over all outputs they are off by {found.completeness:+.2g} logits."
+        "The contributions of the input words sum to each logit's difference from the baseline "
+        "(the mean token embedding); over all outputs they are off by "
+        f"{explanation.completeness:+.2g} logits."
     )
-    if found.statistics:
+    if explanation.statistics:
         page.section("Heads")
         page.table(
             ["head", *STATISTICS],
-            [[head, *(row[name] for name in STATISTICS)] for head, row in found.statistics.items()],
+            [
+                [head, *(row[name] for name in STATISTICS)]
+                for head, row in explanation.statistics.items()
+            ],
         )
         page.text("; ".join(f"{name}: {what}" for name, what in STATISTICS.items()) + ".")
-    last = list(found.maps)[-1]
+    last = list(explanation.maps)[-1]
     page.section("Attention, without scripts")
-    rows, columns = axes_of(found, last)
+    rows, columns = axes_of(explanation, last)
     picture = heat_map(
-        found.maps[last].mean(dim=0).tolist(), rows, columns, title=f"Mean of {last}", low=0.0
+        explanation.maps[last].mean(dim=0).tolist(), rows, columns, title=f"Mean of {last}", low=0.0
     )
     page.figure(picture, f"The mean over the heads of {last}: from each row to each column.")
     return page
 
 
-def axes_of(found: SequenceExplanation, place: str) -> tuple[list[str], list[str]]:
+def axes_of(explanation: SequenceExplanation, place: str) -> tuple[list[str], list[str]]:
     """Return the tokens of the queries and of the keys of a map.
 
     Queries of encoder-decoder attention are named by what is written there.
     """
-    side = place.split(".")[0] if place.split(".")[0] in found.tokens else next(iter(found.tokens))
-    queries = found.tokens[side]
+    side = (
+        place.split(".")[0]
+        if place.split(".")[0] in explanation.tokens
+        else next(iter(explanation.tokens))
+    )
+    queries = explanation.tokens[side]
     keys = queries
     if place.endswith(".memory"):
-        keys = found.tokens["encoder"]
-        queries = [f"→ {output}" for output in found.outputs]
-    count = found.maps[place].shape
+        keys = explanation.tokens["encoder"]
+        queries = [f"→ {output}" for output in explanation.outputs]
+    count = explanation.maps[place].shape
     return queries[: count[1]], keys[: count[2]]
 
 
-def page_data(found: SequenceExplanation) -> tuple[dict[str, Any], bool]:
+def page_data(explanation: SequenceExplanation) -> tuple[dict[str, Any], bool]:
     """Return what the page's script reads, and whether heads were averaged to save space."""
-    size = sum(each.numel() for each in found.maps.values())
+    size = sum(each.numel() for each in explanation.maps.values())
     shortened = size > MAX_MAP_BYTES
     maps = []
-    for place, each in found.maps.items():
+    for place, each in explanation.maps.items():
         table = each.mean(dim=0, keepdim=True) if shortened else each
-        rows, columns = axes_of(found, place)
+        rows, columns = axes_of(explanation, place)
         shape = {"heads": len(table), "rows": rows, "columns": columns}
         maps.append({"name": place, **shape, "data": _encode_weights(table)})
-    names, values = found.pieces
+    names, values = explanation.pieces
     return {
-        "tokens": found.tokens,
-        "outputs": found.outputs,
-        "probabilities": [round(p, 4) for p in found.probabilities],
-        "shares": {side: _rounded(each) for side, each in found.shares.items()},
-        "pieces": [_strongest(names, values[:, p]) for p in range(len(found.outputs))],
+        "tokens": explanation.tokens,
+        "outputs": explanation.outputs,
+        "probabilities": [round(p, 4) for p in explanation.probabilities],
+        "contributions": {side: _rounded(each) for side, each in explanation.contributions.items()},
+        "pieces": [_strongest(names, values[:, p]) for p in range(len(explanation.outputs))],
         "layers": {
-            "names": found.layers[0],
+            "names": explanation.layers[0],
             "cells": [
                 [[[name, round(p, 3)] for name, p in cell] for cell in row]
-                for row in found.layers[1]
+                for row in explanation.layers[1]
             ],
         },
         "maps": maps,

@@ -54,7 +54,7 @@ function (root, data) {
   for (const side in data.tokens) {
     const label = Object.keys(data.tokens).length > 1
       ? (side === "encoder" ? "Source" : "Target so far") : names[side] || "Input";
-    make("h3", "", label + ": shaded by its share in the logit", root);
+    make("h3", "", label + ": shaded by its contribution to the logit", root);
     sides[side] = make("div", "words", undefined, root);
     data.tokens[side].forEach((token) => make("span", "word", token, sides[side]));
   }
@@ -75,11 +75,11 @@ function (root, data) {
   function show() {
     buttons.forEach((b, p) => b.setAttribute("aria-pressed", String(p === chosen)));
     let most = 0;
-    for (const side in data.shares)
-      data.shares[side][chosen].forEach((v) => { most = Math.max(most, Math.abs(v)); });
-    for (const side in data.shares)
+    for (const side in data.contributions)
+      data.contributions[side][chosen].forEach((v) => { most = Math.max(most, Math.abs(v)); });
+    for (const side in data.contributions)
       [...sides[side].children].forEach((e, i) => {
-        const v = data.shares[side][chosen][i];
+        const v = data.contributions[side][chosen][i];
         e.style.background = shade(v, most);
         e.title = shown(v) + " logits";
       });

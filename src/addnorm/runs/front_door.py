@@ -201,7 +201,7 @@ def explain(
     >>> texts = ["good", "bad", "very good", "very bad"] * 10
     >>> labels = ["yes", "no", "yes", "no"] * 10
     >>> run = train("classify", text=texts, label=labels, progress=False, set=small)
-    >>> sorted(explain(run, "very good").tokens)
+    >>> sorted(explain(run, "very good").contributions)
     ['encoder']
     """
     opened = run if isinstance(run, Run) else open(run)

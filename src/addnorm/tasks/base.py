@@ -543,6 +543,8 @@ class TrainedText(Trained):
         if not 1 <= number <= len(texts):
             raise InputError(f"--row must be 1 to {len(texts)}: got {number}.")
         chosen = require_text(texts[number - 1], number)
+        if is_blank(chosen):
+            raise InputError(f"a text to explain must not be blank: text {number} is.")
         return explain_sequence(self.model, **self.explain_arguments(chosen, **options))
 
     def explain_arguments(self, text: str) -> dict[str, Any]:

@@ -145,6 +145,7 @@ class TrainedClassifier(TrainedText):
             "tokens": {"encoder": [self.tokenizer.piece(int(i)) for i in inputs[0]]},
             "name_of": self.labels.__getitem__,
             "title": text,
+            "temperature": self.temperature,
         }
 
     def evaluate_files(self, source: str, *, say: Say = say_nothing, **options: Any) -> Metrics:
