@@ -87,6 +87,7 @@ def test_the_gain_of_what_is_read(addnorm: str) -> None:
         norm = step.box.norm
         before = addnorm not in (
             *("post", "res-post", "admin", "b2t", "deepnorm", "rezero", "t-fixup", "dual"),
+            *("fixup", "none"),
         )
         if addnorm == "mix":
             before = step.layer >= 0  # a quarter of two blocks is none

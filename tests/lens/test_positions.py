@@ -102,6 +102,6 @@ def test_without_shortcuts_tokens_grow_alike() -> None:
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_every_scheme_has_a_page(positions: str) -> None:
     text = positions_page(make("decoder", positions=positions), 16).html()
-    drawn = positions in ("sinusoidal", "learned", "rotary")
+    drawn = positions in ("sinusoidal", "learned", "rotary", "index", "concatenated")
     assert ("<svg" in text) == drawn and "Positions" in text
     assert ("acts on scores" in text) != drawn

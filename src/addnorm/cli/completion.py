@@ -78,7 +78,7 @@ def iter_places(
         yield from iter_places(each, (*path, name))
 
 
-def _steps(places: Sequence[CommandPlace]) -> Iterator[tuple[str, str]]:
+def _word_steps(places: Sequence[CommandPlace]) -> Iterator[tuple[str, str]]:
     """Yield `path/word` and the path that follows, for every word that makes the path longer."""
     for place in places:
         if place.path:
@@ -87,7 +87,9 @@ def _steps(places: Sequence[CommandPlace]) -> Iterator[tuple[str, str]]:
 
 def bash_script(places: Sequence[CommandPlace]) -> str:
     """Return the completion function of bash. Where nothing matches, bash completes file names."""
-    steps = "\n".join(f"            {before}) path={after} ;;" for before, after in _steps(places))
+    steps = "\n".join(
+        f"            {before}) path={after} ;;" for before, after in _word_steps(places)
+    )
     cases, values = [], []
     for place in places:
         words, options = " ".join(place.words), " ".join(place.options)
@@ -118,7 +120,7 @@ complete -o default -F _addnorm addnorm
 
 def zsh_script(places: Sequence[CommandPlace]) -> str:
     """Return the completion function of zsh, with the help of every word."""
-    steps = "\n".join(f"      {before}) place={after} ;;" for before, after in _steps(places))
+    steps = "\n".join(f"      {before}) place={after} ;;" for before, after in _word_steps(places))
     cases, values = [], []
     for place in places:
         name = shlex.quote(place.name)
@@ -164,7 +166,7 @@ def fish_script(places: Sequence[CommandPlace]) -> str:
     """Return the completions of fish, one command for each word, with its help."""
     steps = "\n".join(
         f"            case {before}\n                set place {after}"
-        for before, after in _steps(places)
+        for before, after in _word_steps(places)
     )
     lines = []
     for place in places:
