@@ -110,7 +110,7 @@ class _Zero(nn.Module):
 def read_gain(model: nn.Module, step: NamedSublayer) -> Tensor:
     """Return the gain of what a sublayer reads, (width,): γ if its box norms before the branch.
 
-    The box's own forward is asked, with norms that only multiply; the stream it gets is all ones.
+    The box's own forward is asked, with norms that only multiply, for a stream of ones and one of zeros.
     """
     others: dict[nn.Module, nn.Module] = {
         norm: _Gain(norm) if norm is step.box.norm else nn.Identity()
@@ -122,19 +122,21 @@ def read_gain(model: nn.Module, step: NamedSublayer) -> Tensor:
     ends = find_sides(model)[step.side].stack.ends
     plain = replace_modules(ends, {n: nn.Identity() for n in ends.modules() if is_model_norm(n)})
     assert isinstance(plain, Ends)
-    stream: Stream = torch.ones(1, 1, step.box.place.width, dtype=next(model.parameters()).dtype)
-    opened = plain.open(stream)
-    if isinstance(opened, tuple) or opened.shape != stream.shape:
-        stream = opened
+    dtype = next(model.parameters()).dtype
     read: list[Tensor] = []
 
     def branch(x: Tensor) -> Tensor:
         read.append(x[0, 0])
         raise _Read  # what the box would do with the result does not matter
 
-    with torch.no_grad(), suppress(_Read):
-        box(stream, branch)
-    return read[0].detach()
+    for value in (1, 0):  # their difference has no offset, such as the bias of Fixup
+        stream: Stream = torch.full((1, 1, step.box.place.width), value, dtype=dtype)
+        opened = plain.open(stream)
+        if isinstance(opened, tuple) or opened.shape != stream.shape:
+            stream = opened
+        with torch.no_grad(), suppress(_Read):
+            box(stream, branch)
+    return (read[0] - read[1]).detach()
 
 
 @dataclass(frozen=True)
