@@ -110,7 +110,8 @@ class _Zero(nn.Module):
 def read_gain(model: nn.Module, step: NamedSublayer) -> Tensor:
     """Return the gain of what a sublayer reads, (width,): γ if its box norms before the branch.
 
-    The box's own forward is asked, with norms that only multiply, for a stream of ones and one of zeros.
+    The box's own forward is called, with norms that only multiply, on a stream of ones and one of
+    zeros.
     """
     others: dict[nn.Module, nn.Module] = {
         norm: _Gain(norm) if norm is step.box.norm else nn.Identity()
