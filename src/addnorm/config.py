@@ -49,6 +49,8 @@ class ModelConfig(Section):
 
     width: int = 512
     """Numbers per position in the stream."""
+    embed_width: int | None = None
+    """Width of the embeddings of an encoder, then projected to width (ELECTRA); else width."""
     depth: int = 6
     """Blocks in the stack (in the encoder, when there are two)."""
     decoder_depth: int | None = None
@@ -73,9 +75,11 @@ class ModelConfig(Section):
     """Norm on queries and keys: none, head (each head) or width (all heads together)."""
     window: int | None = None
     """Each query sees only keys fewer than this many positions away; all when left out."""
+    full_every: int = 0
+    """Blocks n, 2n, 3n … (from 1) ignore the window (Gemma 2: 2, Gemma 3: 6); 0 for no block."""
 
     norm: str = "layer"
-    """Norm inside Add & Norm: layer, rms, scale, batch, instance or none."""
+    """Norm inside Add & Norm: layer, rms, rms-offset, scale, batch, instance or none."""
     norm_eps: float = 1e-5
     """Small number that keeps the norm from dividing by zero."""
     norm_bias: bool = True
@@ -116,9 +120,11 @@ class ModelConfig(Section):
     pool: str = "first"
     """How positions become one vector for head = class or number: first, mean or last."""
     pooler: str = "none"
-    """Between the pooled vector and the classes: none, tanh of a layer (BERT), relu (FT)."""
+    """Between pooled vector and classes: none, tanh of a layer, dense-relu, dense-gelu, or relu."""
     unembed_bias: bool = False
     """A bias on the logits of the vocabulary."""
+    logit_cap: float | None = None
+    """Soft cap c on the logits z of head = token: c tanh(z / c); none when left out."""
     scale_output: bool = False
     """Multiply the stream by 1/sqrt(width) before the tied output matrix (T5 v1.0)."""
 
@@ -135,14 +141,15 @@ class ModelConfig(Section):
         self.need_one_of("attention_bias", ("all", "qkv", "none"))
         self.need_one_of("head", ("token", "masked", "class", "number", "none"))
         self.need_one_of("pool", ("first", "mean", "last"))
-        self.need_one_of("pooler", ("none", "tanh", "relu"))
+        self.need_one_of("pooler", ("none", "tanh", "relu", "dense-relu", "dense-gelu"))
         self.need_one_of("init", ("xavier", "normal", "torch"))
         for name in ("width", "heads", "length", "image", "patch", "channels"):
             self.need(getattr(self, name) > 0, name, "must be positive", "Try 8 or more.")
-        for name in ("depth", "segments", "outputs", "vocab"):
+        for name in ("depth", "segments", "outputs", "vocab", "full_every"):
             self.need(getattr(self, name) >= 0, name, "must not be negative", "Try 0 or more.")
         self.need_positive("kv_heads", "head_width", "ffn_width", "window", "target_vocab")
-        self.need_positive("decoder_depth", "attention_scale", "attention_cap")
+        self.need_positive("decoder_depth", "attention_scale", "attention_cap", "logit_cap")
+        self.need_positive("embed_width")
         for name in ("dropout", "attention_dropout", "ffn_dropout"):
             self.need(
                 0 <= getattr(self, name) < 1, name, "must be at least 0 and below 1", "Try 0.1."
@@ -174,6 +181,11 @@ class ModelConfig(Section):
     def effective_kv_heads(self) -> int:
         """Number of key/value heads."""
         return self.kv_heads or self.heads
+
+    @property
+    def effective_embed_width(self) -> int:
+        """Width of the embeddings."""
+        return self.embed_width or self.width
 
     @property
     def query_width(self) -> int:
@@ -215,6 +227,10 @@ class ModelConfig(Section):
     def output_vocab(self) -> int:
         """Number of token ids that the model predicts."""
         return self.target_vocab or self.vocab
+
+    def window_of(self, layer: int) -> int | None:
+        """Return the window of one block, from 0, where windows alternate; else None."""
+        return self.window if self.full_every and (layer + 1) % self.full_every else None
 
     @property
     def ties_output(self) -> bool:
@@ -274,6 +290,15 @@ class ModelConfig(Section):
         for name in ("summary", "segments"):
             only = self.mode == "encoder" or not getattr(self, name)
             self.need(only, name, "is for mode=encoder", "Leave it out.")
+        if self.embed_width is not None:
+            only = self.mode == "encoder" and self.input == "tokens"
+            self.need(only, "embed_width", "is for encoders of tokens", "Leave it out.")
+        if self.full_every:
+            rule = "is for models with a window"
+            self.need(self.window is not None, "full_every", rule, "Leave it out, or set window.")
+        if self.logit_cap is not None:
+            only = self.head == "token"
+            self.need(only, "logit_cap", "is for head=token", "Leave it out.")
         for name in ("attention_scale", "attention_cap"):
             only = self.attention == "dot" or getattr(self, name) is None
             self.need(only, name, "is for attention=dot", "Leave it out.")
