@@ -331,7 +331,7 @@ class DataConfig(Section):
     max_rows: int | None = None
     """Rows (lines, of a book) to read of each file; all when left out."""
     tokenizer: str | None = None
-    """bpe, unigram, characters or bytes; worked out from the task when left out."""
+    """bpe, unigram, characters or bytes (or that of an imported model); by the task if unset."""
     vocab: int | None = None
     """Token ids to learn; worked out from the size of the text when left out."""
     shared_vocab: bool = True
@@ -367,7 +367,8 @@ class DataConfig(Section):
         ):
             self.need_one_of(name, choices)
         if self.tokenizer is not None:
-            self.need_one_of("tokenizer", ("bpe", "unigram", "characters", "bytes"))
+            kinds = ("bpe", "unigram", "characters", "bytes", "huggingface", "sentencepiece")
+            self.need_one_of("tokenizer", kinds)
         self.need_positive("max_rows", "vocab", "max_length", "mask_rate")
         share = self.valid_fraction
         holds = share is None or 0 <= share < 1

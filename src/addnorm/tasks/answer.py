@@ -1,6 +1,5 @@
 """A text that a model wrote, with its score and its tokens."""
 
-from addnorm.data.text.special_tokens import END
 from addnorm.data.text.tokenizer import Tokenizer
 from addnorm.generate import Hypothesis
 
@@ -25,6 +24,6 @@ class Answer(str):
 def make_answer(hypothesis: Hypothesis, tokenizer: Tokenizer) -> Answer:
     """Return a decoded hypothesis as text."""
     values = hypothesis.log_probabilities
-    ids = [*hypothesis.tokens, END][: len(values)]
+    ids = [*hypothesis.tokens, tokenizer.end][: len(values)]
     pieces = [(tokenizer.piece(token), value) for token, value in zip(ids, values, strict=True)]
     return Answer(tokenizer.decode(hypothesis.tokens), score=hypothesis.score, pieces=pieces)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from addnorm import presets
 from addnorm.config import Config, ModelConfig
 from addnorm.data.text.batches import shard
-from addnorm.data.text.special_tokens import IGNORE, PAD
+from addnorm.data.text.special_tokens import IGNORE
 from addnorm.data.text.tokenizer import Tokenizer, train_tokenizer
 from addnorm.errors import ConfigError, InputError, SavedError
 from addnorm.generate import pack, quantise
@@ -316,8 +316,15 @@ class TextTask(Task):
 
     def model_fields(self) -> Fields:
         """Return the fields of the model that follow from the data."""
-        vocab = next(iter(self.tokenizers.values())).size
-        return {"mode": self.mode, "head": self.head, "vocab": vocab, "pad": PAD}
+        tokenizer = next(iter(self.tokenizers.values()))
+        pad = tokenizer.pad if self.hides_padding(tokenizer) else None
+        return {"mode": self.mode, "head": self.head, "vocab": tokenizer.size, "pad": pad}
+
+    @staticmethod
+    def hides_padding(tokenizer: Tokenizer) -> bool:
+        """Return whether the id of padding has no other use, so that it may be hidden."""
+        special = tokenizer.special
+        return special.pad not in (special.begin, special.end)
 
     @classmethod
     def choose_size(cls, tokens: int) -> str:

@@ -13,7 +13,7 @@ from addnorm.data.text.batches import Batches
 from addnorm.data.text.collate import collate_labelled, text_lengths
 from addnorm.data.text.labelled import LabelledTexts, read_labelled
 from addnorm.data.text.pairs import limit_tokens
-from addnorm.data.text.special_tokens import IGNORE
+from addnorm.data.text.special_tokens import IGNORE, OURS, SpecialIds
 from addnorm.data.text.split import overlap, split_by_source
 from addnorm.metrics import classification_metrics
 from addnorm.models.transformer import Encoder
@@ -52,7 +52,7 @@ class TrainedClassifier(TrainedText):
         while part := list(islice(places, CHUNK)):
             checked = [require_text(text, place) for place, text in part]
             ids = [row[:longest] for row in self.tokenizer.encode_many(checked)]
-            for row in probabilities(model, ids):
+            for row in probabilities(model, ids, self.tokenizer.special):
                 yield dict(zip(self.labels, row, strict=True))
 
     def classify(self, texts: str | Iterable[str]) -> list[dict[str, float]]:
@@ -75,7 +75,9 @@ class TrainedClassifier(TrainedText):
         model = self.model
         assert isinstance(model, Encoder)
         return {
-            **classification_metrics(probabilities(model, ids), rows.targets),
+            **classification_metrics(
+                probabilities(model, ids, self.tokenizer.special), rows.targets
+            ),
             "texts": len(rows),
         }
 
@@ -164,7 +166,9 @@ class Classify(TextTask):
     def collate(self, part: Sequence[int], *, train: bool) -> Batch:
         ids = (self.train if train else self.valid)[0]
         labels = self.targets[train]
-        inputs, targets = collate_labelled([ids[i] for i in part], [labels[i] for i in part])
+        inputs, targets = collate_labelled(
+            [ids[i] for i in part], [labels[i] for i in part], self.tokenizers["text"].special
+        )
         return {"inputs": inputs, "targets": targets}
 
     def total_loss(self, model: nn.Module, batch: Batch, total: int, smoothing: float) -> Tensor:
@@ -180,7 +184,9 @@ class Classify(TextTask):
 
     def figures(self, model: nn.Module, loss: float) -> dict[str, float]:
         assert isinstance(model, Encoder)
-        figures = classification_metrics(probabilities(model, self.valid[0]), self.targets[False])
+        special = self.tokenizers["text"].special
+        rows = probabilities(model, self.valid[0], special)
+        figures = classification_metrics(rows, self.targets[False])
         return {name: figures[name] for name in ("accuracy", "f1", "ece")}
 
     def contents(self) -> Iterable[object]:
@@ -223,13 +229,17 @@ def encode(
 
 @torch.no_grad()
 def probabilities(
-    model: Encoder, rows: Sequence[Sequence[int]], batch: int = 8192
+    model: Encoder,
+    rows: Sequence[Sequence[int]],
+    special: SpecialIds = OURS,
+    batch: int = 8192,
 ) -> list[list[float]]:
     """Return the probability of each label for each text, in their order."""
     found: dict[int, list[float]] = {}
     device = next(model.parameters()).device
     for part in Batches(text_lengths(rows), batch).epoch(0):
-        inputs = collate_labelled([rows[i] for i in part], [0] * len(part)).inputs.to(device)
+        texts = collate_labelled([rows[i] for i in part], [0] * len(part), special)
+        inputs = texts.inputs.to(device)
         for place, row in zip(part, model(inputs).softmax(dim=-1).tolist(), strict=True):
             found[place] = row
     return [found[place] for place in range(len(rows))]

@@ -70,11 +70,11 @@ class TrainedLanguageModel(TrainedText):
         assert isinstance(model, Decoder)
         if not isinstance(prompt, str):
             raise InputError(f"a prompt must be a str: got {type(prompt).__name__}.")
-        ids = tokenizer.encode(prompt)
-        if not ids:
+        ids = [*tokenizer.special.opening, *tokenizer.encode(prompt)]
+        if not prompt or not ids:
             raise InputError("a prompt must have one character or more: got none. Try 'The'.")
-        if tokenizer.unknown in ids:
-            unknown = next(c for c in prompt if tokenizer.unknown in tokenizer.encode(c))
+        if tokenizer.unknown is not None and tokenizer.unknown in ids:
+            unknown = next((c for c in prompt if tokenizer.unknown in tokenizer.encode(c)), prompt)
             raise InputError(
                 f"the prompt has a character that the model never saw: {unknown!r}. Leave it out."
             )
@@ -175,7 +175,8 @@ class Language(TextTask):
         return self.held
 
     def collate(self, part: Sequence[Any], *, train: bool) -> Batch:
-        inputs, targets = collate_windows(self.train if train else self.valid, part)
+        stream, pad = self.train if train else self.valid, self.tokenizers["text"].pad
+        inputs, targets = collate_windows(stream, part, pad)
         return {"inputs": inputs, "targets": targets}
 
     def total_loss(self, model: nn.Module, batch: Batch, total: int, smoothing: float) -> Tensor:

@@ -15,7 +15,7 @@ from addnorm.data.text.labelled import read_text_column
 from addnorm.data.text.masking import mask_tokens
 from addnorm.data.text.pairs import RowFilter, filter_rows, limit_tokens
 from addnorm.data.text.reading_report import ReadingReport
-from addnorm.data.text.special_tokens import BEGIN, END, IGNORE
+from addnorm.data.text.special_tokens import IGNORE
 from addnorm.data.text.split import split_by_source
 from addnorm.errors import InputError
 from addnorm.models.transformer import Encoder
@@ -136,15 +136,18 @@ class Masked(TextTask):
         seed = (self.config.run.seed, self.place[0]) if train else (HELD_OUT_SEED, 0)
         hidden = [self._hide(rows[i], hash((*seed, i))) for i in part]
         inputs, targets = zip(*hidden, strict=True)
-        return {"inputs": pad(inputs), "targets": pad(targets, IGNORE)}
+        filler = self.tokenizers["text"].pad
+        return {"inputs": pad(inputs, filler), "targets": pad(targets, IGNORE)}
 
     def _hide(self, row: list[int], seed: int) -> tuple[list[int], list[int]]:
         """Return a text with some tokens hidden, and its targets; neighbours do not matter."""
+        tokenizer = self.tokenizers["text"]
         inputs, targets = mask_tokens(
-            torch.tensor([BEGIN, *row, END]),
-            vocab=self.tokenizers["text"].size,
+            torch.tensor([tokenizer.begin, *row, tokenizer.end]),
+            vocab=tokenizer.size,
             rate=self.config.data.mask_rate,
             generator=torch.Generator().manual_seed(seed % 2**63),
+            special=tokenizer.special,
         )
         return inputs.tolist(), targets.tolist()
 

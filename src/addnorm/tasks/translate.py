@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from addnorm.config import Config
 from addnorm.data.text.batches import Batches
-from addnorm.data.text.collate import collate_pairs, pair_lengths
+from addnorm.data.text.collate import collate_pairs, delimit_source, pair_lengths
 from addnorm.data.text.pairs import Pairs, limit_tokens, read_pairs
-from addnorm.data.text.special_tokens import BEGIN, END
 from addnorm.data.text.split import overlap, split_by_source
 from addnorm.generate import Decoding, translate
+from addnorm.layers.masks import Mask
 from addnorm.metrics import bleu, chrf
 from addnorm.models.transformer import EncoderDecoder
 from addnorm.tasks.answer import Answer, make_answer
@@ -63,9 +63,11 @@ class TrainedTranslator(TrainedText):
         assert isinstance(model, EncoderDecoder)
         source, target = sides_of(self.tokenizers)
         ids = (
-            [*source.encode(require_text(text, place)), END] for place, text in enumerate(texts, 1)
+            delimit_source(source.encode(require_text(text, place)), source.special)
+            for place, text in enumerate(texts, 1)
         )
-        for hypotheses in translate(model, ids, decoding, begin=BEGIN, end=END):
+        ends = {"begin": target.begin, "end": target.end}
+        for hypotheses in translate(model, ids, decoding, **ends):
             yield [make_answer(hypothesis, target) for hypothesis in hypotheses]
 
     def translate(
@@ -139,7 +141,8 @@ class Translate(TextTask):
         self, tokenizers: Tokenizers, train: EncodedPairs, valid: EncodedPairs, notes: list[str]
     ) -> None:
         self.tokenizers, self.train, self.valid, self.notes = tokenizers, train, valid, notes
-        self.size = sum(map(sum, pair_lengths(train.sources, train.targets)))
+        special = sides_of(tokenizers)[0].special
+        self.size = sum(map(sum, pair_lengths(train.sources, train.targets, special)))
 
     @classmethod
     def read_files(cls, config: Config, tokenizers: Tokenizers | None) -> Self:
@@ -173,9 +176,10 @@ class Translate(TextTask):
     def _bind(self, config: Config) -> None:
         assert config.train.batch is not None
         train, valid, batch = self.train, self.valid, config.train.batch
-        lengths = pair_lengths(train.sources, train.targets)
+        special = sides_of(self.tokenizers)[0].special
+        lengths = pair_lengths(train.sources, train.targets, special)
         self.batches = Batches(lengths, batch, seed=config.run.seed)
-        lengths = pair_lengths(valid.sources, valid.targets)
+        lengths = pair_lengths(valid.sources, valid.targets, special)
         most = _within(lengths, self.max_held_out)
         self.held = Batches([side[:most] for side in lengths], batch).epoch(0)
 
@@ -183,33 +187,50 @@ class Translate(TextTask):
         return self.batches.epoch(number)
 
     def positions_needed(self, config: Config) -> int:
-        rows = (self.train, self.valid)
-        return max(max(map(max, pair_lengths(part.sources, part.targets))) for part in rows)
+        special = sides_of(self.tokenizers)[0].special
+        lengths = [
+            pair_lengths(part.sources, part.targets, special) for part in (self.train, self.valid)
+        ]
+        return max(max(map(max, part)) for part in lengths)
 
     def held_out(self) -> Sequence[Sequence[int]]:
         return self.held
 
     def collate(self, part: Sequence[int], *, train: bool) -> Batch:
         rows = self.train if train else self.valid
+        one, other = sides_of(self.tokenizers)
         source, target_in, targets = collate_pairs(
-            [rows.sources[i] for i in part], [rows.targets[i] for i in part]
+            [rows.sources[i] for i in part],
+            [rows.targets[i] for i in part],
+            one.special,
+            other.special,
         )
         return {"source": source, "target_in": target_in, "targets": targets}
 
     def total_loss(self, model: nn.Module, batch: Batch, total: int, smoothing: float) -> Tensor:
         assert isinstance(model, EncoderDecoder)
-        hidden = model.hidden(batch["source"], batch["target_in"])
+        source_mask = target_mask = None
+        if not self.hides_padding(sides_of(self.tokenizers)[0]):
+            # The decoder starts with padding, which must be seen; later padding it cannot see.
+            real = batch["source"] != sides_of(self.tokenizers)[0].pad
+            source_mask, target_mask = Mask.padding(real), Mask()
+        hidden = model.hidden(
+            batch["source"], batch["target_in"], source_mask=source_mask, target_mask=target_mask
+        )
         return token_loss(model, hidden, batch["targets"], smoothing=smoothing, total=total)
 
     def figures(self, model: nn.Module, loss: float) -> dict[str, float]:
         figures = super().figures(model, loss)
         if self.metric == "bleu":
             assert isinstance(model, EncoderDecoder)
-            sources = [[*row, END] for row in self.valid.sources[:MOST_BLEU]]
-            decoder = sides_of(self.tokenizers)[1]
+            encoder, decoder = sides_of(self.tokenizers)
+            sources = [
+                delimit_source(row, encoder.special) for row in self.valid.sources[:MOST_BLEU]
+            ]
+            ends = {"begin": decoder.begin, "end": decoder.end}
             texts = [
                 decoder.decode(best[0].tokens)
-                for best in translate(model, sources, Decoding(), begin=BEGIN, end=END)
+                for best in translate(model, sources, Decoding(), **ends)
             ]
             figures["bleu"] = bleu(texts, self.valid.pairs.target[: len(texts)])["score"]
         return figures

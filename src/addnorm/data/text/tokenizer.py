@@ -1,5 +1,7 @@
 """Tokenizers: text to token ids and back, over four kinds of vocabulary, trained once and saved.
 
+Two more kinds come with imported models: `huggingface` and `sentencepiece`.
+
 Decoding returns exactly what was encoded, including line ends and unusual spaces. The exceptions:
 text that was lower-cased by the option `lower`, and characters unknown to `characters`.
 """
@@ -10,8 +12,9 @@ from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 
+from addnorm.data.text.pretrained import SentencePieceFile, TokenizerFile
 from addnorm.data.text.sentencepiece import BPE, Unigram
-from addnorm.data.text.special_tokens import BEGIN, END, FIRST, MASK, PAD, SPECIAL_NAMES, UNKNOWN
+from addnorm.data.text.special_tokens import FIRST, OURS, SPECIAL_NAMES, SpecialIds
 from addnorm.data.text.tokenizer_file import TokenizerRecord, read_record, sha256, write_record
 from addnorm.data.text.vocabulary import Bytes, Characters, Vocabulary
 from addnorm.errors import InputError, SavedError, choose
@@ -21,6 +24,8 @@ TOKENIZERS: dict[str, type[Vocabulary]] = {
     "unigram": Unigram,
     "characters": Characters,
     "bytes": Bytes,
+    "huggingface": TokenizerFile,
+    "sentencepiece": SentencePieceFile,
 }
 
 MAX_LINES = 1_000_000
@@ -28,7 +33,7 @@ MAX_LINES = 1_000_000
 
 
 class Tokenizer:
-    """Text to token ids and back; ids below 5 are special and never come from text.
+    """Text to token ids and back; special ids (below 5, unless imported) never come from text.
 
     >>> tokenizer = train_tokenizer(["to be", "or not to be"], "characters", size=100)
     >>> tokenizer.encode("bee"), tokenizer.decode([1, 7, 8, 2, 0])
@@ -36,8 +41,6 @@ class Tokenizer:
     >>> tokenizer.notes
     ['the vocabulary has 13 ids, not 100: the text has no more characters.']
     """
-
-    pad, begin, end, unknown, mask = PAD, BEGIN, END, UNKNOWN, MASK
 
     def __init__(
         self, kind: str, vocabulary: Vocabulary, *, lower: bool = False, notes: Iterable[str] = ()
@@ -48,6 +51,36 @@ class Tokenizer:
         """Whether text is lower-cased before it is encoded."""
         self.notes = list(notes)
         """How the vocabulary differs from what was requested, in sentences."""
+
+    @property
+    def special(self) -> SpecialIds:
+        """The ids of special tokens."""
+        return self.vocabulary.special
+
+    @property
+    def pad(self) -> int:
+        """Pads short rows."""
+        return self.special.pad
+
+    @property
+    def begin(self) -> int:
+        """Precedes a text, and is the first input of a decoder."""
+        return self.special.begin
+
+    @property
+    def end(self) -> int:
+        """Ends a sequence."""
+        return self.special.end
+
+    @property
+    def unknown(self) -> int | None:
+        """Replaces what has no id; None if everything has one."""
+        return self.special.unknown
+
+    @property
+    def mask(self) -> int | None:
+        """Replaces a masked token; None if there is none."""
+        return self.special.mask
 
     @property
     def size(self) -> int:
@@ -70,7 +103,8 @@ class Tokenizer:
     def piece(self, number: int) -> str:
         """Return how an id is displayed: a space as ▁, an invisible character by its code."""
         (number,) = self._check_ids((number,))
-        return SPECIAL_NAMES[number] if number < FIRST else self.vocabulary.name(number)
+        named = self.special == OURS and number < FIRST
+        return SPECIAL_NAMES[number] if named else self.vocabulary.name(number)
 
     @cached_property
     def digest(self) -> str:
