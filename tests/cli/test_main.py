@@ -40,6 +40,9 @@ FLAGS = {
     "schema": HELP | {"-o", "--out", "--target", "--json"},
     "predict": HELP | {"-o", "--out", "--proba", "--json"},
     "explain": HELP | {"--row", "--out", "--json"},
+    "import": HELP | {"--json"},
+    "export": HELP | {"--to", "--architecture", "--json"},
+    "embed": HELP | {"-o", "--out", "--json"},
     "clinic": HELP
     | {"--set", "--report", "--lr", "--warmup", "--quick", "--try", "--steps", "--jobs", "--json"}
     | {"--data", "--out"},

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import sentencepiece
 
-from addnorm.data.text.tokenizer import Tokenizer
+from addnorm.data.text.tokenizer import IMPORTED, Tokenizer
 from addnorm.errors import ConfigError, SavedError
 from addnorm.interop.tokenizers import read_tokenizers
 
@@ -221,5 +221,7 @@ def test_language_codes_are_refused(tmp_path: Path) -> None:
 def test_imported_kinds_are_not_trained() -> None:
     from addnorm.data.text.tokenizer import train_tokenizer
 
-    with pytest.raises(ConfigError, match="comes with an imported model and is not trained"):
+    with pytest.raises(ConfigError, match="the tokenizer has no choice 'huggingface'"):
         train_tokenizer(["a"], "huggingface")
+    with pytest.raises(ConfigError, match="comes with an imported model and is not trained"):
+        IMPORTED["huggingface"].train(["a"], 10)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def _add_run(parser: argparse.ArgumentParser, *, int8: bool = False) -> None:
-    parser.add_argument("run", metavar="RUN", help="directory of a run")
+    parser.add_argument("run", metavar="RUN", help="directory of a run, or of Hugging Face")
     if int8:
         parser.add_argument("--int8", action="store_true", help="8-bit weights: faster on a CPU")
 
@@ -122,11 +122,11 @@ def add_runs_flags(parser: argparse.ArgumentParser) -> None:
 
 def evaluate(args: argparse.Namespace) -> None:
     """Print figures on files that a run was not trained on."""
-    from addnorm.runs.run import Run
+    from addnorm.runs.front_door import open as open_run
 
     if args.file is not None and args.source is not None:
         raise ConfigError(f"one file to evaluate on, not two: {args.file!r} and {args.source!r}.")
-    run = Run.open(args.run, int8=args.int8)
+    run = open_run(args.run, int8=args.int8)
     if run.task == "table" and args.target is not None:
         raise ConfigError("--target is for translations, not for tables. Leave it out.")
     source = args.source or args.file
@@ -147,7 +147,7 @@ def translate(args: argparse.Namespace) -> None:
     """Print the translation of each line."""
     from addnorm.generate import Decoding
 
-    trained, nbest = _open(args, "translate", int8=args.int8).trained, args.nbest
+    trained, nbest = open_with_verb(args, "translate", int8=args.int8).trained, args.nbest
     decoding = Decoding(
         beam=max(args.beam, nbest) if args.beam > 0 else args.beam,
         nbest=nbest,
@@ -156,7 +156,7 @@ def translate(args: argparse.Namespace) -> None:
         workers=args.workers,
         read_ahead=1 if args.file == "-" and sys.stdin.isatty() else 1024,
     )
-    translations = trained.iter_translations(_lines(args.file), decoding)
+    translations = trained.iter_translations(read_lines_of(args.file), decoding)
     for number, answers in enumerate(translations, start=1):
         if args.json:
             rows = [
@@ -174,7 +174,7 @@ def translate(args: argparse.Namespace) -> None:
 
 def generate(args: argparse.Namespace) -> None:
     """Print what a language model writes after a prompt."""
-    run = _open(args, "generate", int8=args.int8)
+    run = open_with_verb(args, "generate", int8=args.int8)
     names = ("tokens", "temperature", "top_k", "top_p", "seed")
     answer = run.generate(args.prompt, **{name: getattr(args, name) for name in names})
     if args.json:
@@ -187,7 +187,7 @@ def generate(args: argparse.Namespace) -> None:
 
 def classify(args: argparse.Namespace) -> None:
     """Print the most probable label of each line, with its probability."""
-    for row in _open(args, "classify").trained.iter_labels(_lines(args.file)):
+    for row in open_with_verb(args, "classify").trained.iter_labels(read_lines_of(args.file)):
         if args.json:
             print(to_json(row, indent=None), flush=True)
             continue
@@ -200,7 +200,7 @@ def predict(args: argparse.Namespace) -> None:
     from addnorm.data.table.reader import open_table_writer
     from addnorm.tasks.table import UnknownValues
 
-    trained = _open(args, "predict").trained
+    trained = open_with_verb(args, "predict").trained
     if args.out is not None and Path(args.out).resolve() == Path(args.file).resolve():
         raise ConfigError(f"-o must name another file than the one that is read: {args.out!r}.")
     if args.proba:
@@ -238,7 +238,7 @@ def explain(args: argparse.Namespace) -> None:
     """Print which columns matter, or what each adds to the prediction of one row."""
     from addnorm.tabular.explain import Explanation
 
-    trained = _open(args, "explain").trained
+    trained = open_with_verb(args, "explain").trained
     explanation = trained.explain(args.file, args.row, say=say)
     if isinstance(explanation, Explanation):
         _print_explanation(explanation, trained.estimator, args)
@@ -361,16 +361,16 @@ def _print_scored(scored: "dict[str, Array]", done: int, as_json: bool) -> None:
     writer.writerows(lines)
 
 
-def _open(args: argparse.Namespace, verb: str, *, int8: bool = False) -> Any:
+def open_with_verb(args: argparse.Namespace, verb: str, *, int8: bool = False) -> Any:
     """Return a run that has a verb."""
-    from addnorm.runs.run import Run
+    from addnorm.runs.front_door import open as open_run
 
-    run = Run.open(args.run, int8=int8)
+    run = open_run(args.run, int8=int8)
     getattr(run, verb)
     return run
 
 
-def _lines(path: str) -> Iterator[str]:
+def read_lines_of(path: str) -> Iterator[str]:
     """Yield the lines of a file, or of stdin as they arrive."""
     if path == "-":
         for number, line in enumerate(sys.stdin.buffer, start=1):

@@ -54,7 +54,10 @@ def add_task_flags(task: str) -> Callable[[argparse.ArgumentParser], None]:
                 parser.add_argument(flag, dest=name, metavar=shown, help=text)
         parser.add_argument("--out", metavar="RUN", help="directory for the run")
         parser.add_argument(
-            "--from", dest="start", metavar="RUN", help="start from the weights of this run"
+            "--from",
+            dest="start",
+            metavar="RUN",
+            help="start from the weights of this run or Hugging Face directory",
         )
         parser.add_argument(
             "--minutes", type=float, help="time to train (default: chosen from the data)"

@@ -1,4 +1,4 @@
-"""The functions that most users call: train, open, load, explain."""
+"""The functions that most users call: train, open, explain."""
 
 import shutil
 import sys
@@ -10,6 +10,8 @@ from typing import Any
 
 from addnorm.cpu import keep_memory
 from addnorm.errors import ConfigError, InputError
+from addnorm.interop.directory import is_huggingface
+from addnorm.runs.imported import open_directory
 from addnorm.runs.inputs import INPUTS, files_of
 from addnorm.runs.loggers import make_loggers
 from addnorm.runs.request import make_request
@@ -63,7 +65,8 @@ def train(
     valid_source, valid_target : data to validate with; a part is held out if None.
     text, label : columns of a table of texts, or lists of texts and labels. For language and
         masked, `text` may be the file itself.
-    start : a run whose weights training starts from (`--from` on the command line).
+    start : a run, or a Hugging Face directory, whose weights training starts from (`--from` on
+        the command line).
     size : tiny, small, base or big; chosen from the data if None.
     minutes : time to train; chosen from the data if None.
     seed : random seed.
@@ -118,13 +121,16 @@ def train(
 
 
 def open(path: str | Path, *, int8: bool = False) -> Run:
-    """Return the run, or the saved model, in a directory.
+    """Return the run in a directory, or a run over the model of a Hugging Face directory.
 
     Parameters
     ----------
-    path : directory that `addnorm train`, `addnorm.train` or a `save` function wrote.
+    path : directory that `addnorm train` or `addnorm.train` wrote, or one with config.json,
+        safetensors and a tokenizer.
     int8 : hold the weights of a text model as 8-bit numbers: faster on a CPU, a little less exact.
     """
+    if not (Path(path) / RECORD).is_file() and is_huggingface(path):
+        return open_directory(path, int8=int8)
     return Run.open(path, int8=int8)
 
 

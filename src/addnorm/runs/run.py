@@ -117,6 +117,14 @@ class Run:
         kind = find_task(self.task).trained
         return kind(self.path, self.config, self.labels, int8=self.int8)
 
+    def preload(self, model: Any, tokenizers: Any) -> None:
+        """Use a text model and tokenizers that are in memory: those of an imported directory."""
+        trained: Any = find_task(self.task).trained(
+            self.path, self.config, self.labels, int8=self.int8
+        )
+        trained.preload(model, tokenizers)
+        self.__dict__["trained"] = trained
+
     @property
     def model(self) -> Any:
         return self.trained.model
@@ -142,6 +150,18 @@ class Run:
         say : receives sentences about what was read.
         """
         return self.trained.evaluate(*data, say=say, **options)
+
+    def export(self, directory: str | Path, *, architecture: str | None = None) -> list[str]:
+        """Write model and tokenizer as a Hugging Face directory; return what was verified.
+
+        Parameters
+        ----------
+        directory : where to write; it must not exist, or be empty.
+        architecture : a model_type, such as llama; the first that can express it by default.
+        """
+        from addnorm.runs.imported import export_run
+
+        return export_run(self, directory, architecture=architecture)
 
     @property
     def history(self) -> list[dict[str, Any]]:

@@ -13,7 +13,9 @@ from addnorm.config import Config
 from addnorm.cpu import is_slow
 from addnorm.errors import ConfigError, SavedError
 from addnorm.files import make_directory
+from addnorm.interop.directory import is_huggingface
 from addnorm.runs.budget import measure_steps
+from addnorm.runs.imported import load_start_directory
 from addnorm.runs.request import RunRequest
 from addnorm.runs.resolve import StepTimes, resolve
 from addnorm.runs.run import RECORD, Run, RunRecord, require_unused
@@ -276,4 +278,6 @@ def _load_start(path: str, kind: type[Task]) -> tuple[nn.Module, Any]:
                 "Start texts from texts, and tables from tables."
             )
         return task.load_start(run.path)
+    if is_huggingface(path):
+        return load_start_directory(path, kind)
     raise SavedError(f"there is no run in {path!r} to start from. Check the path.")

@@ -66,13 +66,14 @@ TASKS: dict[str, TaskEntry] = {
         home="addnorm.tasks.masked:Masked",
         help="predict hidden tokens: texts without labels, an encoder to start others from",
         options={**_TEXT, **_SIZE},
+        verbs=("embed",),
         examples=("addnorm train masked texts.txt --out runs/masked",),
     ),
     "classify": TaskEntry(
         home="addnorm.tasks.classify:Classify",
         help="label texts: a table with a column of texts and one of labels, an encoder",
         options={**_TEXT, "label": "data.label", **_SIZE},
-        verbs=("classify",),
+        verbs=("classify", "embed"),
         examples=(
             "addnorm train classify reviews.csv --text review --label stars --out runs/stars",
             "addnorm train classify reviews.csv --from runs/masked --out runs/stars",

@@ -25,7 +25,7 @@ from addnorm import presets
 from addnorm.config import Config, ModelConfig
 from addnorm.data.text.batches import shard
 from addnorm.data.text.special_tokens import IGNORE
-from addnorm.data.text.tokenizer import Tokenizer, train_tokenizer
+from addnorm.data.text.tokenizer import IMPORTED, Tokenizer, train_tokenizer
 from addnorm.errors import ConfigError, InputError, SavedError
 from addnorm.generate import pack, quantise
 from addnorm.generate.frozen import can_pack
@@ -44,6 +44,16 @@ Tokenizers = dict[str, Tokenizer]
 """One for both sides under "text", or one each under "source" and "target"."""
 BEST = "best"
 """Folder of the best model in a run directory."""
+
+
+def fine_tuning(width: int) -> Fields:
+    """Return settings for training that starts from a published model.
+
+    The rates that Devlin et al. (2019, A.3) found best for BERT are 2e-5 to 5e-5; narrower models
+    take more, as in training from scratch.
+    """
+    rate = float(f"{5e-5 * (768 / width) ** 0.5:.3g}")
+    return {"lr": rate, "epochs": 4.0, "weight_decay": 0.01, "beta2": 0.999, "eps": 1e-8}
 
 
 def say_nothing(text: str) -> None:
@@ -299,8 +309,7 @@ class TextTask(Task):
         return {side: Tokenizer.load(_folder(path, side)) for side in sides}
 
     def save_assets(self, path: Path) -> None:
-        for side, tokenizer in self.tokenizers.items():
-            tokenizer.save(_folder(path, side))
+        save_tokenizers(path, self.tokenizers)
 
     def facts(self) -> DataFacts:
         sizes = [tokenizer.size for tokenizer in self.tokenizers.values()]
@@ -338,8 +347,13 @@ class TextTask(Task):
         model = ModelConfig(vocab=1).replace(**fields)
         if preset is not None:
             model = presets.find(preset).model
+        imported = facts.data.get("tokenizer") in IMPORTED
         if facts.start is not None:
-            model = facts.start.replace(dropout=fields.get("dropout", 0.1))
+            # A published model keeps its dropout; one of ours takes that of the size.
+            dropout = facts.start.dropout if imported else fields.get("dropout", 0.1)
+            model = facts.start.replace(dropout=dropout)
+            if imported and cls.head == "class" and facts.start.head != "class":
+                model = model.replace(pool="mean", pooler="none")
         base = Config().replace(model=model.replace(**facts.model))
         data = cls.complete_data(request, facts.start)
         known = {
@@ -349,7 +363,9 @@ class TextTask(Task):
         }
         return base.replace(
             data=base.data.replace(**known),
-            train=base.train.replace(**cls.train_defaults),
+            train=base.train.replace(
+                **cls.train_defaults | (fine_tuning(model.width) if imported else {})
+            ),
             run=base.run.replace(size=size),
         )
 
@@ -459,6 +475,11 @@ class TrainedText(Trained):
         model = load(self.path / BEST)
         return quantise(model) if self.int8 else model
 
+    def preload(self, model: Model, tokenizers: Tokenizers) -> None:
+        """Use a model and tokenizers that are in memory, not those of the directory."""
+        self.__dict__["model"] = quantise(model) if self.int8 else model
+        self.__dict__["tokenizers"] = tokenizers
+
     @cached_property
     def decoder(self) -> Model:
         """The model as it decodes the fastest here, in the same precision."""
@@ -562,6 +583,12 @@ def sides_of(tokenizers: Mapping[str, Tokenizer]) -> tuple[Tokenizer, Tokenizer]
     if "text" in tokenizers:
         return tokenizers["text"], tokenizers["text"]
     return tokenizers["source"], tokenizers["target"]
+
+
+def save_tokenizers(path: Path, tokenizers: Mapping[str, Tokenizer]) -> None:
+    """Write tokenizers to a run directory, as `TextTask.load_assets` reads them."""
+    for side, tokenizer in tokenizers.items():
+        tokenizer.save(_folder(path, side))
 
 
 def _folder(path: Path, side: str) -> Path:

@@ -23,7 +23,6 @@ from addnorm.tasks.base import (
     Say,
     TextTask,
     Tokenizers,
-    TrainedText,
     choose_vocab,
     list_of_texts,
     make_tokenizer,
@@ -31,7 +30,7 @@ from addnorm.tasks.base import (
     require_text,
     say_nothing,
 )
-from addnorm.tasks.masked import encoder_size
+from addnorm.tasks.masked import TrainedEncoder, encoder_size
 from addnorm.training.loop import Batch
 
 LONGEST = 256
@@ -40,7 +39,7 @@ CHUNK = 512
 """Texts that are classified together."""
 
 
-class TrainedClassifier(TrainedText):
+class TrainedClassifier(TrainedEncoder):
     """A trained encoder with a head: texts in, probabilities of labels out."""
 
     def iter_labels(self, texts: Iterable[str]) -> Iterator[dict[str, float]]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from addnorm.config import Config
 from addnorm.data.text.files import read_document
-from addnorm.data.text.special_tokens import IGNORE
+from addnorm.data.text.special_tokens import IGNORE, OURS
 from addnorm.data.text.split import split_document
 from addnorm.data.text.windows import Windows, collate_windows
 from addnorm.errors import InputError
@@ -92,7 +92,8 @@ class TrainedLanguageModel(TrainedText):
             top_p=top_p,
             seed=seed,
         )
-        ((hypothesis,),) = generate(model, [ids], decoding, slide=True)
+        end = None if tokenizer.special == OURS else tokenizer.end  # ours never ends a text
+        ((hypothesis,),) = generate(model, [ids], decoding, end=end, slide=True)
         return make_answer(hypothesis, tokenizer)
 
     def evaluate_files(self, source: str, *, say: Say = say_nothing, **options: Any) -> Figures:

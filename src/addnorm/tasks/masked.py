@@ -3,8 +3,10 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from addnorm.config import Config
 from addnorm.data.delimited import is_delimited
@@ -18,6 +20,8 @@ from addnorm.data.text.reading_report import ReadingReport
 from addnorm.data.text.special_tokens import IGNORE
 from addnorm.data.text.split import split_by_source
 from addnorm.errors import InputError
+from addnorm.layers.heads import pool_mean
+from addnorm.layers.masks import Mask
 from addnorm.models.transformer import Encoder
 from addnorm.tasks.base import (
     Fields,
@@ -27,8 +31,10 @@ from addnorm.tasks.base import (
     Tokenizers,
     TrainedText,
     choose_vocab,
+    list_of_texts,
     make_tokenizer,
     require_source,
+    require_text,
     say_nothing,
 )
 from addnorm.training.loop import Batch
@@ -36,6 +42,8 @@ from addnorm.training.loss import token_loss
 
 LONGEST = 128
 """Tokens a text may have, unless configured."""
+EMBEDDED_TOKENS = 8192
+"""Tokens of texts that become vectors together."""
 HELD_OUT_SEED = 77
 """What is hidden in held-out text is the same at every evaluation."""
 
@@ -47,8 +55,46 @@ def encoder_size(width: int, depth: int, heads: int, length: int, **more: Any) -
     return {**shape, **kind, "scale_embedding": False, "init": "normal", **more}
 
 
-class TrainedMasked(TrainedText):
-    """A trained masked encoder: a model to start others from."""
+class TrainedEncoder(TrainedText):
+    """A trained encoder: texts in, vectors out."""
+
+    @torch.no_grad()
+    def embed(
+        self, texts: str | Iterable[str], *, normalise: bool = True, say: Say = say_nothing
+    ) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """Return one vector for each text, (texts, width): the mean over its positions.
+
+        v = mean_i h_i, divided by ‖v‖: cosines of texts are then products of their vectors
+        (Reimers, Gurevych 2019, 1908.10084, §3).
+
+        Parameters
+        ----------
+        texts : texts; one str is one text.
+        normalise : divide each vector by its length.
+        say : receives a sentence if texts were cut.
+        """
+        model, special = self.model, self.tokenizer.special
+        assert isinstance(model, Encoder)
+        checked = [require_text(text, place) for place, text in enumerate(list_of_texts(texts), 1)]
+        rows = self.tokenizer.encode_many(checked)
+        room = (self.config.data.max_length or model.config.length) - 2
+        if long := sum(len(row) > room for row in rows):
+            say(f"{long} of {len(rows)} texts are longer than {room} tokens and were cut.")
+        rows = [row[:room] for row in rows]
+        device = next(model.parameters()).device
+        vectors = np.empty((len(rows), model.config.width), dtype=np.float32)
+        for part in Batches(text_lengths(rows), EMBEDDED_TOKENS).epoch(0):
+            texts_ = [[special.begin, *rows[i], special.end] for i in part]
+            inputs = pad(texts_, special.pad).to(device)
+            real = inputs != special.pad
+            mean = pool_mean(model.hidden(inputs, mask=Mask.padding(real)), real)
+            mean = functional.normalize(mean, dim=-1) if normalise else mean
+            vectors[list(part)] = mean.float().cpu().numpy()
+        return vectors
+
+
+class TrainedMasked(TrainedEncoder):
+    """A trained masked encoder: vectors of texts, and a model to start others from."""
 
     def evaluate_files(self, source: str, *, say: Say = say_nothing, **options: Any) -> Figures:
         task = self._held_out(source)

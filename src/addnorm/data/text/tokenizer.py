@@ -24,9 +24,13 @@ TOKENIZERS: dict[str, type[Vocabulary]] = {
     "unigram": Unigram,
     "characters": Characters,
     "bytes": Bytes,
+}
+"""Kinds that are trained."""
+IMPORTED: dict[str, type[Vocabulary]] = {
     "huggingface": TokenizerFile,
     "sentencepiece": SentencePieceFile,
 }
+"""Kinds that come with imported models."""
 
 MAX_LINES = 1_000_000
 """Lines to train on; more make training slow, and the pieces no better."""
@@ -115,7 +119,7 @@ class Tokenizer:
             self.vocabulary.settings,
             sha256(self.vocabulary.model or b""),
         ]
-        return sha256(json.dumps(facts).encode())
+        return sha256(json.dumps(facts, sort_keys=True).encode())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Tokenizer) and self.digest == other.digest
@@ -148,10 +152,11 @@ class Tokenizer:
         """
         record, model = read_record(Path(directory))
         where = f"the tokenizer in {str(directory)!r}"
-        if record.kind not in TOKENIZERS:
+        kinds = TOKENIZERS | IMPORTED
+        if record.kind not in kinds:
             raise SavedError(f"{where} has an unknown kind: {record.kind!r}. Update addnorm.")
         try:
-            vocabulary = TOKENIZERS[record.kind].restore(record.settings, model)
+            vocabulary = kinds[record.kind].restore(record.settings, model)
         except ValueError as error:
             raise SavedError(f"{where} is not a valid {record.kind} tokenizer: {error}.") from None
         return Tokenizer(record.kind, vocabulary, lower=record.lower, notes=record.notes)

@@ -1,0 +1,78 @@
+"""Verbs between addnorm and other libraries: import, export, embed."""
+
+import argparse
+
+from addnorm.cli.console import say
+from addnorm.errors import ConfigError
+from addnorm.files import to_json
+
+
+def add_import_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "directory", metavar="DIRECTORY", help="local directory of a Hugging Face model"
+    )
+    parser.add_argument("out", metavar="RUN", help="directory for the run")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def add_export_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="directory of a run, or of Hugging Face")
+    parser.add_argument("directory", metavar="DIRECTORY", help="where to write")
+    parser.add_argument("--to", default="huggingface", help="form: huggingface (default)")
+    parser.add_argument(
+        "--architecture", metavar="NAME", help="model_type to write, where several can express it"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def add_embed_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="directory of a run, or of Hugging Face")
+    parser.add_argument(
+        "file", nargs="?", default="-", metavar="FILE", help="one text a line (default: stdin)"
+    )
+    parser.add_argument("-o", "--out", metavar="FILE.npy", help="write one row of floats a text")
+    parser.add_argument("--json", action="store_true", help="print JSON, one line each")
+
+
+def import_model(args: argparse.Namespace) -> None:
+    """Write a Hugging Face directory as a run."""
+    from addnorm.runs.imported import import_model as import_directory
+
+    run = import_directory(args.directory, args.out, say=say)
+    if args.json:
+        print(to_json({"run": str(run.path), "task": run.task, "labels": run.labels}))
+        return
+    say(f"{run.path}: a run for {run.task}. Start others from it with --from {run.path}")
+
+
+def export(args: argparse.Namespace) -> None:
+    """Write a run in a form that other libraries read."""
+    from addnorm.runs.front_door import open as open_run
+    from addnorm.runs.imported import export_run
+
+    if args.to != "huggingface":
+        raise ConfigError(f"--to must be huggingface: got {args.to!r}.")
+    notes = export_run(open_run(args.run), args.directory, architecture=args.architecture)
+    if args.json:
+        print(to_json({"directory": args.directory, "to": args.to, "notes": notes}))
+        return
+    for note in notes:
+        say(note)
+
+
+def embed(args: argparse.Namespace) -> None:
+    """Print or write one vector for each line."""
+    from addnorm.cli.predict import open_with_verb, read_lines_of
+
+    run = open_with_verb(args, "embed")
+    vectors = run.embed(list(read_lines_of(args.file)), say=say)
+    if args.out is not None:
+        import numpy as np
+
+        if not args.out.endswith(".npy"):
+            raise ConfigError(f"--out must end in .npy: got {args.out!r}.")
+        np.save(args.out, vectors, allow_pickle=False)
+        say(f"{len(vectors):,} vectors of {vectors.shape[1]} numbers: {args.out}")
+        return
+    for row in vectors.tolist():
+        print(to_json(row, indent=None) if args.json else " ".join(f"{x:.6g}" for x in row))
