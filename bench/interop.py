@@ -1,4 +1,4 @@
-"""Every architecture of Hugging Face against transformers, in both directions: a table for the docs.
+"""Every architecture of Hugging Face against transformers, in both directions, as a table.
 
     python -m bench.interop                      print the table
     python -m bench.interop --write docs/interop.md   replace it between the two markers there

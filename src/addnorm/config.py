@@ -424,6 +424,20 @@ class TrainConfig(Section):
     """Mean of the weights at the last so many evaluations; 0 for none."""
     ema: float = 0.0
     """Decay of a running average of the weights; 0 for none."""
+    lora: str | None = None
+    """Roles that get low-rank adapters, such as attention,ffn; the rest is frozen. All if unset."""
+    lora_rank: int = 8
+    """Rank of the adapters."""
+    lora_alpha: float | None = None
+    """The update of an adapter is multiplied by alpha / rank; 2 x rank when left out."""
+    lora_dropout: float = 0.0
+    """Dropout on the input of an adapter's update."""
+    dora: bool = False
+    """Adapters that learn size and direction of each row apart (DoRA)."""
+    freeze: int | None = None
+    """Keep the embeddings and so many of the first blocks as they are; nothing when left out."""
+    layer_decay: float = 1.0
+    """Factor on the learning rate from each block to the one below it (0.9 in ELECTRA)."""
 
     def check(self) -> None:
         self.need_one_of("optimizer", ("adamw", "adam", "adafactor", "muon"))
@@ -443,6 +457,17 @@ class TrainConfig(Section):
         ):
             value = getattr(self, name)
             self.need(value is None or value >= 0, name, "must not be negative", "Try 0.")
+        self.need_positive("lora_rank", "lora_alpha")
+        self.need(0 <= self.lora_dropout < 1, "lora_dropout", "must be below 1", "Try 0.05.")
+        self.need(0 < self.layer_decay <= 1, "layer_decay", "must be above 0, up to 1", "Try 0.9.")
+        self.need(
+            self.freeze is None or self.freeze >= 0, "freeze", "must not be negative", "Try 0."
+        )
+        if self.dora:
+            self.need(self.lora is not None, "dora", "needs train.lora", "Try lora=attention.")
+        if self.lora is not None:
+            rule = "goes without train.freeze, as adapters freeze all the rest"
+            self.need(self.freeze is None, "lora", rule, "Leave one out.")
         self.need(self.min_lr_ratio <= 1, "min_lr_ratio", "must be at most 1", "Try 0.1.")
         self.need(
             not (self.average_checkpoints and self.ema),

@@ -95,7 +95,7 @@ def test_a_run_does_what_it_was_trained_for(trained: Trained) -> None:
         Run.open(trained["language"]).translate(["ba"])
     with pytest.raises(InputError, match="trained for translate: it can translate, not generate"):
         Run.open(trained["translate"]).generate("ba")
-    with pytest.raises(InputError, match="trained for masked: it can start other runs, not class"):
+    with pytest.raises(InputError, match="trained for masked: it can embed, not classify"):
         Run.open(trained["masked"]).classify(["ba"])
     with pytest.raises(InputError, match=r"trained for table: it can predict, .*, not classify"):
         Run.open(trained["table"]).classify(["ba"])

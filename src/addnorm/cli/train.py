@@ -51,7 +51,8 @@ def add_task_flags(task: str) -> Callable[[argparse.ArgumentParser], None]:
                 parser.add_argument(flag, action="store_true", default=None, help=text)
             else:
                 shown = "COLUMN" if path in COLUMNS else name.rpartition("_")[2].upper()
-                parser.add_argument(flag, dest=name, metavar=shown, help=text)
+                number = int if isinstance(value, int) else str
+                parser.add_argument(flag, dest=name, metavar=shown, help=text, type=number)
         parser.add_argument("--out", metavar="RUN", help="directory for the run")
         parser.add_argument(
             "--from",

@@ -37,6 +37,7 @@ class TaskEntry:
 
 _TEXT = {"source": "data.source", "valid_source": "data.valid_source", "text": "data.text"}
 _SIZE = {"size": "run.size"}
+_ADAPTERS = {"lora": "train.lora", "rank": "train.lora_rank"}
 
 TASKS: dict[str, TaskEntry] = {
     "translate": TaskEntry(
@@ -48,6 +49,7 @@ TASKS: dict[str, TaskEntry] = {
             "valid_target": "data.valid_target",
             "label": "data.label",
             **_SIZE,
+            **_ADAPTERS,
         },
         verbs=("translate",),
         examples=(
@@ -58,25 +60,26 @@ TASKS: dict[str, TaskEntry] = {
     "language": TaskEntry(
         home="addnorm.tasks.language:Language",
         help="continue a text: a long text, a decoder",
-        options={**_TEXT, **_SIZE},
+        options={**_TEXT, **_SIZE, **_ADAPTERS},
         verbs=("generate",),
         examples=("addnorm train language book.txt --out runs/book --minutes 5",),
     ),
     "masked": TaskEntry(
         home="addnorm.tasks.masked:Masked",
         help="predict hidden tokens: texts without labels, an encoder to start others from",
-        options={**_TEXT, **_SIZE},
+        options={**_TEXT, **_SIZE, **_ADAPTERS},
         verbs=("embed",),
         examples=("addnorm train masked texts.txt --out runs/masked",),
     ),
     "classify": TaskEntry(
         home="addnorm.tasks.classify:Classify",
         help="label texts: a table with a column of texts and one of labels, an encoder",
-        options={**_TEXT, "label": "data.label", **_SIZE},
+        options={**_TEXT, "label": "data.label", **_SIZE, **_ADAPTERS},
         verbs=("classify", "embed"),
         examples=(
             "addnorm train classify reviews.csv --text review --label stars --out runs/stars",
             "addnorm train classify reviews.csv --from runs/masked --out runs/stars",
+            "addnorm train classify reviews.csv --from models/minilm --lora attention --out runs/s",
         ),
     ),
     "table": TaskEntry(

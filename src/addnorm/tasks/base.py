@@ -30,6 +30,13 @@ from addnorm.errors import ConfigError, InputError, SavedError
 from addnorm.generate import pack, quantise
 from addnorm.generate.frozen import can_pack
 from addnorm.layers.init import measure_
+from addnorm.models.adapters import (
+    Adapter,
+    adapt_,
+    freeze_,
+    merged_state,
+    save_adapter,
+)
 from addnorm.models.build import Model, build
 from addnorm.models.saved import load, save
 from addnorm.models.size import cost
@@ -42,6 +49,8 @@ Figures = dict[str, Any]
 Say = Callable[[str], None]
 Tokenizers = dict[str, Tokenizer]
 """One for both sides under "text", or one each under "source" and "target"."""
+ADAPTER_FILE = "adapter.safetensors"
+"""The adapters of a model, in its directory."""
 BEST = "best"
 """Folder of the best model in a run directory."""
 
@@ -381,13 +390,56 @@ class TextTask(Task):
             measure_(model, lambda: self.loss(model, batch, 1))
         if start is not None:
             say(load_matching_weights_(model, start))
+        self._freeze(model, say)
         return model
 
     def empty_model(self) -> Model:
-        return build(self.config)
+        model = build(self.config)
+        self._freeze(model, say_nothing)
+        return model
+
+    @property
+    def adapter(self) -> Adapter | None:
+        """The low-rank adapters of the configuration, if it has any."""
+        train = self.config.train
+        if train.lora is None:
+            return None
+        return Adapter(
+            roles=train.lora,
+            rank=train.lora_rank,
+            alpha=train.lora_alpha,
+            dora=train.dora,
+            dropout=train.lora_dropout,
+        )
+
+    def _freeze(self, model: Model, say: Say) -> None:
+        """Put adapters over a model, or freeze its first blocks, as configured."""
+        if self.adapter is not None:
+            layers = adapt_(model, self.adapter)
+            what = f"adapters over {len(layers)} layers"
+        elif self.config.train.freeze is not None:
+            freeze_(model, self.config.train.freeze)
+            what = f"embeddings and {self.config.train.freeze} blocks frozen"
+        else:
+            return
+        trained = sum(part.numel() for part in model.parameters() if part.requires_grad)
+        share = trained / sum(part.numel() for part in model.parameters())
+        say(f"{what}: {trained:,} parameters are trained, {share:.2%} of all.")
+
+    def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+        train = self.config.train
+        if train.layer_decay == 1.0:
+            return super().parameter_groups(model, weight_decay)
+        assert train.lr is not None
+        return optimizer.layer_groups(model, weight_decay, train.lr, train.layer_decay)
 
     def save_model(self, model: nn.Module, state: Mapping[str, Tensor], directory: Path) -> None:
-        save(model, directory, state)
+        """Write the model; of one with adapters, also the adapters alone: adapter.safetensors."""
+        if self.adapter is None:
+            save(model, directory, state)
+            return
+        save(model, directory, merged_state(model, state))
+        save_adapter(model, self.adapter, directory / ADAPTER_FILE, state)
 
     def cost(self, model: nn.Module) -> Figures:
         config = self.config
