@@ -115,6 +115,7 @@ class AdaptedLinear(nn.Module):
     def __init__(self, base: nn.Linear, rows: Rows, adapter: Adapter) -> None:
         super().__init__()
         self.base, self.rows, self.scale = base, rows, adapter.scale
+        self.in_features, self.out_features = base.in_features, base.out_features
         base.requires_grad_(False)
         like = base.weight
         self.updates = nn.ModuleDict(
@@ -138,6 +139,12 @@ class AdaptedLinear(nn.Module):
     @property
     def bias(self) -> Tensor | None:
         return self.base.bias
+
+    def update(self, name: str) -> LowRank:
+        """Return the update of one matrix."""
+        found = self.updates[name]
+        assert isinstance(found, LowRank)
+        return found
 
     def _parts(self) -> dict[str, Tensor]:
         return dict(self.named_parameters())
