@@ -40,7 +40,7 @@ FLAGS = {
     "schema": HELP | {"-o", "--out", "--target", "--json"},
     "predict": HELP | {"-o", "--out", "--proba", "--json"},
     "explain": HELP | {"--row", "--out", "--json"},
-    "import": HELP | {"--json"},
+    "import": HELP | {"--adapter", "--json"},
     "export": HELP | {"--to", "--architecture", "--json"},
     "embed": HELP | {"-o", "--out", "--json"},
     "clinic": HELP

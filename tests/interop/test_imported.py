@@ -249,6 +249,30 @@ def test_adapters_are_trained_and_merged(bert: Path, tmp_path: Path, dora: bool)
 
 
 @pytest.mark.trains
+def test_adapters_leave_and_return_in_the_layout_of_peft(
+    classifier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    labels = ["bad", "fair", "good"] * 8
+    texts = [f"{text} {n}" for n, text in enumerate(TEXTS * 6)]
+    settings = {"train.steps": 2, "train.lora": "attention,ffn", "train.lr": 0.01}
+    out = tmp_path / "run"
+    options: dict[str, Any] = {"out": out, "progress": False, "set": settings}
+    run = addnorm.train("classify", texts, label=labels, start=classifier, **options)
+    adapter = tmp_path / "adapter"
+    assert main(["export", str(out), str(adapter), "--to", "peft"]) == 0
+    words = ["import", str(classifier), str(tmp_path / "merged"), "--adapter", str(adapter)]
+    assert main(words) == 0
+    assert "adapters of rank 8" in capsys.readouterr().err
+    again = addnorm.open(tmp_path / "merged")
+    for one, other in zip(run.classify(TEXTS), again.classify(TEXTS), strict=True):
+        assert one == pytest.approx(other, abs=1e-5)
+    assert main(["export", str(tmp_path / "merged"), str(tmp_path / "x"), "--to", "peft"]) == 2
+    assert "has no adapters" in capsys.readouterr().err
+    assert main(["export", str(out), str(tmp_path / "x"), "--to", "onx"]) == 2
+    assert "a run is not exported as 'onx'" in capsys.readouterr().err
+
+
+@pytest.mark.trains
 def test_a_run_with_adapters_resumes(bert: Path, tmp_path: Path) -> None:
     labels, texts = ["x", "y"] * 12, [f"{text} {n}" for n, text in enumerate(TEXTS * 6)]
     settings = {"train.steps": 2, "train.lora": "attention,ffn", "train.save_every": 1}

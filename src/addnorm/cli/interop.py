@@ -12,13 +12,21 @@ def add_import_flags(parser: argparse.ArgumentParser) -> None:
         "directory", metavar="DIRECTORY", help="local directory of a Hugging Face model"
     )
     parser.add_argument("out", metavar="RUN", help="directory for the run")
+    parser.add_argument(
+        "--adapter", metavar="DIRECTORY", help="merge the LoRA or DoRA adapters of a PEFT directory"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def add_export_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="directory of a run, or of Hugging Face")
     parser.add_argument("directory", metavar="DIRECTORY", help="where to write")
-    parser.add_argument("--to", default="huggingface", help="form: huggingface (default)")
+    parser.add_argument(
+        "--to",
+        default="huggingface",
+        metavar="FORM",
+        help="huggingface (default), or peft: the adapters alone",
+    )
     parser.add_argument(
         "--architecture", metavar="NAME", help="model_type to write, where several can express it"
     )
@@ -38,7 +46,7 @@ def import_model(args: argparse.Namespace) -> None:
     """Write a Hugging Face directory as a run."""
     from addnorm.runs.imported import import_model as import_directory
 
-    run = import_directory(args.directory, args.out, say=say)
+    run = import_directory(args.directory, args.out, adapter=args.adapter, say=say)
     if args.json:
         print(to_json({"run": str(run.path), "task": run.task, "labels": run.labels}))
         return
@@ -50,9 +58,8 @@ def export(args: argparse.Namespace) -> None:
     from addnorm.runs.front_door import open as open_run
     from addnorm.runs.imported import export_run
 
-    if args.to != "huggingface":
-        raise ConfigError(f"--to must be huggingface: got {args.to!r}.")
-    notes = export_run(open_run(args.run), args.directory, architecture=args.architecture)
+    run = open_run(args.run)
+    notes = export_run(run, args.directory, to=args.to, architecture=args.architecture)
     if args.json:
         print(to_json({"directory": args.directory, "to": args.to, "notes": notes}))
         return

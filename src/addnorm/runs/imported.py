@@ -3,12 +3,26 @@
 from pathlib import Path
 from typing import Any
 
-from addnorm.errors import InputError
+from addnorm.errors import ConfigError, InputError, nearest
 from addnorm.files import make_directory
 from addnorm.interop.imported import ImportedDirectory, read_directory
+from addnorm.interop.peft import read_peft_, write_peft
+from addnorm.models.adapters import adapt_, load_adapter_, merge_, read_adapter
+from addnorm.models.build import build
 from addnorm.runs.run import Run, RunRecord, require_unused
 from addnorm.tasks import find_task
-from addnorm.tasks.base import BEST, Say, TextTask, TrainedText, save_tokenizers, say_nothing
+from addnorm.tasks.base import (
+    ADAPTER_FILE,
+    BEST,
+    Say,
+    TextTask,
+    TrainedText,
+    save_tokenizers,
+    say_nothing,
+)
+
+FORMS = ("huggingface", "peft")
+"""What a run can be exported as."""
 
 
 def open_directory(path: str | Path, *, int8: bool = False) -> Run:
@@ -19,19 +33,31 @@ def open_directory(path: str | Path, *, int8: bool = False) -> Run:
     return run
 
 
-def import_model(directory: str | Path, out: str | Path, *, say: Say = say_nothing) -> Run:
+def import_model(
+    directory: str | Path,
+    out: str | Path,
+    *,
+    adapter: str | Path | None = None,
+    say: Say = say_nothing,
+) -> Run:
     """Write a Hugging Face directory as a run, and return it.
 
     Parameters
     ----------
     directory : local directory with config.json, safetensors and a tokenizer.
     out : directory for the run; it must not exist, or be empty.
+    adapter : a directory of PEFT with LoRA or DoRA adapters, which are merged into the weights.
     say : receives sentences about what was read.
     """
     require_unused(out)
     found = read_directory(directory)
     for note in found.notes:
         say(note)
+    if adapter is not None:
+        kind = read_peft_(found.model, adapter)
+        merge_(found.model)
+        found.notes.append(f"{adapter}: adapters of rank {kind.rank} over {kind.roles}, merged.")
+        say(found.notes[-1])
     folder = make_directory(out)
     save_tokenizers(folder, found.tokenizers)
     found.model.save(folder / BEST)
@@ -46,20 +72,27 @@ def load_start_directory(path: str | Path, kind: Any) -> tuple[Any, Any]:
     return found.model, found.tokenizers
 
 
-def export_run(run: Run, directory: str | Path, *, architecture: str | None = None) -> list[str]:
-    """Write the model and tokenizer of a run as a Hugging Face directory; return what to say.
+def export_run(
+    run: Run, directory: str | Path, *, to: str = "huggingface", architecture: str | None = None
+) -> list[str]:
+    """Write a run in a form that other libraries read; return what to say about it.
 
     Parameters
     ----------
     run : a run of a text task.
     directory : where to write; it must not exist, or be empty.
+    to : huggingface (model and tokenizer), or peft (the adapters of a run trained with train.lora).
     architecture : a model_type of Hugging Face; the first that can express the model by default.
     """
     from addnorm.interop.export import export_huggingface
 
+    if to not in FORMS:
+        raise ConfigError(f"a run is not exported as {to!r}. {nearest(to, FORMS)}")
     trained = run.trained
     if not isinstance(trained, TrainedText):
         raise InputError(f"a run trained for {run.task} has no form in Hugging Face.")
+    if to == "peft":
+        return _export_adapters(run, Path(directory))
     return export_huggingface(
         trained.model,
         trained.tokenizers,
@@ -68,6 +101,21 @@ def export_run(run: Run, directory: str | Path, *, architecture: str | None = No
         labels=run.labels,
         architecture=architecture,
     )
+
+
+def _export_adapters(run: Run, directory: Path) -> list[str]:
+    path = run.path / BEST / ADAPTER_FILE
+    if not path.exists():
+        raise InputError(
+            f"the run in {str(run.path)!r} has no adapters: it was trained without train.lora."
+        )
+    require_unused(directory)
+    adapter, tensors = read_adapter(path)
+    model = build(run.config)
+    adapt_(model, adapter)
+    load_adapter_(model, tensors)
+    write_peft(model, adapter, directory, base=run.config.run.start)
+    return [f"adapters of rank {adapter.rank} over {adapter.roles}, in the layout of PEFT."]
 
 
 def _record(found: ImportedDirectory) -> RunRecord:

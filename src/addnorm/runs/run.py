@@ -151,17 +151,24 @@ class Run:
         """
         return self.trained.evaluate(*data, say=say, **options)
 
-    def export(self, directory: str | Path, *, architecture: str | None = None) -> list[str]:
+    def export(
+        self,
+        directory: str | Path,
+        *,
+        to: str = "huggingface",
+        architecture: str | None = None,
+    ) -> list[str]:
         """Write model and tokenizer as a Hugging Face directory; return what was verified.
 
         Parameters
         ----------
         directory : where to write; it must not exist, or be empty.
+        to : huggingface, or peft for the adapters of a run trained with train.lora.
         architecture : a model_type, such as llama; the first that can express it by default.
         """
         from addnorm.runs.imported import export_run
 
-        return export_run(self, directory, architecture=architecture)
+        return export_run(self, directory, to=to, architecture=architecture)
 
     @property
     def history(self) -> list[dict[str, Any]]:
