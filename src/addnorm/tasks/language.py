@@ -71,7 +71,7 @@ class TrainedLanguageModel(TrainedText):
         if not isinstance(prompt, str):
             raise InputError(f"a prompt must be a str: got {type(prompt).__name__}.")
         ids = [*tokenizer.special.opening, *tokenizer.encode(prompt)]
-        if not prompt or not ids:
+        if not ids:
             raise InputError("a prompt must have one character or more: got none. Try 'The'.")
         if tokenizer.unknown is not None and tokenizer.unknown in ids:
             unknown = next((c for c in prompt if tokenizer.unknown in tokenizer.encode(c)), prompt)
