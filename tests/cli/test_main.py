@@ -41,7 +41,7 @@ FLAGS = {
     "predict": HELP | {"-o", "--out", "--proba", "--json"},
     "explain": HELP | {"--row", "--out", "--json"},
     "import": HELP | {"--adapter", "--json"},
-    "export": HELP | {"--to", "--architecture", "--json"},
+    "export": HELP | {"--to", "--architecture", "--precision", "--json"},
     "embed": HELP | {"-o", "--out", "--json"},
     "clinic": HELP
     | {"--set", "--report", "--lr", "--warmup", "--quick", "--try", "--steps", "--jobs", "--json"}

@@ -25,10 +25,16 @@ def add_export_flags(parser: argparse.ArgumentParser) -> None:
         "--to",
         default="huggingface",
         metavar="FORM",
-        help="huggingface (default), or peft: the adapters alone",
+        help="huggingface (default), peft (the adapters alone) or ctranslate2",
     )
     parser.add_argument(
         "--architecture", metavar="NAME", help="model_type to write, where several can express it"
+    )
+    parser.add_argument(
+        "--precision",
+        default="float32",
+        metavar="TYPE",
+        help="of the weights for ctranslate2: float32 (default), int8, int16, float16, bfloat16",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -59,7 +65,8 @@ def export(args: argparse.Namespace) -> None:
     from addnorm.runs.imported import export_run
 
     run = open_run(args.run)
-    notes = export_run(run, args.directory, to=args.to, architecture=args.architecture)
+    names = ("to", "architecture", "precision")
+    notes = export_run(run, args.directory, **{name: getattr(args, name) for name in names})
     if args.json:
         print(to_json({"directory": args.directory, "to": args.to, "notes": notes}))
         return

@@ -152,6 +152,7 @@ COMMANDS: dict[str, Command] = {
         (
             "addnorm export runs/stars exported/stars",
             "addnorm export runs/book exported/book --architecture llama --json",
+            "addnorm export runs/ende exported/ende --to ctranslate2 --precision int8",
         ),
     ),
     "embed": Command(

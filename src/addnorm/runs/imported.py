@@ -21,7 +21,7 @@ from addnorm.tasks.base import (
     say_nothing,
 )
 
-FORMS = ("huggingface", "peft")
+FORMS = ("huggingface", "peft", "ctranslate2")
 """What a run can be exported as."""
 
 
@@ -73,7 +73,12 @@ def load_start_directory(path: str | Path, kind: Any) -> tuple[Any, Any]:
 
 
 def export_run(
-    run: Run, directory: str | Path, *, to: str = "huggingface", architecture: str | None = None
+    run: Run,
+    directory: str | Path,
+    *,
+    to: str = "huggingface",
+    architecture: str | None = None,
+    precision: str = "float32",
 ) -> list[str]:
     """Write a run in a form that other libraries read; return what to say about it.
 
@@ -81,9 +86,12 @@ def export_run(
     ----------
     run : a run of a text task.
     directory : where to write; it must not exist, or be empty.
-    to : huggingface (model and tokenizer), or peft (the adapters of a run trained with train.lora).
+    to : huggingface (model and tokenizer), peft (the adapters of a run trained with train.lora) or
+        ctranslate2.
     architecture : a model_type of Hugging Face; the first that can express the model by default.
+    precision : of the weights for CTranslate2: float32, int8, ...
     """
+    from addnorm.interop.ctranslate2 import export_ctranslate2
     from addnorm.interop.export import export_huggingface
 
     if to not in FORMS:
@@ -93,6 +101,9 @@ def export_run(
         raise InputError(f"a run trained for {run.task} has no form in Hugging Face.")
     if to == "peft":
         return _export_adapters(run, Path(directory))
+    if to == "ctranslate2":
+        model, tokenizers = trained.model, trained.tokenizers
+        return export_ctranslate2(model, tokenizers, directory, precision=precision)
     return export_huggingface(
         trained.model,
         trained.tokenizers,

@@ -157,18 +157,21 @@ class Run:
         *,
         to: str = "huggingface",
         architecture: str | None = None,
+        precision: str = "float32",
     ) -> list[str]:
         """Write model and tokenizer as a Hugging Face directory; return what was verified.
 
         Parameters
         ----------
         directory : where to write; it must not exist, or be empty.
-        to : huggingface, or peft for the adapters of a run trained with train.lora.
+        to : huggingface, peft (the adapters of a run trained with train.lora) or ctranslate2.
         architecture : a model_type, such as llama; the first that can express it by default.
+        precision : of the weights for CTranslate2: float32, int8, ...
         """
         from addnorm.runs.imported import export_run
 
-        return export_run(self, directory, to=to, architecture=architecture)
+        options = {"to": to, "precision": precision}
+        return export_run(self, directory, architecture=architecture, **options)
 
     @property
     def history(self) -> list[dict[str, Any]]:
