@@ -103,6 +103,7 @@ def test_labels_of_texts(classifier: Path) -> None:
         )
 
 
+@pytest.mark.slow
 def test_prompts_are_continued(tmp_path: Path) -> None:
     directory = tmp_path / "gpt2"
     directory.mkdir()
@@ -161,6 +162,7 @@ def test_classify_starts_from_a_directory(bert: Path, tmp_path: Path) -> None:
         "classify", texts, label=labels, start=bert, progress=False, set={"train.steps": 2}
     )
     body = addnorm.open(bert).model
+    assert run.config.train.lr == pytest.approx(5e-5 * (768 / 32) ** 0.5, rel=1e-2)
     assert run.config.model.pool == "mean" and run.config.data.tokenizer == "huggingface"
     assert run.config.model.vocab == body.config.vocab
     changed = (run.model.tokens.weight - body.tokens.weight).abs().max()
@@ -168,6 +170,7 @@ def test_classify_starts_from_a_directory(bert: Path, tmp_path: Path) -> None:
     assert set(run.classify("a fine boat")[0]) == {"x", "y"}
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 def test_a_run_that_started_from_a_directory_is_exported(bert: Path, tmp_path: Path) -> None:
     """Mean pooling has no class in Hugging Face: refused by name, and nothing is written."""
@@ -197,6 +200,7 @@ def test_a_classifier_goes_on_and_out(classifier: Path, tmp_path: Path) -> None:
     assert run.classify(TEXTS[1])[0] == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 def test_a_language_model_of_ours_is_exported(tmp_path: Path) -> None:
     text = " ".join(TEXTS) * 20
@@ -272,6 +276,7 @@ def test_adapters_leave_and_return_in_the_layout_of_peft(
     assert "a run is not exported as 'onx'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 def test_a_run_with_adapters_resumes(bert: Path, tmp_path: Path) -> None:
     labels, texts = ["x", "y"] * 12, [f"{text} {n}" for n, text in enumerate(TEXTS * 6)]
@@ -290,6 +295,7 @@ def test_a_run_with_adapters_resumes(bert: Path, tmp_path: Path) -> None:
     assert all(torch.equal(state[name], again[name]) for name in state)
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 def test_frozen_blocks_stay(bert: Path) -> None:
     labels, texts = ["x", "y"] * 12, [f"{text} {n}" for n, text in enumerate(TEXTS * 6)]

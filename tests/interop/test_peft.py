@@ -46,7 +46,10 @@ def adapted(name: str, dora: bool, roles: str = "attention,ffn") -> tuple[Any, A
     return model, adapter
 
 
-@pytest.mark.parametrize(("name", "dora"), KINDS)
+@pytest.mark.parametrize(
+    ("name", "dora"),
+    [pytest.param(*kind, marks=[pytest.mark.slow] if kind[1] else []) for kind in KINDS],
+)
 def test_there_and_back(name: str, dora: bool, tmp_path: Path) -> None:
     model, adapter = adapted(name, dora)
     write_peft(model, adapter, tmp_path)
