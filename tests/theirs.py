@@ -1,4 +1,4 @@
-"""Models of Hugging Face transformers, small and random: for whoever compares with them."""
+"""Small random models of Hugging Face transformers, for comparison."""
 
 from typing import Any
 
@@ -90,7 +90,7 @@ def t5() -> nn.Module:
 def t5_gated() -> nn.Module:
     gated = dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False)
     model = hf.T5ForConditionalGeneration(hf.T5Config(**T5_SIZES, **gated))
-    # Checkpoints of v1.1 hold an output matrix of their own; a fresh model is tied all the same.
+    # Checkpoints of v1.1 have their own output matrix, but a new model is tied.
     model.lm_head.weight = nn.Parameter(torch.empty(VOCAB, WIDTH))
     return model
 

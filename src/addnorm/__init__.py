@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from addnorm.layers.masks import Mask
     from addnorm.models.build import build
     from addnorm.models.fold_admin import fold
-    from addnorm.models.saved import load
+    from addnorm.models.saved import save
     from addnorm.models.size import cost
     from addnorm.races.run import race
-    from addnorm.runs.front_door import explain, open, train
+    from addnorm.runs.front_door import explain, load, open, train
     from addnorm.runs.imported import import_model
     from addnorm.runs.run import Run
     from addnorm.training.loss import token_loss
@@ -43,11 +43,12 @@ _HOMES = {
     "fold": "addnorm.models.fold_admin",
     "import_model": "addnorm.runs.imported",
     "keep_memory": "addnorm.cpu",
-    "load": "addnorm.models.saved",
+    "load": "addnorm.runs.front_door",
     "measure_": "addnorm.layers.init",
     "open": "addnorm.runs.front_door",
     "presets": "addnorm",
     "race": "addnorm.races.run",
+    "save": "addnorm.models.saved",
     "shift_right": "addnorm.layers.embeddings",
     "token_loss": "addnorm.training.loss",
     "train": "addnorm.runs.front_door",
@@ -72,6 +73,7 @@ __all__ = [
     "open",
     "presets",
     "race",
+    "save",
     "shift_right",
     "token_loss",
     "train",

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and documents that show whether they were changed.
+"""Files that are written atomically, and documents whose digest shows whether they were changed.
 
 A document is JSON with a header: what kind of file it is, its format version, and a SHA-256 digest.
 
@@ -46,6 +46,10 @@ METADATA_KEY = "addnorm"
 """The one metadata key of our safetensors files: its value is the document."""
 DOCUMENT_LIMIT = 64 * 2**20
 """Bytes that a document may have. A larger file is not one, and is not read."""
+_MARKERS = ("run.json", "model.safetensors", "state.safetensors", "case.json", "tokenizer.json")
+"""The file that says what a directory is: a run, a model, a checkpoint, a case, a tokenizer."""
+HUGGING_FACE = "hugging-face-model"
+"""The kind of a directory that another library wrote: its config.json has a model_type."""
 _DOCUMENT_KEYS = ["kind", "version", "digest", "content"]
 _KIND = re.compile(rb'\s*\{\s*"kind":\s*"([a-z-]+)"')
 _TENSOR_FILE_KIND = re.compile(
@@ -60,8 +64,8 @@ _TENSOR_FILE_KIND = re.compile(
 def whole(path: Path) -> Iterator[Path]:
     """Yield a temporary path in the same directory; at the end, rename that file to `path`.
 
-    The file is flushed to the disk before it is renamed, so that a power cut leaves either the old
-    content or the new.
+    The file is flushed to the disk before it is renamed, so that after a crash `path` has either
+    its old content or the new one.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
@@ -76,7 +80,7 @@ def whole(path: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that appears whole or not at all."""
+    """Write a file atomically: after a crash it has its old content or the new one."""
     with whole(path) as temporary:
         temporary.write_bytes(content)
 
@@ -128,7 +132,7 @@ def read_text(path: str | Path) -> str:
 def to_json(value: Any, indent: int | None = 1) -> str:
     """Return strict JSON: NaN and infinities, which JSON does not have, become null.
 
-    All JSON that addnorm writes or prints is made here.
+    All JSON that addnorm writes or prints comes from here.
 
     >>> to_json({"loss": float("nan"), "steps": (1, 2)}, indent=None)
     '{"loss": null, "steps": [1, 2]}'
@@ -153,7 +157,7 @@ def nonfinite_to_null(value: Any) -> Any:
 
 
 def write_document(path: Path, kind: str, version: int, content: Mapping[str, Any]) -> None:
-    """Write a JSON file with kind, version and digest, whole or not at all.
+    """Write a JSON file with kind, version and digest atomically.
 
     Parameters
     ----------
@@ -187,7 +191,7 @@ def dump_document(
     ----------
     kind, version : a FileFormat
     content : plain values; ValueError for NaN and infinities
-    attached : bytes that are stored outside of the document, and that its digest covers
+    attached : bytes that are stored outside the document and that its digest covers
     indent : spaces of indentation; None for one line
     """
     plain = _sorted_keys(content)
@@ -228,7 +232,7 @@ def parse_document(
         raise SavedError(f"{where} is damaged: it is not JSON. Use a backup.") from None
     name = kind.replace("-", " ")
     if not isinstance(document, dict) or list(document) != _DOCUMENT_KEYS:
-        # The files of format 1 had a version and no document.
+        # Files of format 1 had a version and no document.
         number = document.get("version") if isinstance(document, dict) else None
         if not str(number).isdecimal():
             raise SavedError(f"{where} was not written by addnorm. Check the path.")
@@ -273,13 +277,33 @@ def kind_of(path: str | Path) -> str | None:
     return None if match is None else match[1].decode()
 
 
+def kind_of_directory(path: str | Path) -> str | None:
+    """Return what a directory holds, by the file that marks it; None if there is no such file.
+
+    >>> kind_of_directory("nowhere") is None
+    True
+    """
+    kinds = (kind_of(Path(path) / marker) for marker in _MARKERS)
+    kind = next((kind for kind in kinds if kind is not None), None)
+    return HUGGING_FACE if kind is None and _has_model_type(Path(path) / "config.json") else kind
+
+
+def _has_model_type(path: Path) -> bool:
+    """Return whether a file is a JSON object with a model_type."""
+    try:
+        content = json.loads(read_bytes(path).decode()) if path.is_file() else None
+    except (OSError, SavedError, ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and "model_type" in content
+
+
 def _dump(value: Any, indent: int | None) -> str:
     separators = (",", ":") if indent is None else None
     return json.dumps(value, indent=indent, separators=separators, allow_nan=False)
 
 
 def _sorted_keys(value: Any, where: str = "") -> Any:
-    """Return plain values as JSON has them: lists, and texts as keys, in order."""
+    """Return plain values as JSON has them: lists for tuples, and sorted strings as keys."""
     if isinstance(value, Mapping):
         parts = {str(name): part for name, part in value.items()}
         return {name: _sorted_keys(parts[name], f"{where}.{name}") for name in sorted(parts)}

@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from addnorm import presets
 from addnorm.errors import SavedError
-from addnorm.interop.directory import CONFIG, INDEX, WEIGHTS, Weights, is_huggingface
+from addnorm.files import HUGGING_FACE, kind_of_directory
+from addnorm.interop.directory import CONFIG, INDEX, WEIGHTS, Weights
 from addnorm.interop.huggingface import read_model, write_model
 from addnorm.models.build import build
 
@@ -66,10 +67,11 @@ def refused(directory: Path, message: str) -> None:
 
 
 def test_what_is_a_directory_of_hugging_face(directory: Path, tmp_path: Path) -> None:
-    assert is_huggingface(directory)
-    assert not is_huggingface(tmp_path)
-    (tmp_path / CONFIG).write_text("[]")
-    assert not is_huggingface(tmp_path)
+    assert kind_of_directory(directory) == HUGGING_FACE
+    assert kind_of_directory(tmp_path) is None
+    for content in ("[]", "{}", "{", "[" * 100_000):
+        (tmp_path / CONFIG).write_text(content)
+        assert kind_of_directory(tmp_path) is None
 
 
 def test_headers_are_known_before_weights(directory: Path) -> None:

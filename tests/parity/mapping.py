@@ -2,9 +2,9 @@
 
 Those of Hugging Face have their table in addnorm.interop.
 
-A row reads `our module: their module`, or several of theirs whose rows follow one another in ours.
-A star is the number of a block. Rows hold for the weight and the bias of a module, and because they
-only rename, turn and join, they hold for gradients as well.
+A row is `our module: their module`, or several of theirs, which are concatenated in ours. A star is
+the number of a block. Rows apply to the weight and the bias of a module; they only rename,
+transpose and concatenate, so they apply to gradients as well.
 """
 
 import re
@@ -18,11 +18,11 @@ Table = Mapping[str, str | tuple[str, ...]]
 
 
 def rename(theirs: Weights, table: Table, unused: str = "-") -> dict[str, Tensor]:
-    """Their tensors by our names; one that no row takes must be a tied copy or end as `unused`."""
+    """Return their tensors by our names; others must be tied copies or have the suffix `unused`."""
     homes = {
         part: (ours, slot) for ours, parts in table.items() for slot, part in enumerate(_all(parts))
     }
-    found: dict[str, dict[int, Tensor]] = {}
+    parts_by_name: dict[str, dict[int, Tensor]] = {}
     left: dict[str, Tensor] = {}
     for name, tensor in theirs.items():
         number = re.search(r"\.(\d+)\.", name)
@@ -31,13 +31,16 @@ def rename(theirs: Weights, table: Table, unused: str = "-") -> dict[str, Tensor
         if module in homes:
             ours, slot = homes[module]
             ours = ours.replace("*", number.group(1)) if number else ours
-            found.setdefault(f"{ours}.{kind}", {})[slot] = tensor
+            parts_by_name.setdefault(f"{ours}.{kind}", {})[slot] = tensor
         elif not name.endswith(unused):
             left[name] = tensor
-    taken = {tensor.data_ptr() for parts in found.values() for tensor in parts.values()}
-    strange = sorted(name for name, tensor in left.items() if tensor.data_ptr() not in taken)
-    assert not strange, f"no row takes {strange}"
-    return {name: _join([parts[slot] for slot in sorted(parts)]) for name, parts in found.items()}
+    renamed = {tensor.data_ptr() for parts in parts_by_name.values() for tensor in parts.values()}
+    unmapped = sorted(name for name, tensor in left.items() if tensor.data_ptr() not in renamed)
+    assert not unmapped, f"no row maps {unmapped}"
+    return {
+        name: _join([parts[slot] for slot in sorted(parts)])
+        for name, parts in parts_by_name.items()
+    }
 
 
 def _join(parts: list[Tensor]) -> Tensor:
@@ -49,7 +52,7 @@ def _all(parts: str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def blocks(ours: str, theirs: str, rows: Table) -> dict[str, str | tuple[str, ...]]:
-    """Rows of the blocks of one stack, written without what stands before them."""
+    """Return the rows of the blocks of one stack, with the prefixes of both libraries added."""
     return {
         f"{ours}.stack.blocks.*.{row}": tuple(f"{theirs}.*.{part}" for part in _all(parts))
         for row, parts in rows.items()
@@ -76,7 +79,7 @@ _TORCH_DECODER = _TORCH_ENCODER | {
 
 
 def torch_transformer(theirs: Weights, final: str) -> dict[str, Tensor]:
-    """`final` is where our last norm stands: `norm` after post-norm blocks, else `ends.norm`."""
+    """`final` is the name of our last norm: `norm` after post-norm blocks, else `ends.norm`."""
     parts = {}
     for name, tensor in theirs.items():
         name = name.replace("in_proj_", "in_proj.")

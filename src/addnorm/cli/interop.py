@@ -61,10 +61,10 @@ def import_model(args: argparse.Namespace) -> None:
 
 def export(args: argparse.Namespace) -> None:
     """Write a run in a form that other libraries read."""
-    from addnorm.runs.front_door import open as open_run
     from addnorm.runs.imported import export_run
+    from addnorm.runs.run import Run
 
-    run = open_run(args.run)
+    run = Run.open(args.run)
     names = ("to", "architecture", "precision")
     notes = export_run(run, args.directory, **{name: getattr(args, name) for name in names})
     if args.json:

@@ -1,6 +1,6 @@
 """Verbs that use a trained run: evaluate, translate, generate, classify, predict, explain, runs.
 
-And `schema`, which shows how a table would be read.
+Also `schema`, which shows how the columns of a table would be read.
 """
 
 import argparse
@@ -23,11 +23,13 @@ if TYPE_CHECKING:
 def _add_run(parser: argparse.ArgumentParser, *, int8: bool = False) -> None:
     parser.add_argument("run", metavar="RUN", help="directory of a run, or of Hugging Face")
     if int8:
-        parser.add_argument("--int8", action="store_true", help="8-bit weights: faster on a CPU")
+        parser.add_argument(
+            "--int8", action="store_true", help="use 8-bit weights: faster on a CPU"
+        )
 
 
 def _add_beam(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--beam", type=int, default=5, help="hypotheses a sentence (default 5)")
+    parser.add_argument("--beam", type=int, default=5, help="hypotheses per sentence (default 5)")
 
 
 def _add_json(parser: argparse.ArgumentParser, help: str = "print JSON") -> None:
@@ -37,10 +39,13 @@ def _add_json(parser: argparse.ArgumentParser, help: str = "print JSON") -> None
 def add_evaluate_flags(parser: argparse.ArgumentParser) -> None:
     _add_run(parser, int8=True)
     parser.add_argument(
-        "file", nargs="?", metavar="FILE", help="text or table (default: the held-out texts)"
+        "file",
+        nargs="?",
+        metavar="FILE",
+        help="text or table to evaluate on (default: the held-out texts)",
     )
-    parser.add_argument("--source", help="lines to translate")
-    parser.add_argument("--target", help="their translations")
+    parser.add_argument("--source", metavar="FILE", help="lines to translate")
+    parser.add_argument("--target", metavar="FILE", help="translations of these lines")
     _add_beam(parser)
     _add_json(parser)
 
@@ -48,25 +53,44 @@ def add_evaluate_flags(parser: argparse.ArgumentParser) -> None:
 def add_translate_flags(parser: argparse.ArgumentParser) -> None:
     _add_run(parser, int8=True)
     parser.add_argument(
-        "file", nargs="?", default="-", metavar="FILE", help="lines to translate (default: stdin)"
+        "file",
+        nargs="?",
+        default="-",
+        metavar="FILE",
+        help="file with lines to translate (default: stdin)",
     )
     _add_beam(parser)
-    parser.add_argument("--nbest", type=int, default=1, help="translations a line (default 1)")
-    parser.add_argument("--penalty", default="length", help="length penalty: length, gnmt or none")
-    parser.add_argument("--alpha", type=float, default=1.0, help="exponent of the penalty")
-    parser.add_argument("--workers", type=int, default=1, help="batches decoded at a time")
-    parser.add_argument("--scores", action="store_true", help="also print scores")
-    _add_json(parser, "print JSON, one line each")
+    parser.add_argument("--nbest", type=int, default=1, help="translations per line (default 1)")
+    parser.add_argument(
+        "--penalty", default="length", help="length penalty: length (default), gnmt or none"
+    )
+    parser.add_argument(
+        "--alpha", type=float, default=1.0, help="exponent of the penalty (default 1)"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=1, help="batches decoded in parallel (default 1)"
+    )
+    parser.add_argument(
+        "--scores", action="store_true", help="also print the score of each translation"
+    )
+    _add_json(parser, "print one line of JSON per sentence")
 
 
 def add_generate_flags(parser: argparse.ArgumentParser) -> None:
     _add_run(parser, int8=True)
     parser.add_argument("--prompt", required=True, help="text to continue")
     parser.add_argument("--tokens", type=int, default=300, help="tokens to add (default 300)")
-    parser.add_argument("--temperature", type=float, default=0.8, help="0 is greedy (default 0.8)")
-    parser.add_argument("--top-k", type=int, help="only the k most probable tokens")
     parser.add_argument(
-        "--top-p", type=float, help="only the most probable tokens, up to this total probability"
+        "--temperature",
+        type=float,
+        default=0.8,
+        help="sampling temperature; 0 is greedy (default 0.8)",
+    )
+    parser.add_argument("--top-k", type=int, help="sample only from the k most probable tokens")
+    parser.add_argument(
+        "--top-p",
+        type=float,
+        help="sample only from the most probable tokens, up to this total probability",
     )
     parser.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
     _add_json(parser)
@@ -75,7 +99,11 @@ def add_generate_flags(parser: argparse.ArgumentParser) -> None:
 def add_classify_flags(parser: argparse.ArgumentParser) -> None:
     _add_run(parser)
     parser.add_argument(
-        "file", nargs="?", default="-", metavar="FILE", help="one text a line (default: stdin)"
+        "file",
+        nargs="?",
+        default="-",
+        metavar="FILE",
+        help="file with one text per line (default: stdin)",
     )
     _add_json(parser, "print all probabilities as JSON")
 
@@ -86,60 +114,73 @@ def add_predict_flags(parser: argparse.ArgumentParser) -> None:
         "file", metavar="FILE", help="rows to predict: .csv, .tsv, .parquet or .feather"
     )
     parser.add_argument(
-        "-o", "--out", metavar="FILE", help="write .csv, .tsv or .parquet with all columns"
+        "-o", "--out", metavar="FILE", help="write all columns to a .csv, .tsv or .parquet file"
     )
     parser.add_argument(
-        "--proba", action="store_true", help="also give the probability of each class"
+        "--proba", action="store_true", help="also output the probability of each class"
     )
-    _add_json(parser, "print JSON, one line each")
+    _add_json(parser, "print one line of JSON per row")
 
 
 def add_explain_flags(parser: argparse.ArgumentParser) -> None:
     _add_run(parser)
     parser.add_argument(
-        "file", metavar="FILE", help="rows to explain; with their target, unless --row"
+        "file", metavar="FILE", help="rows to explain, with the target column unless --row is used"
     )
     parser.add_argument("--row", type=int, metavar="N", help="explain one row, counted from 1")
-    parser.add_argument("--out", metavar="FILE.html", help="also write a page with pictures")
+    parser.add_argument("--out", metavar="FILE.html", help="also write an HTML page with charts")
     _add_json(parser)
 
 
 def add_schema_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", help="a table: .csv, .tsv, .parquet or .feather")
+    parser.add_argument(
+        "file", metavar="FILE", help="table to read: .csv, .tsv, .parquet or .feather"
+    )
     parser.add_argument("--target", metavar="COLUMN", help="column to predict")
     parser.add_argument(
-        "-o", "--out", metavar="FILE.toml", help="write the schema; edit it and pass --schema"
+        "-o",
+        "--out",
+        metavar="FILE.toml",
+        help="write the schema to a file, to edit and pass with --schema",
     )
     _add_json(parser)
 
 
 def add_runs_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "folder", nargs="?", default="runs", metavar="FOLDER", help="where to look (default runs)"
+        "folder",
+        nargs="?",
+        default="runs",
+        metavar="FOLDER",
+        help="folder to search (default runs)",
     )
     _add_json(parser)
 
 
 def evaluate(args: argparse.Namespace) -> None:
-    """Print figures on files that a run was not trained on."""
-    from addnorm.runs.front_door import open as open_run
+    """Print metrics on files that a run was not trained on."""
+    from addnorm.runs.run import Run
 
     if args.file is not None and args.source is not None:
-        raise ConfigError(f"one file to evaluate on, not two: {args.file!r} and {args.source!r}.")
-    run = open_run(args.run, int8=args.int8)
+        raise ConfigError(
+            f"there must be one file to evaluate on: got {args.file!r} and {args.source!r}."
+        )
+    run = Run.open(args.run, int8=args.int8)
     if run.task == "table" and args.target is not None:
         raise ConfigError("--target is for translations, not for tables. Leave it out.")
     source = args.source or args.file
     options = {} if args.target is None else {"target": args.target}
     if run.task == "translate":
         options["beam"] = args.beam
-    figures = run.evaluate(*([source] if source else []), say=say, **options)
+    metrics = run.evaluate(*([source] if source else []), say=say, **options)
     if args.json:
-        print(to_json(figures))
+        print(to_json(metrics))
         return
-    for name, value in figures.items():
-        percent = name in ("accuracy", "f1", "exact")
-        shown = f"{value:.1%}" if percent else f"{value:.4g}" if isinstance(value, float) else value
+    for name, value in metrics.items():
+        is_share = name in ("accuracy", "f1", "exact")
+        shown = (
+            f"{value:.1%}" if is_share else f"{value:.4g}" if isinstance(value, float) else value
+        )
         print(f"{name.replace('_', ' '):<22} {shown}")
 
 
@@ -173,7 +214,7 @@ def translate(args: argparse.Namespace) -> None:
 
 
 def generate(args: argparse.Namespace) -> None:
-    """Print what a language model writes after a prompt."""
+    """Print a prompt and its continuation by a language model."""
     run = open_with_verb(args, "generate", int8=args.int8)
     names = ("tokens", "temperature", "top_k", "top_p", "seed")
     answer = run.generate(args.prompt, **{name: getattr(args, name) for name in names})
@@ -196,13 +237,13 @@ def classify(args: argparse.Namespace) -> None:
 
 
 def predict(args: argparse.Namespace) -> None:
-    """Predict the rows of a file, part by part."""
+    """Predict the rows of a file in parts, so that memory does not grow with the file."""
     from addnorm.data.table.reader import open_table_writer
     from addnorm.tasks.table import UnknownValues
 
     trained = open_with_verb(args, "predict").trained
     if args.out is not None and Path(args.out).resolve() == Path(args.file).resolve():
-        raise ConfigError(f"-o must name another file than the one that is read: {args.out!r}.")
+        raise ConfigError(f"-o must differ from the file that is read: both are {args.out!r}.")
     if args.proba:
         trained.require_classes("--proba")
     unknown = UnknownValues(trained.estimator.encoder_)
@@ -235,7 +276,7 @@ def predict(args: argparse.Namespace) -> None:
 
 
 def explain(args: argparse.Namespace) -> None:
-    """Print which columns matter, or what each adds to the prediction of one row."""
+    """Print the importance of each column, or its contribution to the prediction of one row."""
     from addnorm.tabular.explain import Explanation
 
     trained = open_with_verb(args, "explain").trained
@@ -254,7 +295,8 @@ def _print_explanation(
     if args.out is not None:
         say(f"page: {explanation_page(explanation, estimator).write(args.out)}")
     if args.json:
-        print(to_json({**vars(explanation), "looks": explanation.looks.tolist()}))
+        attention_map = explanation.column_attention.tolist()
+        print(to_json({**vars(explanation), "column_attention": attention_map}))
         return
     print(f"{'':24}{'permutation':>14}{'gradient':>12}{'attention':>12}")
     for name, rise in explanation.ranked():
@@ -265,20 +307,23 @@ def _print_explanation(
     print(f"\nagreement of ranks: {agreement}")
 
 
-def _print_row_explanation(one: "RowExplanation", estimator: Any, args: argparse.Namespace) -> None:
+def _print_row_explanation(
+    explanation: "RowExplanation", estimator: Any, args: argparse.Namespace
+) -> None:
     from addnorm.tabular.page import row_page
 
     if args.out is not None:
-        say(f"page: {row_page(one, args.row, estimator).write(args.out)}")
+        say(f"page: {row_page(explanation, args.row, estimator).write(args.out)}")
     if args.json:
-        print(to_json(vars(one) | {"row": args.row}))
+        print(to_json(vars(explanation) | {"row": args.row}))
         return
-    sure = "" if one.probability is None else f" (probability {one.probability:.4g})"
+    probability = explanation.probability
+    note = "" if probability is None else f" (probability {probability:.4g})"
     print(
-        f"row {args.row}: {one.about} is {one.answer:.4g}{sure}; "
-        f"baseline (all values missing): {one.typical:.4g}"
+        f"row {args.row}: {explanation.output_name} is {explanation.output:.4g}{note}; "
+        f"baseline (all values missing): {explanation.baseline:.4g}"
     )
-    for name, value, share in one.ranked():
+    for name, value, share in explanation.ranked():
         print(f"  {share:+10.4f}  {name} = {value}")
 
 
@@ -301,11 +346,11 @@ def schema(args: argparse.Namespace) -> None:
 
 
 def runs(args: argparse.Namespace) -> None:
-    """List runs and their best figures."""
-    from addnorm.runs.loggers import say_figures, say_time
+    """List runs and their best metrics."""
+    from addnorm.runs.loggers import format_duration, format_metrics
     from addnorm.runs.run import list_runs
 
-    rows = list_runs(args.folder, lambda error: say(f"left out: {error}"))
+    rows = list_runs(args.folder, lambda error: say(f"not listed: {error}"))
     if args.json:
         print(to_json(rows))
         return
@@ -314,15 +359,17 @@ def runs(args: argparse.Namespace) -> None:
         return
     width = max(len(row["run"]) for row in rows) + 2
     for row in rows:
-        known = "seconds" in row
-        state = "finished" if row.get("finished") else "stopped" if known else "running or killed"
-        time = say_time(row["seconds"]) if known else ""
-        best = say_figures(row.get("best") or {})
+        has_summary = "seconds" in row
+        state = (
+            "finished" if row.get("finished") else "stopped" if has_summary else "running or killed"
+        )
+        time = format_duration(row["seconds"]) if has_summary else ""
+        best = format_metrics(row.get("best") or {})
         print(f"{row['run']:<{width}}{row['task']:<11}{state:<18}{time:>8}  {best}")
 
 
 class ReadingBar:
-    """A progress bar of a file that is read, on stderr where that is a terminal."""
+    """A progress bar for reading a file, on stderr if that is a terminal."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -349,7 +396,7 @@ class ReadingBar:
 
 
 def _print_scored(scored: "dict[str, Array]", done: int, as_json: bool) -> None:
-    """Print new columns as lines of .csv, or a line of JSON for each row, counted from 1."""
+    """Print predicted columns as .csv, or a line of JSON for each row, counted from 1."""
     lines = zip(*(column.tolist() for column in scored.values()), strict=True)
     if as_json:
         for row, line in enumerate(lines, start=done + 1):
@@ -362,10 +409,10 @@ def _print_scored(scored: "dict[str, Array]", done: int, as_json: bool) -> None:
 
 
 def open_with_verb(args: argparse.Namespace, verb: str, *, int8: bool = False) -> Any:
-    """Return a run that has a verb."""
-    from addnorm.runs.front_door import open as open_run
+    """Return a run, or raise VerbError if it does not have the verb."""
+    from addnorm.runs.run import Run
 
-    run = open_run(args.run, int8=int8)
+    run = Run.open(args.run, int8=int8)
     getattr(run, verb)
     return run
 

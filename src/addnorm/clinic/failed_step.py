@@ -65,15 +65,22 @@ class StepSettings:
 
 @dataclass(frozen=True)
 class StepReport:
-    """What a forward and a backward pass of a step's batches show."""
+    """What a forward and a backward pass of a step's batches show.
+
+    Parameters
+    ----------
+    loss : loss of the step
+    first_non_finite : the first result that is not finite: operation and module
+    non_finite_weights : weights that are not finite
+    non_finite_gradients : gradients that are not finite
+    largest_sites : the sites whose sum is largest, with its root mean square
+    """
 
     loss: float
     first_non_finite: str | None
-    """The first result that is not finite: operation and module."""
     non_finite_weights: tuple[str, ...]
     non_finite_gradients: tuple[str, ...]
     largest_sites: tuple[tuple[str, float], ...]
-    """The sites whose sum is largest, with its root mean square."""
 
     def text(self) -> str:
         """Return the report in a few lines."""
@@ -91,13 +98,19 @@ class StepReport:
 
 @dataclass(frozen=True)
 class Case:
-    """A replayed case: what was recorded at the time, and the report of the replay."""
+    """A replayed case: what was recorded at the time, and the report of the replay.
+
+    Parameters
+    ----------
+    step : number of the step, if known
+    kind : not finite, or spike
+    loss : the loss of the step at the time; None if it was not finite or not recorded
+    report : report of the replay
+    """
 
     step: int | None
     kind: str
-    """not finite, or spike."""
     loss: float | None
-    """The loss of the step at the time; None if it was not finite or not recorded."""
     report: StepReport
 
     def text(self) -> str:
@@ -136,7 +149,7 @@ def report_step(
                 for name, grad in weights.items()
                 if name not in non_finite and not bool(grad.isfinite().all())
             ]
-            first = first or _first_non_finite(trace)
+            first = first or _describe_non_finite(trace)
             largest = max(largest, _largest_sites(trace), key=lambda sites: [s for _, s in sites])
     wrong = [name for name, p in model.named_parameters() if not bool(p.isfinite().all())]
     return StepReport(loss, first, tuple(wrong), tuple(non_finite), largest)
@@ -153,7 +166,7 @@ def cross_entropy(answer: Tensor, targets: Tensor, smoothing: float = 0.0) -> Te
     )
 
 
-def _first_non_finite(trace: Trace) -> str | None:
+def _describe_non_finite(trace: Trace) -> str | None:
     first = trace.stats.non_finite
     return None if first is None else f"{first.operation} in {first.path or 'the model'}"
 

@@ -84,7 +84,7 @@ class FrozenLinear(nn.Module):
 
     def _save_to_state_dict(self, *rest: object) -> None:
         raise SavedError(
-            f"{self.model_kind} cannot be saved. Save the model it was made from, and call "
+            f"{self.model_kind} cannot be saved. Save the original model, and call "
             f"{self.function} after loading."
         )
 

@@ -1,8 +1,8 @@
 """From logits to the next token: the likeliest, or one sampled from all or the likeliest tokens.
 
 A token is sampled from one uniform number u by inverting the distribution function: it is the first
-at which p_1 + ... + p_i > u. Each sequence has its own uniform numbers, made from its own seed, so
-its tokens do not depend on the batch that it is decoded in.
+at which p_1 + ... + p_i > u. Each sequence has its own uniform numbers, from its own seed, so its
+tokens do not depend on the batch that it is decoded in.
 
 Shapes: logits (rows, vocab); u (rows,); tokens (rows,).
 """

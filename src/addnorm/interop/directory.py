@@ -40,14 +40,6 @@ class Entry:
     dtype: str
 
 
-def is_huggingface(path: str | Path) -> bool:
-    """Return whether a directory has a Hugging Face `config.json`: an object with a model_type."""
-    try:
-        return "model_type" in read_json(Path(path), CONFIG)
-    except SavedError:
-        return False
-
-
 def inside(directory: Path, name: str) -> Path:
     """Return the path of a file in a directory; raise SavedError if it is elsewhere."""
     path = directory / name

@@ -104,7 +104,17 @@ class Attention(nn.Module):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, table: AttentionTable, context: Context
     ) -> Tensor:
-        """Return the mixed values of all heads, (batch, length, heads · head_width)."""
+        """Return the mixed values of all heads, (batch, length, heads · head_width).
+
+        Parameters
+        ----------
+        q, k, v
+            Queries, keys and values, (batch, heads, length, head_width).
+        table
+            Mask and score bias.
+        context
+            Stores the attention weights if it has `maps`.
+        """
         if context.maps is not None:
             with torch.no_grad():
                 weights = attention_weights(q, k, self.score, table.fresh(), self.local)

@@ -3,8 +3,8 @@
     A = softmax(score(q, k) + bias) over the visible keys;   mixed = A v
 
 torch's fused kernel computes this wherever it supports the score; otherwise it is written out. A
-(query, key) table is made only if the kernel needs it, and a large one a few queries at a time, so
-that memory stays linear in the length.
+(query, key) table is computed only if the kernel needs it, and a large one a few queries at a time,
+so that memory stays linear in the length.
 
 Shapes: q (batch, heads, query, head_width); k, v (batch, kv_heads, key, head_width).
 """
@@ -97,7 +97,15 @@ def mix_values(
 def attention_weights(
     q: Tensor, k: Tensor, score: Score, table: AttentionTable, local: nn.Module
 ) -> Tensor:
-    """Return attention weights, (batch, heads, query, key); all 0 for a query that sees no key."""
+    """Return attention weights, (batch, heads, query, key); all 0 for a query that sees no key.
+
+    Parameters
+    ----------
+    q, k
+        Queries and keys; see the shapes above.
+    score, table, local
+        As for `mix_values`.
+    """
     scores = score(q, k.repeat_interleave(q.shape[1] // k.shape[1], dim=1))
     bias = table.bias(q, local, score.scale)
     scores = scores if bias is None else scores + bias

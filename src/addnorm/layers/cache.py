@@ -27,6 +27,16 @@ class Cache:
         Positions to allocate.
     dtype, device
         Type and device of the keys and values.
+
+    Examples
+    --------
+    >>> from addnorm import build, presets
+    >>> model = build(presets.gpt2(vocab=20, width=16, depth=1, heads=2)).eval()
+    >>> cache = model.cache(batch=1, length=8)
+    >>> for token in (1, 2, 3):
+    ...     logits = model(torch.tensor([[token]]), cache=cache)
+    >>> cache.used, torch.allclose(logits, model(torch.tensor([[1, 2, 3]]))[:, -1:], atol=1e-5)
+    (3, True)
     """
 
     def __init__(
@@ -75,12 +85,12 @@ class Cache:
         if self.used + length > self.length:
             raise InputError(
                 f"the cache has room for {self.length} positions: got {self.used + length}. "
-                f"Make it with length={self.used + length} or more."
+                f"Create it with length={self.used + length} or more."
             )
         if batch != self.batch:
             raise InputError(
-                f"the cache was made for a batch of {self.batch}: got {batch}. "
-                "Make a cache for this batch."
+                f"the cache is for a batch of {self.batch}: got {batch}. "
+                "Create a cache for this batch."
             )
 
     def extend_padding(self, real: Tensor | None, batch: int, length: int) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""What travels beside the stream: masks, the encoder's memory, positions, the key/value cache."""
+"""The inputs of a block besides the stream: masks, memory, positions, the key/value cache."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Context:
-    """All that a block may read besides its stream.
+    """The inputs of a block besides the stream.
 
     Parameters
     ----------

@@ -120,6 +120,13 @@ def check_finite(x: Tensor, name: str) -> None:
 def shift_right(targets: Tensor, start: int) -> Tensor:
     """Return the decoder's input to predict `targets`: the start token, then all but the last.
 
+    Parameters
+    ----------
+    targets : token ids to predict, (batch, length)
+    start : the token that starts a sequence
+
+    Examples
+    --------
     >>> shift_right(torch.tensor([[5, 6, 7]]), start=1).tolist()
     [[1, 5, 6]]
     """

@@ -3,8 +3,7 @@
           ids ─► tokens ─► positions, norm, dropout ─► stack ─► head
     encoder          fully visible                              masked token, class, number
     decoder          causal, can use a cache                    next token
-    encoder-decoder  source ─► encoder ─► memory ─► decoder of the target, shifted right ─► next
-    token
+    encoder-decoder  source ─► encoder ─► memory ─► decoder     next token (target shifted right)
 
 Calling a model returns the output of its head; `hidden` returns the input of its head.
 """
@@ -133,7 +132,7 @@ class Base(nn.Module):
 
 
 class Encoder(Base):
-    """Every position sees every other that is not padding. BERT, ViT.
+    """A model in which every position sees all positions but padding. BERT, ViT.
 
     Parameters
     ----------
@@ -193,7 +192,19 @@ class Encoder(Base):
         segments: Tensor | None = None,
         maps: Maps | None = None,
     ) -> Tensor:
-        """Return the output of the stack, (batch, length, width)."""
+        """Return the output of the stack, (batch, length, width).
+
+        Parameters
+        ----------
+        inputs
+            Token ids, (batch, length), images or vectors, as the model was built for.
+        mask
+            Which keys are visible; by default all but padding.
+        segments
+            Segment ids, (batch, length); by default all 0.
+        maps
+            If given, the attention weights are stored here, by place.
+        """
         return self._run(inputs, mask, segments, maps)[0]
 
     def forward(
@@ -204,13 +215,19 @@ class Encoder(Base):
         segments: Tensor | None = None,
         maps: Maps | None = None,
     ) -> Tensor:
-        """Return logits (batch, length, vocab), (batch, outputs) of a pooled head, or `hidden`."""
+        """Return logits (batch, length, vocab), (batch, outputs) of a pooled head, or `hidden`.
+
+        Parameters
+        ----------
+        inputs, mask, segments, maps
+            As for `hidden`.
+        """
         hidden, mask = self._run(inputs, mask, segments, maps)
         return self.apply_head(hidden, mask)
 
 
 class Decoder(Base):
-    """Every position sees itself and earlier ones. GPT.
+    """A model in which every position sees itself and earlier ones. GPT.
 
     Parameters
     ----------
@@ -258,7 +275,20 @@ class Decoder(Base):
         cache: Cache | None = None,
         maps: Maps | None = None,
     ) -> Tensor:
-        """Return the output of the stack, (batch, length, width)."""
+        """Return the output of the stack, (batch, length, width).
+
+        Parameters
+        ----------
+        tokens
+            Token ids, (batch, length); with a cache, only the new ones.
+        mask
+            Which of these tokens are visible as keys, in addition to causality; by default all but
+            padding.
+        cache
+            Keys and values of earlier tokens; those of `tokens` are added.
+        maps
+            If given, the attention weights are stored here, by place.
+        """
         return self._run(tokens, mask, cache, maps)[0]
 
     def forward(
@@ -271,14 +301,17 @@ class Decoder(Base):
     ) -> Tensor:
         """Return logits of the next token at every position, (batch, length, vocab).
 
-        With a cache, `tokens` are only the new ones, and a padding mask covers only these.
+        Parameters
+        ----------
+        tokens, mask, cache, maps
+            As for `hidden`.
         """
         hidden, mask = self._run(tokens, mask, cache, maps)
         return self.apply_head(hidden, mask)
 
 
 class EncoderDecoder(Base):
-    """The decoder attends to the encoder's output. Vaswani et al. 2017, T5, BART, Marian.
+    """A model whose decoder attends to its encoder. Vaswani et al. 2017, T5, BART, Marian.
 
     Parameters
     ----------
@@ -337,7 +370,19 @@ class EncoderDecoder(Base):
     ) -> Tensor:
         """Return the output of the decoder, (batch, target, width).
 
-        One row of the memory may serve several rows of the target (the beams of one sentence).
+        Parameters
+        ----------
+        target
+            Input of the decoder, (batch, target); with a cache, only the new tokens.
+        memory
+            Output of `encode`. One row may serve several consecutive rows of the target, such as
+            the beams of one sentence.
+        mask, memory_mask
+            Which keys are visible, of the target and of the memory.
+        cache
+            Keys and values of earlier tokens; those of `target` are added.
+        maps
+            If given, the attention weights are stored here, by place.
         """
         if target.shape[0] % memory.shape[0]:
             raise InputError(
@@ -364,7 +409,20 @@ class EncoderDecoder(Base):
         target_mask: Mask | None = None,
         maps: Maps | None = None,
     ) -> Tensor:
-        """Return the output of the decoder, (batch, target, width)."""
+        """Return the output of the decoder, (batch, target, width).
+
+        Parameters
+        ----------
+        source
+            Token ids of the source, (batch, source).
+        target
+            Input of the decoder, (batch, target): the tokens to predict, shifted right
+            (`shift_right`).
+        source_mask, target_mask
+            Which keys are visible; by default all but padding.
+        maps
+            If given, the attention weights are stored here, by place.
+        """
         source_mask = self.input_mask(source, source_mask)
         memory = self.encode(source, mask=source_mask, maps=maps)
         memory_mask = _memory_mask(source_mask, target_mask)
@@ -381,7 +439,10 @@ class EncoderDecoder(Base):
     ) -> Tensor:
         """Return logits of the next token at every target position, (batch, target, vocab).
 
-        `target` is the input of the decoder: the tokens to predict, shifted right (`shift_right`).
+        Parameters
+        ----------
+        source, target, source_mask, target_mask, maps
+            As for `hidden`.
         """
         masks = {"source_mask": source_mask, "target_mask": target_mask}
         hidden = self.hidden(source, target, maps=maps, **masks)
@@ -412,7 +473,7 @@ def name_maps(model: nn.Module, context: Context, maps: Maps | None) -> None:
 
 
 def _memory_mask(source: Mask, target: Mask | None) -> Mask:
-    """Return which of the memory each target position sees: real positions of its own group."""
+    """Return the mask of the memory: a target position sees the real positions of its group."""
     mask = Mask() if source.real is None else Mask.padding(source.real)
     target_groups = None if target is None else target.groups
     if source.groups is None and target_groups is None:

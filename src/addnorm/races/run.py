@@ -9,10 +9,12 @@ import math
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
@@ -20,10 +22,11 @@ import torch
 from addnorm.config import Config
 from addnorm.errors import AddnormError, ConfigError, SavedError
 from addnorm.files import read_text, to_json, write_whole
-from addnorm.races.entries import UNCHANGED, Entry
-from addnorm.runs.request import RunRequest
+from addnorm.races.entries import UNCHANGED, Entry, entries_of
+from addnorm.runs.request import RunRequest, as_settings, make_request
 from addnorm.runs.run import RECORD, Run
 from addnorm.runs.train import plan_run, resume_run, start_run
+from addnorm.tasks.base import say_nothing
 from addnorm.training.loop import DivergedError, Observer
 
 RESULT_FILE, STEPS_FILE = "race.json", "steps.json"
@@ -130,6 +133,49 @@ class RaceResult:
 
 
 def race(
+    config: str | Path | RunRequest,
+    *,
+    vary: Mapping[str, Sequence[Any]] | Sequence[str],
+    set: Mapping[str, Any] | Sequence[str] = (),
+    out: str | Path | None = None,
+    seeds: int = 1,
+    minutes: float | None = None,
+    jobs: int | None = None,
+    progress: bool = True,
+) -> RaceResult:
+    """Train variants of a configuration side by side and return the results, to be ranked.
+
+    Parameters
+    ----------
+    config : a TOML file with task and data, or the request that it stands for.
+    vary : the values to compare, as {"model.addnorm": ["post", "pre"]} or
+        ["model.addnorm=post,pre"]; every combination is an entry.
+    set : settings of all entries, as {"train.steps": 100} or ["train.steps=100"].
+    out : folder for the runs; one that holds an interrupted race continues it. A temporary one,
+        deleted at the end, if None.
+    seeds : number of seeds for each entry.
+    minutes : time for all runs together; by default each takes its configured steps.
+    jobs : runs at the same time, by default one for each core.
+    progress : show a line on stderr after each run; False for silence.
+
+    Examples
+    --------
+    >>> race("run.toml", vary={"model.addnorm": ["post", "pre"]}, seeds=3)  # doctest: +SKIP
+    entry         held-out loss     diverged
+    addnorm=pre   2.1034 ± 0.0121   0 of 3    ▇▅▃▂▁
+    addnorm=post  2.2519 ± 0.0450   0 of 3    ▇▆▄▃▂
+    """
+    request = config if isinstance(config, RunRequest) else make_request(str(config), {})
+    request = request.with_settings(*as_settings(set))
+    entries = entries_of(as_settings(vary))
+    say = _print_progress if progress else say_nothing
+    with nullcontext(out) if out is not None else TemporaryDirectory(prefix="addnorm-") as folder:
+        return run_entries(
+            request, entries, folder, seeds=seeds, minutes=minutes, jobs=jobs, say=say
+        )
+
+
+def run_entries(
     request: RunRequest,
     entries: Sequence[Entry],
     out: str | Path,
@@ -259,6 +305,10 @@ def _train_entry(
     )
     write_whole(folder / RESULT_FILE, to_json(asdict(result)).encode())
     return result
+
+
+def _print_progress(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _ends_far_above_best(losses: Sequence[float]) -> bool:

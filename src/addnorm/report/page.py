@@ -86,7 +86,7 @@ class Page:
                 )
         kinds = [
             ' class="number"'
-            if rows and all(_is_numeric(row[n]) for row in rows)
+            if rows and all(_is_numeric_cell(row[n]) for row in rows)
             else ' dir="auto"'
             for n in range(len(header))
         ]
@@ -149,7 +149,7 @@ class Page:
         return f'<iframe srcdoc="{html.escape(self.html())}" style="{style}"></iframe>'
 
     def write(self, path: str | Path) -> Path:
-        """Write the page to a file, whole or not at all; return its path."""
+        """Write the page to a file atomically; return its path."""
         write_whole(Path(path), self.html().encode())
         return Path(path)
 
@@ -177,7 +177,7 @@ def _figure_html(picture: Svg, caption: str) -> str:
     return f'<figure><div class="wide">{picture}</div>{below}</figure>'
 
 
-def _is_numeric(cell: Cell) -> bool:
+def _is_numeric_cell(cell: Cell) -> bool:
     return cell is None or (isinstance(cell, int | float) and not isinstance(cell, bool))
 
 

@@ -38,11 +38,17 @@ MARK_KINDS = ("best", "bad", "note")
 
 @dataclass(frozen=True)
 class Mark:
-    """A labelled point: the best step, or where training diverged."""
+    """A labelled point: the best step, or where training diverged.
+
+    Parameters
+    ----------
+    x, y : position of the point; if y is NaN, the mark is at the top.
+    text : the label.
+    kind : best, bad or note.
+    """
 
     x: float
     y: float
-    """If this is NaN, the mark is at the top."""
     text: str
     kind: str = "note"
 

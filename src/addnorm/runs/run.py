@@ -1,11 +1,11 @@
-"""A run on disk: its configuration, its data's digest, its history, and the best model.
+"""A run directory: configuration, digest of the data, history, and the best model.
 
-config.toml        the whole configuration
-run.json           kind, format version, task, notes on the data and their digest, labels
-tokenizer/         or tokenizer-source/, tokenizer-target/; of tables columns.json, schema.toml
-best/              the best model so far, as `addnorm.load` reads it
-checkpoints/       the state to resume from
-metrics.jsonl      one line a step or evaluation
+config.toml        the complete configuration
+run.json           kind, format version, task, notes on the data, their digest, labels
+tokenizer/         or tokenizer-source/ and tokenizer-target/; for a table columns.json, schema.toml
+best/              the best model so far, which `addnorm.load` reads
+checkpoints/       the states to resume from
+metrics.jsonl      lines for steps, evaluations and messages
 summary.json, summary.html
 """
 
@@ -19,29 +19,35 @@ from typing import Any
 
 from addnorm import __version__
 from addnorm.config import Config
-from addnorm.errors import InputError, SavedError
+from addnorm.errors import ConfigError, InputError, SavedError
 from addnorm.files import (
+    HUGGING_FACE,
     RUN,
+    TABLE_MODEL,
+    TEXT_MODEL,
+    kind_of_directory,
     make_directory,
     read_document,
     read_text,
     write_document,
     write_whole,
 )
+from addnorm.models.saved import read_config
 from addnorm.runs.inputs import INPUTS
-from addnorm.tasks import TASKS, find_task, tasks_with
+from addnorm.tasks import TASKS, find_task, tasks_with, text_task_of
 from addnorm.tasks.base import BEST, Say, Trained, say_nothing
 
-METRICS, RECORD, CONFIG, SUMMARY = "metrics.jsonl", "run.json", "config.toml", "summary.json"
+RECORD, CONFIG_FILE = "run.json", "config.toml"
+METRICS_FILE, SUMMARY_FILE = "metrics.jsonl", "summary.json"
 
 
 class VerbError(InputError, AttributeError):
-    """A verb of another task; `hasattr` is False for it."""
+    """Raised for a verb of another task; an AttributeError, so that `hasattr` is False."""
 
 
 @dataclass
 class RunRecord:
-    """What a run keeps besides its configuration: the content of run.json."""
+    """The content of run.json: what a run stores in addition to its configuration."""
 
     task: str
     fingerprint: str
@@ -51,20 +57,33 @@ class RunRecord:
 
 
 class Run:
-    """A run directory, and what can be done with the model in it.
+    """A trained run: its directory, its model, and the verbs of its task as methods.
 
-    The verbs of its task are methods: `translate`, `generate`, `classify`, `predict`.
+    The verbs are `translate`, `generate`, `classify`, `predict`, `predict_proba` and `explain`.
+
+    Parameters
+    ----------
+    path : the directory.
+    config : the complete configuration.
+    record : the content of run.json.
+    int8 : whether to hold the weights of a text model as 8-bit integers.
 
     Attributes
     ----------
-    path : the directory.
-    task : what it was trained for.
-    config : the whole configuration.
+    task : name of the task.
     model : the network with the best weights.
     tokenizer : the tokenizer of a text run.
     labels : the classes, if it predicts classes.
-    history : every line of metrics.jsonl: losses of steps, figures of evaluations.
-    summary : how training ended, as a dict; empty while it runs.
+    history : the lines of metrics.jsonl: losses of steps, metrics of evaluations.
+    summary : the result of training, as a dict; empty while it runs.
+
+    Examples
+    --------
+    >>> from addnorm import train
+    >>> small = {"train.steps": 2, "model.width": 16, "model.depth": 1, "model.heads": 2}
+    >>> run = train("language", text=["once upon a time"] * 40, progress=False, set=small)
+    >>> run.task, run.summary["steps"], len(run.generate("once", tokens=5)) > 0
+    ('language', 2, True)
     """
 
     def __init__(
@@ -74,17 +93,28 @@ class Run:
 
     @staticmethod
     def open(path: str | Path, *, int8: bool = False) -> "Run":
-        """Return the run in a directory.
+        """Return the run in a directory; any other model there is a run without a history.
 
         >>> Run.open("runs/none")
         Traceback (most recent call last):
         addnorm.errors.SavedError: there is no run in 'runs/none'. Check the path.
         """
         path = Path(path)
+        kind = kind_of_directory(path)
+        if kind == TEXT_MODEL.kind:
+            return Run(path, config := read_config(path), _record_of_model(config), int8=int8)
+        if kind == TABLE_MODEL.kind:
+            run = Run(path, Config(), RunRecord("table", fingerprint=""), int8=int8)
+            run.record.labels = run.trained.class_names
+            return run
+        if kind == HUGGING_FACE:
+            from addnorm.runs.imported import open_directory
+
+            return open_directory(path, int8=int8)
         if not (path / RECORD).is_file():
-            raise SavedError(f"there is no run in {str(path)!r}. Check the path.")
-        record = read_record(path / RECORD)
-        return Run(path, Config.load(path / CONFIG), record, int8=int8)
+            raise SavedError(f"there is no run in {str(path)!r}. {_describe_directory(path, kind)}")
+        record = read_run_record(path / RECORD)
+        return Run(path, Config.load(path / CONFIG_FILE), record, int8=int8)
 
     @staticmethod
     def create(path: str | Path, config: Config, record: RunRecord) -> "Run":
@@ -94,8 +124,8 @@ class Run:
         return run
 
     def write(self) -> None:
-        """Write configuration and record."""
-        write_whole(self.path / CONFIG, self.config.dump().encode())
+        """Write config.toml, then run.json."""
+        write_whole(self.path / CONFIG_FILE, self.config.dump().encode())
         write_document(self.path / RECORD, *RUN, asdict(self.record))
 
     @property
@@ -108,20 +138,19 @@ class Run:
 
     @cached_property
     def trained(self) -> Trained:
-        """The trained model with what it needs to answer."""
-        if not (self.path / BEST).is_dir():
+        """The trained model with everything that prediction needs."""
+        if (self.path / RECORD).is_file() and not (self.path / BEST).is_dir():
             raise SavedError(
                 f"the run in {str(self.path)!r} has no model yet: it was stopped before its first "
                 f"evaluation. Resume it: addnorm train --resume {self.path}"
             )
-        kind = find_task(self.task).trained
-        return kind(self.path, self.config, self.labels, int8=self.int8)
+        task = find_task(self.task)
+        return task.trained(task, self.path, self.config, self.labels, int8=self.int8)
 
     def preload(self, model: Any, tokenizers: Any) -> None:
         """Use a text model and tokenizers that are in memory: those of an imported directory."""
-        trained: Any = find_task(self.task).trained(
-            self.path, self.config, self.labels, int8=self.int8
-        )
+        task = find_task(self.task)
+        trained: Any = task.trained(task, self.path, self.config, self.labels, int8=self.int8)
         trained.preload(model, tokenizers)
         self.__dict__["trained"] = trained
 
@@ -131,23 +160,23 @@ class Run:
 
     @property
     def tokenizer(self) -> Any:
-        """The tokenizer of a text run (of the source, where the sides have their own)."""
+        """The tokenizer of a text run; that of the source, if both sides have their own."""
         return self._member("tokenizer")
 
     @property
     def tokenizers(self) -> Any:
-        """The tokenizers of a text run, by side."""
+        """The tokenizers of a text run: under "text", or under "source" and "target"."""
         return self._member("tokenizers")
 
     def evaluate(self, *data: Any, say: Say = say_nothing, **options: Any) -> dict[str, Any]:
-        """Return figures on data that the run was not trained on, as a plain dict.
+        """Return metrics on data that the run was not trained on, as a plain dict.
 
         Parameters
         ----------
-        data : a file, or a data frame for tables; the run's own held-out texts if left out.
-        source, target : the two files of a translation.
-        beam : hypotheses of a translation.
-        say : receives sentences about what was read.
+        data : a file, or a data frame for a table; by default the held-out texts of the run.
+        source, target : for translation, the file of sources and that of their translations.
+        beam : for translation, hypotheses kept in beam search.
+        say : receives messages about the data.
         """
         return self.trained.evaluate(*data, say=say, **options)
 
@@ -175,18 +204,18 @@ class Run:
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        path = self.path / METRICS
+        path = self.path / METRICS_FILE
         rows = []
         for line in read_text(path).splitlines() if path.exists() else ():
             try:
                 rows.append(json.loads(line))
             except ValueError:
-                continue  # cut off by a kill
+                continue  # truncated when the process was killed
         return rows
 
     @property
     def summary(self) -> dict[str, Any]:
-        path = self.path / SUMMARY
+        path = self.path / SUMMARY_FILE
         if not path.exists():
             return {}
         try:
@@ -194,7 +223,7 @@ class Run:
         except ValueError as error:
             raise SavedError(f"{str(path)!r} is damaged: {error}.") from None
         if not isinstance(summary, dict):
-            raise SavedError(f"{str(path)!r} is damaged: it must hold one object.")
+            raise SavedError(f"{str(path)!r} is damaged: it must have one object.")
         return summary
 
     def _member(self, name: str) -> Any:
@@ -204,16 +233,16 @@ class Run:
         return value
 
     def __getattr__(self, name: str) -> Any:
-        """A verb of the task; only asked for names that are nothing else."""
+        """Return a verb of the task; Python calls this for names that are not defined."""
         if name.startswith("_") or name in ("path", "record"):
             raise AttributeError(name)
         if name in TASKS[self.task].verbs:
             return getattr(self.trained, name)
         if others := tasks_with(name):
-            able = ", ".join(TASKS[self.task].verbs) or "start other runs"
+            available = ", ".join(TASKS[self.task].verbs) or "none (other runs can start from it)"
             raise VerbError(
-                f"{str(self.path)!r} was trained for {self.task}: it can {able}, not {name}. "
-                f"Train one: addnorm train {others[0]} --help"
+                f"{str(self.path)!r} was trained for {self.task}: it has no verb {name!r}. Its "
+                f"verbs: {available}. Try: addnorm train {others[0]} --help"
             )
         raise AttributeError(f"a run has no attribute {name!r}")
 
@@ -232,7 +261,7 @@ class Run:
         return f"<table>{rows}</table>"
 
     def _facts(self) -> dict[str, Any]:
-        """A few words about the run, for people."""
+        """Return what `repr` shows of the run."""
         summary, model = self.summary, self.config.model
         sizes = f"width {model.width}, depth {model.depth}, {model.addnorm}-norm"
         facts: dict[str, Any] = {"task": self.task, "model": f"{model.mode}, {sizes}"}
@@ -246,7 +275,26 @@ class Run:
         return facts
 
 
-def read_record(path: Path) -> RunRecord:
+def _record_of_model(config: Config) -> RunRecord:
+    """Return the record of a saved model, whose task follows from its mode and head."""
+    try:
+        return RunRecord(text_task_of(config.model), fingerprint="")
+    except ConfigError as error:
+        raise SavedError(f"a model without a task is no run: {error} Use addnorm.load.") from None
+
+
+def _describe_directory(path: Path, kind: str | None) -> str:
+    """Return what was found where a run was expected, and what to do."""
+    if kind is not None:
+        return f"It is a {kind.replace('-', ' ')}. Open the run that it belongs to."
+    inside = [str(run.relative_to(path)) for run in runs_in(path)] if path.is_dir() else []
+    if inside:
+        more = ", …" if len(inside) > 5 else ""
+        return f"It holds the runs {', '.join(inside[:5])}{more}: open one of them."
+    return "Check the path."
+
+
+def read_run_record(path: Path) -> RunRecord:
     """Return the content of a run.json."""
     content = read_document(path, *RUN)
     try:
@@ -256,11 +304,11 @@ def read_record(path: Path) -> RunRecord:
 
 
 def require_unused(path: str | Path) -> Path:
-    """Return a path that a new run may use: nothing is there, or an empty directory."""
+    """Return a path for a new run; SavedError unless it is free or an empty directory."""
     path = Path(path)
     if (path / RECORD).exists():
         raise SavedError(
-            f"{str(path)!r} holds a run already. Choose another --out, or resume it: "
+            f"{str(path)!r} already has a run. Choose another --out, or resume it: "
             f"addnorm train --resume {path}"
         )
     if path.exists() and (not path.is_dir() or {entry.name for entry in path.iterdir()} - {INPUTS}):
@@ -269,12 +317,12 @@ def require_unused(path: str | Path) -> Path:
 
 
 def runs_in(folder: str | Path) -> list[Path]:
-    """Return the runs in a folder, by name."""
+    """Return the directories of the runs in a folder and its subfolders, sorted."""
     return [record.parent for record in sorted(Path(folder).glob(f"**/{RECORD}"))]
 
 
 def list_runs(folder: str | Path, on_error: Say = say_nothing) -> list[dict[str, Any]]:
-    """Return the task and summary of every run in a folder; unreadable ones go to `on_error`."""
+    """Return task and summary of every run in a folder; `on_error` receives errors of others."""
     if not Path(folder).is_dir():
         raise InputError(f"there is no folder {str(folder)!r}. Train something first.")
     rows = []

@@ -1,4 +1,4 @@
-"""Classification: texts with labels, an encoder that gives each label a probability."""
+"""Classification: an encoder that predicts the probability of each label of a text."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -19,7 +19,7 @@ from addnorm.metrics import classification_metrics
 from addnorm.models.transformer import Encoder
 from addnorm.tasks.base import (
     Fields,
-    Figures,
+    Metrics,
     Say,
     TextTask,
     Tokenizers,
@@ -33,24 +33,24 @@ from addnorm.tasks.base import (
 from addnorm.tasks.masked import TrainedEncoder, encoder_size
 from addnorm.training.loop import Batch
 
-LONGEST = 256
-"""Tokens of a text that are read, unless configured."""
-CHUNK = 512
-"""Texts that are classified together."""
+MAX_CLASSIFY_LENGTH = 256
+"""Default of data.max_length, with the two special tokens: longer texts are cut."""
+TEXTS_PER_CHUNK = 512
+"""Texts that are classified at a time."""
 
 
 class TrainedClassifier(TrainedEncoder):
-    """A trained encoder with a head: texts in, probabilities of labels out."""
+    """A trained text classifier."""
 
     def iter_labels(self, texts: Iterable[str]) -> Iterator[dict[str, float]]:
         """Yield the probability of every label for each text, in order."""
         model = self.model
         assert isinstance(model, Encoder)
-        longest = (self.config.data.max_length or LONGEST) - 2
+        max_tokens = (self.config.data.max_length or MAX_CLASSIFY_LENGTH) - 2
         places = iter(enumerate(texts, 1))
-        while part := list(islice(places, CHUNK)):
+        while part := list(islice(places, TEXTS_PER_CHUNK)):
             checked = [require_text(text, place) for place, text in part]
-            ids = [row[:longest] for row in self.tokenizer.encode_many(checked)]
+            ids = [row[:max_tokens] for row in self.tokenizer.encode_many(checked)]
             for row in probabilities(model, ids, self.tokenizer.special):
                 yield dict(zip(self.labels, row, strict=True))
 
@@ -59,16 +59,16 @@ class TrainedClassifier(TrainedEncoder):
 
         Parameters
         ----------
-        texts : texts to classify; one str is one text.
+        texts : texts to classify; a single str is one text.
         """
         return [
             dict(sorted(row.items(), key=lambda pair: -pair[1]))
             for row in self.iter_labels(list_of_texts(texts))
         ]
 
-    def evaluate_files(self, source: str, *, say: Say = say_nothing, **options: Any) -> Figures:
-        rows = read_config_texts(self._reading(), source, self.labels)
-        ids, cut = encode(self.config, rows, self.tokenizers)
+    def evaluate_files(self, source: str, *, say: Say = say_nothing, **options: Any) -> Metrics:
+        rows = read_config_texts(self._config_for_all_rows(), source, self.labels)
+        ids, cut = encode_texts(self.config, rows, self.tokenizers)
         for note in [*rows.report.lines(), *cut]:
             say(note)
         model = self.model
@@ -82,12 +82,12 @@ class TrainedClassifier(TrainedEncoder):
 
 
 class Classify(TextTask):
-    """Learn the label of a text."""
+    """Learn to predict the label of a text."""
 
     name, mode, head = "classify", "encoder", "class"
     trained = TrainedClassifier
     metrics = ("loss", "accuracy")
-    longest = LONGEST
+    max_length = MAX_CLASSIFY_LENGTH
     epochs = 8
     train_defaults: ClassVar[Fields] = {
         "weight_decay": 0.1,
@@ -113,13 +113,15 @@ class Classify(TextTask):
         self.tokenizers, self.notes = tokenizers, notes
         self.train, self.valid = train, valid
         self.labels = train[1].names
-        self.targets = {True: train[1].targets, False: valid[1].targets}
+        self.train_targets, self.valid_targets = train[1].targets, valid[1].targets
         self.size = sum(text_lengths(train[0])[0])
 
     @classmethod
     def read_files(cls, config: Config, tokenizers: Tokenizers | None) -> Self:
         data = config.data
-        rows = read_config_texts(config, require_source(config, "a table of texts and labels"))
+        rows = read_config_texts(
+            config, require_source(config, "a table with a column of texts and one of labels")
+        )
         notes = rows.report.lines()
         if data.valid_source is None:
             assert data.valid_fraction is not None
@@ -132,16 +134,16 @@ class Classify(TextTask):
             held = read_config_texts(config, data.valid_source, rows.names)
             notes += held.report.lines()
             if shared := overlap(rows.texts, held.texts):
-                notes.append(f"{len(shared)} of the texts to validate with are also learnt from.")
+                notes.append(f"{len(shared)} of the validation texts also occur in training.")
         if tokenizers is None:
             size = choose_vocab(sum(map(len, rows.texts)), most=16000)
             tokenizers = {"text": make_tokenizer(rows.texts, config, "bpe", size)}
         notes += tokenizers["text"].notes
         shares = [f"{name} {rows.labels.count(name)}" for name in rows.names]
         notes.append(f"{len(rows.names)} labels: {', '.join(shares[:12])}.")
-        parts = [encode(config, part, tokenizers) for part in (rows, held)]
-        for _, sentences in parts:
-            notes += sentences
+        parts = [encode_texts(config, part, tokenizers) for part in (rows, held)]
+        for _, cut_notes in parts:
+            notes += cut_notes
         return cls(tokenizers, (parts[0][0], rows), (parts[1][0], held), notes)
 
     def model_fields(self) -> Fields:
@@ -162,9 +164,9 @@ class Classify(TextTask):
     def held_out(self) -> Sequence[Sequence[int]]:
         return self.held
 
-    def collate(self, part: Sequence[int], *, train: bool) -> Batch:
-        ids = (self.train if train else self.valid)[0]
-        labels = self.targets[train]
+    def collate(self, part: Sequence[int], *, epoch: int | None) -> Batch:
+        ids = (self.valid if epoch is None else self.train)[0]
+        labels = self.valid_targets if epoch is None else self.train_targets
         inputs, targets = collate_labelled(
             [ids[i] for i in part], [labels[i] for i in part], self.tokenizers["text"].special
         )
@@ -181,24 +183,21 @@ class Classify(TextTask):
         )
         return loss / total
 
-    def figures(self, model: nn.Module, loss: float) -> dict[str, float]:
+    def further_metrics(self, model: nn.Module, loss: float) -> dict[str, float]:
         assert isinstance(model, Encoder)
         special = self.tokenizers["text"].special
         rows = probabilities(model, self.valid[0], special)
-        figures = classification_metrics(rows, self.targets[False])
-        return {name: figures[name] for name in ("accuracy", "f1", "ece")}
+        metrics = classification_metrics(rows, self.valid_targets)
+        return {name: metrics[name] for name in ("accuracy", "f1", "ece")}
 
     def contents(self) -> Iterable[object]:
         yield from (self.train[0], self.train[1].labels, self.valid[0], self.valid[1].labels)
 
 
-TrainedClassifier.task = Classify
-
-
 def read_config_texts(
     config: Config, path: str, names: Sequence[str] | None = None
 ) -> LabelledTexts:
-    """Return the texts and labels of a file, read as configured."""
+    """Return the texts and labels of a file, read with the settings of a configuration."""
     data = config.data
     return read_labelled(
         path,
@@ -212,18 +211,18 @@ def read_config_texts(
     )
 
 
-def encode(
+def encode_texts(
     config: Config, rows: LabelledTexts, tokenizers: Tokenizers
 ) -> tuple[list[list[int]], list[str]]:
-    """Return texts as ids, limited in length, and sentences about it."""
-    # A text that is too long is cut, never left out: its label must stay beside it.
-    (ids,), _, found = limit_tokens(
+    """Return the token ids of texts, limited in length, and a note on those that were cut."""
+    # A text that is too long is cut and never left out, so that texts and labels stay aligned.
+    (ids,), _, issue = limit_tokens(
         [tokenizers["text"].encode_many(rows.texts)],
-        (config.data.max_length or LONGEST) - 2,
+        (config.data.max_length or MAX_CLASSIFY_LENGTH) - 2,
         long="keep" if config.data.on_too_long == "keep" else "cut",
         lines=rows.lines,
     )
-    return ids, [found.describe("text")] if found.count else []
+    return ids, [issue.describe("text")] if issue.count else []
 
 
 @torch.no_grad()
@@ -233,12 +232,12 @@ def probabilities(
     special: SpecialIds = OURS,
     batch: int = 8192,
 ) -> list[list[float]]:
-    """Return the probability of each label for each text, in their order."""
-    found: dict[int, list[float]] = {}
+    """Return the probability of each label for each row of token ids, in the order of the rows."""
+    by_row: dict[int, list[float]] = {}
     device = next(model.parameters()).device
     for part in Batches(text_lengths(rows), batch).epoch(0):
         texts = collate_labelled([rows[i] for i in part], [0] * len(part), special)
         inputs = texts.inputs.to(device)
         for place, row in zip(part, model(inputs).softmax(dim=-1).tolist(), strict=True):
-            found[place] = row
-    return [found[place] for place in range(len(rows))]
+            by_row[place] = row
+    return [by_row[place] for place in range(len(rows))]

@@ -1,6 +1,7 @@
-"""Masked pre-training: texts, an encoder that predicts hidden tokens."""
+"""Masked pre-training: an encoder that predicts masked tokens of texts."""
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -25,7 +26,7 @@ from addnorm.layers.masks import Mask
 from addnorm.models.transformer import Encoder
 from addnorm.tasks.base import (
     Fields,
-    Figures,
+    Metrics,
     Say,
     TextTask,
     Tokenizers,
@@ -40,23 +41,29 @@ from addnorm.tasks.base import (
 from addnorm.training.loop import Batch
 from addnorm.training.loss import token_loss
 
-LONGEST = 128
-"""Tokens a text may have, unless configured."""
-EMBEDDED_TOKENS = 8192
-"""Tokens of texts that become vectors together."""
+MAX_MASKED_LENGTH = 128
+"""Default of data.max_length."""
+TOKENS_PER_EMBED_BATCH = 8192
+"""Tokens of the texts that become vectors at a time."""
 HELD_OUT_SEED = 77
-"""What is hidden in held-out text is the same at every evaluation."""
+"""Seed of the masks of held-out texts, which are the same in every evaluation."""
 
 
 def encoder_size(width: int, depth: int, heads: int, length: int, **more: Any) -> Fields:
-    """Return the fields of a BERT-like encoder of a given size."""
+    """Return the fields of a BERT-like encoder.
+
+    Parameters
+    ----------
+    width, depth, heads, length : fields of the model.
+    more : further fields, by name.
+    """
     shape = {"width": width, "depth": depth, "heads": heads, "length": length}
     kind = {"addnorm": "pre", "ffn": "gelu", "positions": "learned", "pool": "mean"}
     return {**shape, **kind, "scale_embedding": False, "init": "normal", **more}
 
 
 class TrainedEncoder(TrainedText):
-    """A trained encoder: texts in, vectors out."""
+    """A trained encoder, which turns texts into vectors."""
 
     @torch.no_grad()
     def embed(
@@ -64,28 +71,28 @@ class TrainedEncoder(TrainedText):
     ) -> np.ndarray[Any, np.dtype[np.float32]]:
         """Return one vector for each text, (texts, width): the mean over its positions.
 
-        v = mean_i h_i, divided by ‖v‖: cosines of texts are then products of their vectors
-        (Reimers, Gurevych 2019, 1908.10084, §3).
+        v = mean_i h_i, divided by ‖v‖, so that the cosine of two texts is the dot product of
+        their vectors (Reimers, Gurevych 2019, 1908.10084, §3).
 
         Parameters
         ----------
         texts : texts; one str is one text.
-        normalise : divide each vector by its length.
-        say : receives a sentence if texts were cut.
+        normalise : divide each vector by its norm.
+        say : called with a sentence if texts were cut.
         """
         model, special = self.model, self.tokenizer.special
         assert isinstance(model, Encoder)
         checked = [require_text(text, place) for place, text in enumerate(list_of_texts(texts), 1)]
         rows = self.tokenizer.encode_many(checked)
-        room = (self.config.data.max_length or model.config.length) - 2
-        if long := sum(len(row) > room for row in rows):
-            say(f"{long} of {len(rows)} texts are longer than {room} tokens and were cut.")
-        rows = [row[:room] for row in rows]
+        max_tokens = (self.config.data.max_length or model.config.length) - 2
+        if cut := sum(len(row) > max_tokens for row in rows):
+            say(f"{cut} of {len(rows)} texts are longer than {max_tokens} tokens and were cut.")
+        rows = [row[:max_tokens] for row in rows]
         device = next(model.parameters()).device
         vectors = np.empty((len(rows), model.config.width), dtype=np.float32)
-        for part in Batches(text_lengths(rows), EMBEDDED_TOKENS).epoch(0):
-            texts_ = [[special.begin, *rows[i], special.end] for i in part]
-            inputs = pad(texts_, special.pad).to(device)
+        for part in Batches(text_lengths(rows), TOKENS_PER_EMBED_BATCH).epoch(0):
+            delimited = [[special.begin, *rows[i], special.end] for i in part]
+            inputs = pad(delimited, special.pad).to(device)
             real = inputs != special.pad
             mean = pool_mean(model.hidden(inputs, mask=Mask.padding(real)), real)
             mean = functional.normalize(mean, dim=-1) if normalise else mean
@@ -94,21 +101,21 @@ class TrainedEncoder(TrainedText):
 
 
 class TrainedMasked(TrainedEncoder):
-    """A trained masked encoder: vectors of texts, and a model to start others from."""
+    """A trained masked encoder, for vectors of texts and for other runs to start from."""
 
-    def evaluate_files(self, source: str, *, say: Say = say_nothing, **options: Any) -> Figures:
-        task = self._held_out(source)
-        for note in read_texts(self._reading(), source)[1].lines():
+    def evaluate_files(self, source: str, *, say: Say = say_nothing, **options: Any) -> Metrics:
+        task = self._read_held_out(source)
+        for note in read_texts(self._config_for_all_rows(), source)[1].lines():
             say(note)
         return self._loss(task) | {"texts": len(task.valid)}
 
 
 class Masked(TextTask):
-    """Learn to predict hidden tokens from those around them (Devlin et al. 2019)."""
+    """Learn to predict masked tokens from their context (Devlin et al. 2019)."""
 
     name, mode, head = "masked", "encoder", "masked"
     trained = TrainedMasked
-    longest, ends = LONGEST, 2
+    max_length, ends = MAX_MASKED_LENGTH, 2
     epochs = 40
     train_defaults: ClassVar[Fields] = {"weight_decay": 0.01, "eps": 1e-8, "batch": 4096}
     sizes: ClassVar[dict[str, Fields]] = {
@@ -132,7 +139,7 @@ class Masked(TextTask):
     @classmethod
     def read_files(cls, config: Config, tokenizers: Tokenizers | None) -> Self:
         data = config.data
-        texts, report = read_texts(config, require_source(config, "texts to learn from"))
+        texts, report = read_texts(config, require_source(config, "texts to train on"))
         notes = report.lines()
         if data.valid_source is None:
             assert data.valid_fraction is not None
@@ -149,12 +156,12 @@ class Masked(TextTask):
         notes += tokenizers["text"].notes
         parts = []
         for part in (texts, held):
-            (ids,), _, found = limit_tokens(
+            (ids,), _, issue = limit_tokens(
                 [tokenizers["text"].encode_many(part)],
-                data.max_length or LONGEST,
+                data.max_length or MAX_MASKED_LENGTH,
                 long=data.on_too_long,
             )
-            notes += [found.describe("text")] if found.count else []
+            notes += [issue.describe("text")] if issue.count else []
             parts.append(ids)
         return cls(tokenizers, parts[0], parts[1], notes)
 
@@ -163,7 +170,7 @@ class Masked(TextTask):
         lengths = text_lengths(self.train)
         self.batches = Batches(lengths, config.train.batch, seed=config.run.seed)
         held, most = text_lengths(self.valid), 0
-        for most, total in enumerate(_running(held[0]), start=1):  # noqa: B007 (the last counts)
+        for most, total in enumerate(accumulate(held[0]), start=1):  # noqa: B007 (the last counts)
             if total > self.max_held_out:
                 break
         self.held = Batches([held[0][:most]], config.train.batch).epoch(0)
@@ -177,16 +184,16 @@ class Masked(TextTask):
     def held_out(self) -> Sequence[Sequence[int]]:
         return self.held
 
-    def collate(self, part: Sequence[int], *, train: bool) -> Batch:
-        rows = self.train if train else self.valid
-        seed = (self.config.run.seed, self.place[0]) if train else (HELD_OUT_SEED, 0)
-        hidden = [self._hide(rows[i], hash((*seed, i))) for i in part]
-        inputs, targets = zip(*hidden, strict=True)
+    def collate(self, part: Sequence[int], *, epoch: int | None) -> Batch:
+        rows = self.valid if epoch is None else self.train
+        seed = (HELD_OUT_SEED, 0) if epoch is None else (self.config.run.seed, epoch)
+        masked = [self._mask(rows[i], hash((*seed, i))) for i in part]
+        inputs, targets = zip(*masked, strict=True)
         filler = self.tokenizers["text"].pad
         return {"inputs": pad(inputs, filler), "targets": pad(targets, IGNORE)}
 
-    def _hide(self, row: list[int], seed: int) -> tuple[list[int], list[int]]:
-        """Return a text with some tokens hidden, and its targets; neighbours do not matter."""
+    def _mask(self, row: list[int], seed: int) -> tuple[list[int], list[int]]:
+        """Return a text with masked tokens, and its targets; they depend on the seed alone."""
         tokenizer = self.tokenizers["text"]
         inputs, targets = mask_tokens(
             torch.tensor([tokenizer.begin, *row, tokenizer.end]),
@@ -206,11 +213,8 @@ class Masked(TextTask):
         yield from (self.train, self.valid)
 
 
-TrainedMasked.task = Masked
-
-
 def read_texts(config: Config, path: str) -> tuple[list[str], ReadingReport]:
-    """Return the texts of a file, one a line, or of a column of a table."""
+    """Return the lines of a text file, or the cells of a column of a table, and the report."""
     data = config.data
     notes: list[str] = []
     if is_delimited(path):
@@ -222,15 +226,8 @@ def read_texts(config: Config, path: str) -> tuple[list[str], ReadingReport]:
     row_filter = RowFilter(empty=data.on_empty, repeated=data.on_duplicate)
     kept, issues = filter_rows(rows, lines, row_filter, sides=1)
     if not kept:
-        raise InputError(f"{path!r} must hold texts to learn from: it has none.")
+        raise InputError(f"{path!r} must have texts to train on: it has none.")
     report = ReadingReport(
         name=path, row_name="text", read=len(rows), kept=len(kept), issues=issues, notes=(*notes,)
     )
     return [row[0] for _, row in kept], report
-
-
-def _running(lengths: Sequence[int]) -> Iterable[int]:
-    total = 0
-    for length in lengths:
-        total += length
-        yield total

@@ -1,4 +1,4 @@
-"""Translation: pairs of lines, an encoder-decoder."""
+"""Translation: an encoder-decoder that is trained on pairs of sentences."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from addnorm.models.transformer import EncoderDecoder
 from addnorm.tasks.answer import Answer, make_answer
 from addnorm.tasks.base import (
     Fields,
-    Figures,
+    Metrics,
     Say,
     TextTask,
     Tokenizers,
@@ -34,20 +34,20 @@ from addnorm.tasks.base import (
 from addnorm.training.loop import Batch
 from addnorm.training.loss import token_loss
 
-LONGEST = 256
-"""Tokens of a side, unless configured."""
-MOST_BLEU = 500
-"""Held-out pairs that are translated in an evaluation during training."""
+MAX_SIDE_LENGTH = 256
+"""Default of data.max_length: tokens of a source or target."""
+MAX_BLEU_PAIRS = 500
+"""Held-out pairs that are translated for BLEU in an evaluation during training."""
 
 
-def _size(width: int, depth: int, heads: int, ffn_width: int, **more: Any) -> Fields:
+def _translator_size(width: int, depth: int, heads: int, ffn_width: int, **more: Any) -> Fields:
     shape = {"width": width, "depth": depth, "heads": heads, "ffn_width": ffn_width}
     return {"addnorm": "pre", **shape, **more}
 
 
 @dataclass(frozen=True)
 class EncodedPairs:
-    """Pairs as token ids, and the texts they are of."""
+    """Pairs of texts, with the token ids of both sides."""
 
     pairs: Pairs
     sources: list[list[int]]
@@ -55,10 +55,10 @@ class EncodedPairs:
 
 
 class TrainedTranslator(TrainedText):
-    """A trained encoder-decoder: text in one language, translations out."""
+    """A trained translation model."""
 
     def iter_translations(self, texts: Iterable[str], decoding: Decoding) -> Iterator[list[Answer]]:
-        """Yield the best translations of each text, in order, as they are ready."""
+        """Yield the best translations of each text, in order, as soon as they are decoded."""
         model = self.decoder
         assert isinstance(model, EncoderDecoder)
         source, target = sides_of(self.tokenizers)
@@ -77,10 +77,10 @@ class TrainedTranslator(TrainedText):
 
         Parameters
         ----------
-        texts : texts to translate; one str is one text.
+        texts : texts to translate; a single str is one text.
         beam : hypotheses kept in beam search; 1 is greedy.
         nbest : translations of each text. With more than one, a list of lists is returned.
-        options : other fields of `addnorm.generate.Decoding`: penalty, alpha, workers, ...
+        options : further fields of `addnorm.generate.Decoding`: penalty, alpha, workers, ...
 
         Each translation is an `Answer`: a str with `score` and `pieces`.
         """
@@ -96,15 +96,15 @@ class TrainedTranslator(TrainedText):
         beam: int = 5,
         say: Say = say_nothing,
         **options: Any,
-    ) -> Figures:
-        pairs = read_config_pairs(self._reading(), source, target)
+    ) -> Metrics:
+        pairs = read_config_pairs(self._config_for_all_rows(), source, target)
         for note in pairs.report.lines():
             say(note)
-        figures = self._loss(self._held_out(source, target))
+        metrics = self._loss(self._read_held_out(source, target))
         texts = self.translate(pairs.source, beam=beam)
         lower, cased = bleu(texts, pairs.target, lowercase=True), bleu(texts, pairs.target)
         letters = chrf(texts, pairs.target)
-        return figures | {
+        return metrics | {
             "sentences": len(texts),
             "bleu": cased["score"],
             "bleu_signature": cased["signature"],
@@ -118,22 +118,24 @@ class TrainedTranslator(TrainedText):
 
 
 class Translate(TextTask):
-    """Learn to write the target line, given the source line."""
+    """Learn to predict the target sentence from the source sentence."""
 
     name, mode, head = "translate", "encoder-decoder", "token"
     trained = TrainedTranslator
     metrics = ("loss", "bleu")
-    longest, ends = LONGEST, 1
+    max_length, ends = MAX_SIDE_LENGTH, 1
     epochs = 40
     train_defaults: ClassVar[Fields] = {
-        **{"label_smoothing": 0.1, "average_checkpoints": 5, "batch": 4096}
+        "label_smoothing": 0.1,
+        "average_checkpoints": 5,
+        "batch": 4096,
     }
     # base and big as in Vaswani et al. 2017, table 3
     sizes: ClassVar[dict[str, Fields]] = {
-        "tiny": _size(128, 4, 4, 256, dropout=0.3, addnorm="post"),
-        "small": _size(256, 6, 4, 1024, dropout=0.2),
-        "base": _size(512, 6, 8, 2048, dropout=0.1),
-        "big": _size(1024, 6, 16, 4096, dropout=0.3),
+        "tiny": _translator_size(128, 4, 4, 256, dropout=0.3, addnorm="post"),
+        "small": _translator_size(256, 6, 4, 1024, dropout=0.2),
+        "base": _translator_size(512, 6, 8, 2048, dropout=0.1),
+        "big": _translator_size(1024, 6, 16, 4096, dropout=0.3),
     }
     size_limits = ((4_000_000, "tiny"), (60_000_000, "small"))
 
@@ -147,7 +149,7 @@ class Translate(TextTask):
     @classmethod
     def read_files(cls, config: Config, tokenizers: Tokenizers | None) -> Self:
         data = config.data
-        source = require_source(config, "the lines to translate from")
+        source = require_source(config, "the sentences to translate")
         pairs = read_config_pairs(config, source, data.target)
         notes = pairs.report.lines()
         if data.valid_source is None:
@@ -161,11 +163,11 @@ class Translate(TextTask):
             held = read_config_pairs(config, data.valid_source, data.valid_target)
             notes += held.report.lines()
             if shared := overlap(pairs.source, held.source):
-                notes.append(f"{len(shared)} of the sources to validate with are also learnt from.")
+                notes.append(f"{len(shared)} of the validation sources also occur in training.")
         tokenizers = tokenizers or _train_tokenizers(config, pairs)
         notes += [note for tokenizer in tokenizers.values() for note in tokenizer.notes]
-        train, cut = encode(config, pairs, tokenizers)
-        valid, _ = encode(config, held, tokenizers)
+        train, cut = encode_pairs(config, pairs, tokenizers)
+        valid, _ = encode_pairs(config, held, tokenizers)
         return cls(tokenizers, train, valid, [*notes, *cut])
 
     def model_fields(self) -> Fields:
@@ -196,8 +198,8 @@ class Translate(TextTask):
     def held_out(self) -> Sequence[Sequence[int]]:
         return self.held
 
-    def collate(self, part: Sequence[int], *, train: bool) -> Batch:
-        rows = self.train if train else self.valid
+    def collate(self, part: Sequence[int], *, epoch: int | None) -> Batch:
+        rows = self.valid if epoch is None else self.train
         one, other = sides_of(self.tokenizers)
         source, target_in, targets = collate_pairs(
             [rows.sources[i] for i in part],
@@ -219,31 +221,28 @@ class Translate(TextTask):
         )
         return token_loss(model, hidden, batch["targets"], smoothing=smoothing, total=total)
 
-    def figures(self, model: nn.Module, loss: float) -> dict[str, float]:
-        figures = super().figures(model, loss)
+    def further_metrics(self, model: nn.Module, loss: float) -> dict[str, float]:
+        metrics = super().further_metrics(model, loss)
         if self.metric == "bleu":
             assert isinstance(model, EncoderDecoder)
             encoder, decoder = sides_of(self.tokenizers)
             sources = [
-                delimit_source(row, encoder.special) for row in self.valid.sources[:MOST_BLEU]
+                delimit_source(row, encoder.special) for row in self.valid.sources[:MAX_BLEU_PAIRS]
             ]
             ends = {"begin": decoder.begin, "end": decoder.end}
             texts = [
                 decoder.decode(best[0].tokens)
                 for best in translate(model, sources, Decoding(), **ends)
             ]
-            figures["bleu"] = bleu(texts, self.valid.pairs.target[: len(texts)])["score"]
-        return figures
+            metrics["bleu"] = bleu(texts, self.valid.pairs.target[: len(texts)])["score"]
+        return metrics
 
     def contents(self) -> Iterable[object]:
         yield from (self.train.sources, self.train.targets, self.valid.sources, self.valid.targets)
 
 
-TrainedTranslator.task = Translate
-
-
 def read_config_pairs(config: Config, source: str, target: str | None) -> Pairs:
-    """Return the pairs of one file or two, read as configured."""
+    """Return the pairs of one or two files, read with the settings of a configuration."""
     data = config.data
     columns = None
     if target is None and (data.text or data.label):
@@ -258,15 +257,17 @@ def read_config_pairs(config: Config, source: str, target: str | None) -> Pairs:
     )
 
 
-def encode(config: Config, pairs: Pairs, tokenizers: Tokenizers) -> tuple[EncodedPairs, list[str]]:
-    """Return pairs as ids, limited in length, and sentences about it."""
-    one, other = sides_of(tokenizers)
-    ids = [one.encode_many(pairs.source), other.encode_many(pairs.target)]
-    longest = config.data.max_length or LONGEST
-    (sources, targets), kept, found = limit_tokens(
-        ids, longest, long=config.data.on_too_long, lines=pairs.lines
+def encode_pairs(
+    config: Config, pairs: Pairs, tokenizers: Tokenizers
+) -> tuple[EncodedPairs, list[str]]:
+    """Return the token ids of pairs, limited in length, and a note on pairs that are too long."""
+    source, target = sides_of(tokenizers)
+    ids = [source.encode_many(pairs.source), target.encode_many(pairs.target)]
+    max_length = config.data.max_length or MAX_SIDE_LENGTH
+    (sources, targets), kept, issue = limit_tokens(
+        ids, max_length, long=config.data.on_too_long, lines=pairs.lines
     )
-    notes = [found.describe("pair")] if found.count else []
+    notes = [issue.describe("pair")] if issue.count else []
     return EncodedPairs(pairs.take(kept), sources, targets), notes
 
 
@@ -282,7 +283,7 @@ def _train_tokenizers(config: Config, pairs: Pairs) -> Tokenizers:
 
 
 def _within(lengths: Sequence[Sequence[int]], tokens: int) -> int:
-    """Return how many of the first rows have at most this many tokens; at least one."""
+    """Return the number of leading rows with at most `tokens` tokens together; at least one."""
     total = 0
     for count, row in enumerate(zip(*lengths, strict=True)):
         total += sum(row)

@@ -33,7 +33,14 @@ WEIGHTS_FILE, STATE_FILE = "weights.safetensors", "state.safetensors"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that was read: plain values, and tensors by name."""
+    """A checkpoint that was read.
+
+    Parameters
+    ----------
+    path : its directory
+    plain : plain values: training state and settings of the parameter groups
+    weights, state : tensors of the model, and of the optimizer, averages and RNGs, by name
+    """
 
     path: Path
     plain: dict[str, Any]
@@ -71,14 +78,14 @@ def write(
     weights = parallel.unshard_all(model.state_dict())
     path = run / FOLDER / f"step-{step:08d}"
     if parallel.rank() == 0:
-        _write(path, weights, state, {"step": step, "groups": groups, **plain})
+        _write_and_rename(path, weights, state, {"step": step, "groups": groups, **plain})
         for old in steps(run)[:-keep]:
             shutil.rmtree(old, ignore_errors=True)
     parallel.barrier()
     return path
 
 
-def _write(
+def _write_and_rename(
     path: Path, weights: Mapping[str, Tensor], state: Mapping[str, Tensor], plain: dict[str, Any]
 ) -> None:
     folder = path.parent
@@ -136,19 +143,19 @@ def restore_(saved: Checkpoint, model: nn.Module, optimizer: Optimizer) -> dict[
     except RuntimeError as error:
         reason = str(error).splitlines()[-1].strip()
         raise SavedError(f"{str(saved.path)!r} is of another model: {reason}") from None
-    unflatten_(optimizer, _with_prefix(saved.state, "optimizer."), saved.plain["groups"])
+    unflatten_(optimizer, _strip_prefix(saved.state, "optimizer."), saved.plain["groups"])
     _restore_rng(saved)
-    return _with_prefix(saved.state, "more.")
+    return _strip_prefix(saved.state, "more.")
 
 
-def _with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def _strip_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """Return the tensors whose names have a prefix, under their names without it."""
     return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
 
 
 def _restore_rng(saved: Checkpoint) -> None:
     """Set this process's RNG state; seed it anew if the number of processes has changed."""
-    states = _with_prefix(saved.state, "random.")
+    states = _strip_prefix(saved.state, "random.")
     if len(states) == parallel.world_size():
         torch.set_rng_state(states[str(parallel.rank())])
     else:

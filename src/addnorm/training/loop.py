@@ -1,4 +1,4 @@
-"""The training loop. It knows steps, not tasks: a task provides batches and losses.
+"""The training loop, independent of tasks: a task provides batches and losses.
 
     each step:   g ← Σ over its parts of the gradient of (sum of the part's losses / all its tokens)
                  clip ‖g‖;   w ← optimizer(w, g, peak · schedule(step))
@@ -6,7 +6,7 @@
 Accumulated parts therefore equal one large batch exactly, token by token. A step whose loss or
 gradient is not finite is skipped and saved for inspection, with a message. The checkpoint holds
 everything that decides the next step, so that a run that was killed and resumed equals an unbroken
-one bit for bit. Observers are notified of each event; the loop knows nothing else about them.
+one bit for bit. Observers are notified of each event.
 """
 
 import math
@@ -66,46 +66,65 @@ class LoopTask(Protocol):
 
 @dataclass(frozen=True)
 class LoopSettings:
-    """How long to train, and what to do in between."""
+    """How long to train, and what to do in between.
+
+    Parameters
+    ----------
+    steps : Optimizer steps in total.
+    schedule : Factor on the peak learning rate at each step.
+    accumulate : Parts whose gradients are accumulated in one step.
+    clip : Largest norm of the gradient; 0 for no clipping.
+    evaluate_every : Steps between evaluations; 0 for only one, at the end.
+    save_every : Steps between checkpoints; 0 for only one, at the end.
+    keep_checkpoints : Number of checkpoints to keep.
+    patience : Evaluations without an improvement before stopping early; 0 for never.
+    average : Number of last evaluations whose weights are averaged; 0 for none.
+    ema : Decay of the exponential moving average of the weights; 0 for none.
+    max_skipped_steps : Skipped steps in a row before training fails with DivergedError.
+    max_seconds : Time limit, after which the run is evaluated, saved and finished; 0 for none.
+    precision : What matrix products are computed in: float32, or bfloat16 where that is fast.
+    """
 
     steps: int
-    """Optimizer steps in total."""
     schedule: Schedule
     accumulate: int = 1
-    """Parts whose gradients are accumulated in one step."""
     clip: float = 0.0
-    """Largest norm of the gradient; 0 for no clipping."""
     evaluate_every: int = 0
-    """Steps between evaluations; 0 for only one, at the end."""
     save_every: int = 0
-    """Steps between checkpoints; 0 for only one, at the end."""
     keep_checkpoints: int = 2
-    """Number of checkpoints to keep."""
     patience: int = 0
-    """Evaluations without an improvement before stopping early; 0 for never."""
     average: int = 0
-    """Number of last evaluations whose weights are averaged; 0 for none."""
     ema: float = 0.0
-    """Decay of the exponential moving average of the weights; 0 for none."""
     max_skipped_steps: int = 20
-    """Skipped steps in a row before training fails with DivergedError."""
     max_seconds: float = 0.0
-    """Time limit, after which the run is evaluated, saved and finished; 0 for none."""
     precision: torch.dtype = torch.float32
-    """What matrix products are computed in: float32, or bfloat16 where that is fast."""
 
 
 @dataclass
 class TrainingState:
-    """Where a run is. All of it is saved in every checkpoint."""
+    """Progress of a run. All of it is saved in every checkpoint.
+
+    Parameters
+    ----------
+    step : Steps done.
+    epoch : Number of the epoch, from 0.
+    index : Parts of the epoch that are done.
+    tokens : Targets trained on.
+    training_seconds : Time spent in steps.
+    evaluation_seconds : Time spent in evaluations.
+    best : Best value of the task's metric so far; None before the first evaluation.
+    best_step : Step of the best value.
+    evaluations_since_best : Evaluations without an improvement.
+    skipped_in_a_row : Skipped steps since the last one that was applied.
+    finished : Whether training is complete.
+    history : Step and metrics of each evaluation.
+    """
 
     step: int = 0
     epoch: int = 0
     index: int = 0
-    """Parts of the epoch that are done."""
     tokens: int = 0
     training_seconds: float = 0.0
-    """Time spent in steps."""
     evaluation_seconds: float = 0.0
     best: float | None = None
     best_step: int = 0
@@ -113,7 +132,6 @@ class TrainingState:
     skipped_in_a_row: int = 0
     finished: bool = False
     history: list[dict[str, float]] = field(default_factory=list)
-    """Step and metrics of each evaluation."""
 
     @property
     def total_seconds(self) -> float:
@@ -122,18 +140,26 @@ class TrainingState:
 
 @dataclass(frozen=True)
 class Step:
-    """One step, as observers receive it."""
+    """One step, as observers receive it.
+
+    Parameters
+    ----------
+    number : Number of the step, from 1.
+    loss : Mean loss over its targets.
+    tokens : Number of its targets.
+    rate : Learning rate of the first parameter group.
+    norm : Norm of the gradient before clipping.
+    seconds : Time it took.
+    applied : False for a step that was skipped because its loss or gradient was not finite.
+    """
 
     number: int
     loss: float
     tokens: int
     rate: float
-    """Learning rate of the first parameter group."""
     norm: float
-    """Norm of the gradient before clipping."""
     seconds: float
     applied: bool
-    """False for a step that was skipped because its loss or gradient was not finite."""
 
 
 class Observer:

@@ -35,6 +35,8 @@ def token_loss(
     targets : token ids, (...)
     smoothing, ignore, total : as for `linear_cross_entropy`
 
+    Examples
+    --------
     >>> from addnorm import build, presets
     >>> model = build(presets.gpt2(vocab=11, width=8, depth=1, heads=2))
     >>> ids = torch.tensor([[1, 2, 3, 4]])

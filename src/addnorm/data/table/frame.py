@@ -24,7 +24,7 @@ from addnorm.data.table.column_arrays import (
     object_array,
     to_array,
 )
-from addnorm.data.text.files import need_file
+from addnorm.data.text.files import require_file
 from addnorm.errors import InputError, SavedError, nearest, require
 
 MISSING_CELLS = frozenset(
@@ -270,7 +270,7 @@ def _from_series(name: str, series: Any) -> Array:
 
 
 def _read_arrow(path: Path, kind: str) -> Frame:
-    need_file(path)
+    require_file(path)
     reader = require(f"pyarrow.{kind}", "tables")
     try:
         table = reader.read_table(str(path))

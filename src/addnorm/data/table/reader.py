@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from addnorm.data.delimited import is_delimited
 from addnorm.data.table.frame import ARROW_FORMATS, Frame, damaged_arrow, delimited_frames, to_frame
-from addnorm.data.text.files import need_file
+from addnorm.data.text.files import require_file
 from addnorm.errors import InputError, require
 from addnorm.files import whole
 
@@ -25,7 +25,7 @@ def read_parts(
     >>> [len(part) for part in read_parts("n.csv", rows=2)]
     [2, 1]
     """
-    path = need_file(Path(path))
+    path = require_file(Path(path))
     if path.suffix.lower() in ARROW_FORMATS:
         yield from _arrow_parts(path, ARROW_FORMATS[path.suffix.lower()], rows, on_progress)
     else:

@@ -145,8 +145,8 @@ class Schema:
 
 
 def list_names(names: Sequence[str]) -> str:
-    """Return the first names, and how many more there are."""
-    shown = ", ".join(repr(name) for name in names[:5])
+    """Return the first names, each shortened to 60 characters, and how many more there are."""
+    shown = ", ".join(repr(name if len(name) <= 60 else f"{name[:59]}…") for name in names[:5])
     return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 

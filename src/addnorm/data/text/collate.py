@@ -2,8 +2,8 @@
 
 A source ends with END, so that it is never empty. A target is read after BEGIN and ends with END.
 Imported tokenizers have special ids of their own, given as `special`.
-A text to be classified, or guessed at, stands between the two. `Batches` must count them:
-see `pair_lengths` and `text_lengths`.
+Other texts are enclosed by both. `Batches` must count these tokens: see `pair_lengths` and
+`text_lengths`.
 """
 
 from collections.abc import Sequence

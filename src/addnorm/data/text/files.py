@@ -32,7 +32,7 @@ class TextFile:
     """An open text file: iterating yields its lines, each ending with \\n but possibly the last."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = need_file(Path(path))
+        self.path = require_file(Path(path))
         self.size = self.path.stat().st_size
 
     def __enter__(self) -> Self:
@@ -113,7 +113,7 @@ def read_lines(path: str | Path) -> list[str]:
     return [line.removesuffix("\n") for line in _nonempty_lines(path)]
 
 
-def read_document(path: str | Path) -> str:
+def read_text_file(path: str | Path) -> str:
     """Return the whole text of a file, plain or .gz, with \\n as the line end."""
     return "".join(_nonempty_lines(path))
 
@@ -131,7 +131,7 @@ def empty_file(path: str | Path) -> InputError:
     return InputError(f"{str(path)!r} must hold some text: it is empty.")
 
 
-def need_file(path: Path) -> Path:
+def require_file(path: Path) -> Path:
     """Return the path if it is a file; otherwise raise an error with a suggestion."""
     if path.is_dir():
         inside = sorted(entry for entry in path.iterdir() if entry.is_file())

@@ -15,7 +15,12 @@ from pathlib import Path
 from addnorm.data.text.pretrained import SentencePieceFile, TokenizerFile
 from addnorm.data.text.sentencepiece import BPE, Unigram
 from addnorm.data.text.special_tokens import FIRST, OURS, SPECIAL_NAMES, SpecialIds
-from addnorm.data.text.tokenizer_file import TokenizerRecord, read_record, sha256, write_record
+from addnorm.data.text.tokenizer_file import (
+    TokenizerRecord,
+    read_tokenizer_record,
+    sha256,
+    write_tokenizer_record,
+)
 from addnorm.data.text.vocabulary import Bytes, Characters, Vocabulary
 from addnorm.errors import InputError, SavedError, choose
 
@@ -97,6 +102,7 @@ class Tokenizer:
 
     def encode_many(self, texts: Iterable[str]) -> list[list[int]]:
         """Return the ids of many texts, faster than one by one."""
+        _refuse_single_text(texts, "encode_many")
         checked = [_check_text(text) for text in texts]
         return self.vocabulary.encode([text.lower() for text in checked] if self.lower else checked)
 
@@ -140,7 +146,7 @@ class Tokenizer:
             settings=self.vocabulary.settings,
             model="" if model is None else sha256(model),
         )
-        write_record(Path(directory), record, model)
+        write_tokenizer_record(Path(directory), record, model)
 
     @staticmethod
     def load(directory: str | Path) -> "Tokenizer":
@@ -150,7 +156,7 @@ class Tokenizer:
         Traceback (most recent call last):
         addnorm.errors.SavedError: there is no file 'runs/none/tokenizer.json'. Check the path.
         """
-        record, model = read_record(Path(directory))
+        record, model = read_tokenizer_record(Path(directory))
         where = f"the tokenizer in {str(directory)!r}"
         kinds = TOKENIZERS | IMPORTED
         if record.kind not in kinds:
@@ -205,6 +211,7 @@ def train_tokenizer(
     >>> [tokenizer.piece(number) for number in tokenizer.encode("the boat man")]
     ['▁the', '▁boat', '▁man']
     """
+    _refuse_single_text(lines, "train_tokenizer")
     train = choose("the tokenizer", kind, TOKENIZERS).train
     sample, count = _sample_lines(lines, most, seed)
     sample = [part for line in sample for part in line.split("\n") if part]
@@ -212,7 +219,7 @@ def train_tokenizer(
         raise InputError("a tokenizer must have text to train on: all lines are empty.")
     vocabulary, notes = train([line.lower() for line in sample] if lower else sample, size)
     if count > most:
-        notes = [f"the vocabulary was learnt from {most} of the {count} lines.", *notes]
+        notes = [f"the vocabulary was trained on {most} of the {count} lines.", *notes]
     return Tokenizer(kind, vocabulary, lower=lower, notes=notes)
 
 
@@ -230,6 +237,12 @@ def _sample_lines(lines: Iterable[str], most: int, seed: int) -> tuple[list[str]
         elif (place := generator.randrange(count)) < most:
             sample[place] = _check_text(line)
     return sample, count
+
+
+def _refuse_single_text(texts: object, function: str) -> None:
+    """Raise InputError for a str, which would be read character by character."""
+    if isinstance(texts, str):
+        raise InputError(f"{function} needs a list of texts: got a str. Try [text].")
 
 
 def _check_text(text: str) -> str:

@@ -30,7 +30,7 @@ class Vocabulary(ABC):
     @classmethod
     @abstractmethod
     def train(cls, lines: list[str], size: int) -> tuple[Self, list[str]]:
-        """Return a vocabulary of at most `size` ids learnt from lines, and notes on deviations.
+        """Return a vocabulary of at most `size` ids trained on lines, and notes on deviations.
 
         No line contains a line end, and at least one line is not empty.
         """
