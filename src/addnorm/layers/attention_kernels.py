@@ -128,7 +128,7 @@ def _mix_whole(
         return weights @ v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
     mask, causal = table.mask, False
     if table.fits_kernel(q.device, dropout):
-        causal = mask.hides_future and table.query > 1
+        causal = mask.hides_future and bool(table.query > 1)  # symbolic while exporting
         visible = None if mask.real is None else mask.real[:, None, None, slice(*table.key_range)]
     else:
         visible = table.visible(q.device)

@@ -118,7 +118,7 @@ def pool_first(x: Tensor, real: Tensor | None) -> Tensor:
     """Return the first real position, (batch, width)."""
     if real is None:
         return x[:, 0]
-    return x[torch.arange(len(x), device=x.device), real.int().argmax(dim=1)]
+    return x[torch.arange(x.shape[0], device=x.device), real.int().argmax(dim=1)]
 
 
 def pool_mean(x: Tensor, real: Tensor | None) -> Tensor:
@@ -133,7 +133,7 @@ def pool_last(x: Tensor, real: Tensor | None) -> Tensor:
     if real is None:
         return x[:, -1]
     # The running count of real positions first reaches its maximum at the last real position.
-    return x[torch.arange(len(x), device=x.device), real.cumsum(dim=1).argmax(dim=1)]
+    return x[torch.arange(x.shape[0], device=x.device), real.cumsum(dim=1).argmax(dim=1)]
 
 
 POOLS = {"first": pool_first, "mean": pool_mean, "last": pool_last}
