@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from addnorm import presets
 from addnorm.errors import SavedError
 from addnorm.files import HUGGING_FACE, kind_of_directory
-from addnorm.interop.directory import CONFIG, INDEX, WEIGHTS, Weights
+from addnorm.interop.directory import HF_CONFIG, HF_INDEX, HF_WEIGHTS, Weights
 from addnorm.interop.huggingface import read_model, write_model
 from addnorm.models.build import build
 
@@ -30,14 +30,16 @@ def directory(tmp_path: Path) -> Path:
 
 def change(directory: Path, **settings: Any) -> None:
     """Change keys of config.json; None removes one."""
-    content = json.loads((directory / CONFIG).read_text()) | settings
-    (directory / CONFIG).write_text(json.dumps({k: v for k, v in content.items() if v is not None}))
+    content = json.loads((directory / HF_CONFIG).read_text()) | settings
+    (directory / HF_CONFIG).write_text(
+        json.dumps({k: v for k, v in content.items() if v is not None})
+    )
 
 
 def shard(directory: Path) -> dict[str, str]:
     """Cut the weights into two files with an index; return its table."""
-    tensors = load_file(directory / WEIGHTS)
-    (directory / WEIGHTS).unlink()
+    tensors = load_file(directory / HF_WEIGHTS)
+    (directory / HF_WEIGHTS).unlink()
     names = sorted(tensors)
     half = len(names) // 2
     table = {}
@@ -49,13 +51,13 @@ def shard(directory: Path) -> dict[str, str]:
 
 
 def write_index(directory: Path, table: Any) -> None:
-    (directory / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": table}))
+    (directory / HF_INDEX).write_text(json.dumps({"metadata": {}, "weight_map": table}))
 
 
 def rewrite(directory: Path, edit: Callable[[dict[str, torch.Tensor]], None]) -> None:
-    tensors = load_file(directory / WEIGHTS)
+    tensors = load_file(directory / HF_WEIGHTS)
     edit(tensors)
-    save_file(tensors, directory / WEIGHTS)
+    save_file(tensors, directory / HF_WEIGHTS)
 
 
 def refused(directory: Path, message: str) -> None:
@@ -70,7 +72,7 @@ def test_what_is_a_directory_of_hugging_face(directory: Path, tmp_path: Path) ->
     assert kind_of_directory(directory) == HUGGING_FACE
     assert kind_of_directory(tmp_path) is None
     for content in ("[]", "{}", "{", "[" * 100_000):
-        (tmp_path / CONFIG).write_text(content)
+        (tmp_path / HF_CONFIG).write_text(content)
         assert kind_of_directory(tmp_path) is None
 
 
@@ -88,7 +90,7 @@ def test_shards_are_one_model(directory: Path) -> None:
 
 
 def test_a_link_out_of_the_directory(directory: Path, tmp_path: Path) -> None:
-    for name in (WEIGHTS, CONFIG):
+    for name in (HF_WEIGHTS, HF_CONFIG):
         os.rename(directory / name, tmp_path / name)
         (directory / name).symlink_to(tmp_path / name)
         refused(directory, r"must be a file of that directory: it is a link.*cp -rL")
@@ -97,8 +99,8 @@ def test_a_link_out_of_the_directory(directory: Path, tmp_path: Path) -> None:
 
 
 def test_a_link_inside_of_the_directory(directory: Path) -> None:
-    os.rename(directory / WEIGHTS, directory / "real.safetensors")
-    (directory / WEIGHTS).symlink_to("real.safetensors")
+    os.rename(directory / HF_WEIGHTS, directory / "real.safetensors")
+    (directory / HF_WEIGHTS).symlink_to("real.safetensors")
     assert read_model(directory).notes == []
 
 
@@ -146,16 +148,16 @@ def test_a_tensor_in_two_files(directory: Path) -> None:
 
 
 def test_truncated_weights(directory: Path) -> None:
-    content = (directory / WEIGHTS).read_bytes()
+    content = (directory / HF_WEIGHTS).read_bytes()
     for size in (0, 4, 8, 100, len(content) // 2, len(content) - 1):
-        (directory / WEIGHTS).write_bytes(content[:size])
+        (directory / HF_WEIGHTS).write_bytes(content[:size])
         refused(directory, "is damaged or not a safetensors file")
 
 
 @pytest.mark.parametrize("size", (2**60, 2**63 - 1, 2**64 - 1, 10**9))
 def test_a_header_of_impossible_size(directory: Path, size: int) -> None:
-    content = (directory / WEIGHTS).read_bytes()
-    (directory / WEIGHTS).write_bytes(struct.pack("<Q", size) + content[8:])
+    content = (directory / HF_WEIGHTS).read_bytes()
+    (directory / HF_WEIGHTS).write_bytes(struct.pack("<Q", size) + content[8:])
     refused(directory, "is damaged or not a safetensors file")
 
 
@@ -166,13 +168,13 @@ def test_a_header_of_impossible_size(directory: Path, size: int) -> None:
 def test_a_tensor_of_impossible_size(directory: Path, shape: list[int], offsets: list[int]) -> None:
     header = {"transformer.wte.weight": {"dtype": "F32", "shape": shape, "data_offsets": offsets}}
     text = json.dumps(header).encode()
-    (directory / WEIGHTS).write_bytes(struct.pack("<Q", len(text)) + text + b"\0" * 4)
+    (directory / HF_WEIGHTS).write_bytes(struct.pack("<Q", len(text)) + text + b"\0" * 4)
     refused(directory, "is damaged or not a safetensors file")
 
 
 @pytest.mark.parametrize("text", ("", "{", "[1]", "[" * 100_000, '"a"', "\xff"))
 def test_a_damaged_config(directory: Path, text: str) -> None:
-    (directory / CONFIG).write_bytes(text.encode("latin-1"))
+    (directory / HF_CONFIG).write_bytes(text.encode("latin-1"))
     refused(directory, "is not JSON|must hold a JSON object")
 
 
@@ -235,10 +237,10 @@ def test_names_without_the_prefix_of_the_class(directory: Path) -> None:
     expected = read_model(directory).model.state_dict()
     tensors = {
         name.removeprefix("transformer."): tensor
-        for name, tensor in load_file(directory / WEIGHTS).items()
+        for name, tensor in load_file(directory / HF_WEIGHTS).items()
     }
     masks = {f"h.{layer}.attn.bias": torch.ones(1, 1, 24, 24) for layer in range(2)}
-    save_file(tensors | masks, directory / WEIGHTS)
+    save_file(tensors | masks, directory / HF_WEIGHTS)
     imported = read_model(directory)
     found = imported.model.state_dict()
     assert all(torch.equal(expected[name], found[name]) for name in expected)
@@ -249,7 +251,7 @@ def test_names_without_the_prefix_of_the_class(directory: Path) -> None:
 
 
 def test_pickled_weights_are_never_read(directory: Path) -> None:
-    (directory / WEIGHTS).unlink()
+    (directory / HF_WEIGHTS).unlink()
     refused(directory, "there is no model.safetensors")
     (directory / "pytorch_model.bin").write_bytes(b"\x80\x04cos\nsystem\n(S'exit 1'\ntR.")
     refused(
@@ -260,5 +262,5 @@ def test_pickled_weights_are_never_read(directory: Path) -> None:
 
 
 def test_a_pickle_named_as_safetensors(directory: Path) -> None:
-    torch.save({"a": torch.zeros(2)}, directory / WEIGHTS)
+    torch.save({"a": torch.zeros(2)}, directory / HF_WEIGHTS)
     refused(directory, "is damaged or not a safetensors file")

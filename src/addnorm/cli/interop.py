@@ -48,11 +48,11 @@ def add_embed_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, one line each")
 
 
-def import_model(args: argparse.Namespace) -> None:
+def import_directory(args: argparse.Namespace) -> None:
     """Write a Hugging Face directory as a run."""
-    from addnorm.runs.imported import import_model as import_directory
+    from addnorm.runs.imported import import_model
 
-    run = import_directory(args.directory, args.out, adapter=args.adapter, say=say)
+    run = import_model(args.directory, args.out, adapter=args.adapter, say=say)
     if args.json:
         print(to_json({"run": str(run.path), "task": run.task, "labels": run.labels}))
         return

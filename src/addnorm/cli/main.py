@@ -146,7 +146,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "import": Command(
         "read a Hugging Face directory as a run, without transformers",
-        "addnorm.cli.interop:import_model",
+        "addnorm.cli.interop:import_directory",
         interop.add_import_flags,
         (
             "addnorm import models/minilm runs/minilm",

@@ -3,7 +3,7 @@
 What CTranslate2 computes: post- or pre-norm with layer or RMS norm, sinusoidal, learned or rotary
 positions, plain or gated feed-forwards, grouped key/value heads. Admin is folded first. Everything
 else is refused by name before anything is written. The result is run beside the model: tokens'
-log-probabilities must agree, in float32 within `LIMIT`.
+log-probabilities must agree, in float32 within `CT2_TOLERANCE`.
 """
 
 import shutil
@@ -26,12 +26,12 @@ from addnorm.models.build import Model
 from addnorm.models.fold_admin import fold
 from addnorm.models.transformer import Decoder, EncoderDecoder, Side
 
-LIMIT = 1e-3
+CT2_TOLERANCE = 1e-3
 """Largest difference of a token's log-probability that is accepted in float32."""
 PRECISIONS = ("float32", "int8", "int16", "float16", "bfloat16")
 MAX_POSITIONS = 2048
 """Rows of a table of sinusoids, which have no end of their own."""
-ACTIVATIONS = {
+CT2_ACTIVATIONS = {
     "relu": "RELU",
     "gelu": "GELU",
     "gelu-tanh": "GELUTanh",
@@ -77,11 +77,11 @@ def export_ctranslate2(
     directory.mkdir(parents=True, exist_ok=True)
     try:
         spec.save(str(directory))
-        difference = compare(ct2, model, tokenizers, names, directory)
-        if precision == "float32" and not difference <= LIMIT:
+        difference = compare_with_ctranslate2(ct2, model, tokenizers, names, directory)
+        if precision == "float32" and not difference <= CT2_TOLERANCE:
             raise SavedError(
                 f"{str(directory)!r} does not compute what the model does: log-probabilities of "
-                f"tokens differ by up to {difference:.2g}, above {LIMIT:g}."
+                f"tokens differ by up to {difference:.2g}, above {CT2_TOLERANCE:g}."
             )
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
@@ -106,7 +106,7 @@ def require_expressible(model: Model) -> None:
         "addnorm": (c.addnorm in ("post", "pre"), c.addnorm),
         "addnorm_options": (not c.addnorm_options.get("bare_start"), dict(c.addnorm_options)),
         "norm": (c.norm in plain, c.norm),
-        "ffn": (c.ffn in ACTIVATIONS, c.ffn),
+        "ffn": (c.ffn in CT2_ACTIVATIONS, c.ffn),
         "positions": (c.positions in ("sinusoidal", "learned", "rotary"), c.positions),
         "attention": (c.attention == "dot", c.attention),
         "attention_cap": (c.attention_cap is None, c.attention_cap),
@@ -135,7 +135,7 @@ def make_spec(ct2: Any, model: Any) -> Any:
     specs = ct2.specs.transformer_spec
     common: dict[str, Any] = {
         "pre_norm": c.addnorm == "pre",
-        "activation": getattr(ct2.specs.common_spec.Activation, ACTIVATIONS[c.ffn]),
+        "activation": getattr(ct2.specs.common_spec.Activation, CT2_ACTIVATIONS[c.ffn]),
         "layernorm_embedding": c.embed_norm,
         "ffn_glu": c.ffn in ("reglu", "geglu", "geglu-tanh", "swiglu"),
         "rms_norm": c.norm == "rms",
@@ -278,7 +278,7 @@ def _register(
 
 
 @torch.no_grad()
-def compare(
+def compare_with_ctranslate2(
     ct2: Any,
     model: Any,
     tokenizers: Mapping[str, Tokenizer],

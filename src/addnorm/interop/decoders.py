@@ -5,19 +5,19 @@ from typing import Any
 
 from addnorm.config import ModelConfig
 from addnorm.errors import ConfigError, SavedError
-from addnorm.interop.encoders import ACTIVATIONS
+from addnorm.interop.encoders import HF_ACTIVATIONS
 from addnorm.interop.mapping import (
     HALVES,
     HEADWISE_QKV,
     QKV,
     TRANSPOSED,
     Architecture,
+    ConfigJson,
     Field,
-    Fields,
+    FieldValues,
     Names,
     Only,
     Row,
-    Settings,
     Special,
     blocks,
     refuse,
@@ -39,7 +39,7 @@ def ties(output: str, default: bool = True) -> Special:
     default : whether it is tied if config.json does not say.
     """
 
-    def read(settings: Settings, names: Names) -> Fields:
+    def read(settings: ConfigJson, names: Names) -> FieldValues:
         tied = settings.get("tie_word_embeddings", default)
         return {"tie_embeddings": "all" if tied is not False else "none"}
 
@@ -49,7 +49,7 @@ def ties(output: str, default: bool = True) -> Special:
 def rotary(default_share: float = 1.0) -> Special:
     """Return the field of rotary positions, in the form of transformers 5 and of earlier ones."""
 
-    def read(settings: Settings, names: Names) -> Fields:
+    def read(settings: ConfigJson, names: Names) -> FieldValues:
         rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
         if not isinstance(rope, dict):
             raise refuse("rope_parameters", rope, "it must be an object.")
@@ -67,7 +67,7 @@ def rotary(default_share: float = 1.0) -> Special:
             options["window_base"] = float(settings["rope_local_base_freq"])
         return {"position_options": options}
 
-    def write(c: ModelConfig) -> Fields:
+    def write(c: ModelConfig) -> FieldValues:
         rope = _write_rope(c.position_options)
         share = c.position_options.get("share", 1.0)
         if share != 1.0 or default_share != 1.0:
@@ -81,10 +81,12 @@ def rotary(default_share: float = 1.0) -> Special:
     return Special(read, write)
 
 
-def _read_rope(settings: Settings, rope: dict[str, Any], base: float, share: float) -> Fields:
+def _read_rope(
+    settings: ConfigJson, rope: dict[str, Any], base: float, share: float
+) -> FieldValues:
     kind = rope.get("rope_type", rope.get("type", "default"))
     theta = rope.get("rope_theta", settings.get("rope_theta", settings.get("rotary_emb_base")))
-    options: Fields = {"base": float(base if theta is None else theta)}
+    options: FieldValues = {"base": float(base if theta is None else theta)}
     part = rope.get("partial_rotary_factor", settings.get("partial_rotary_factor"))
     part = settings.get("rotary_pct", share) if part is None else part
     if part != 1.0:
@@ -101,10 +103,10 @@ def _read_rope(settings: Settings, rope: dict[str, Any], base: float, share: flo
     raise refuse("rope_type", kind, "addnorm stretches rotary positions as linear or llama3.")
 
 
-def _write_rope(options: Any) -> Fields:
+def _write_rope(options: Any) -> FieldValues:
     if options.get("layout", "halves") != "halves":
         raise ConfigError("Hugging Face's rotary positions pair i with i + head_width/2 (halves).")
-    rope: Fields = {"rope_type": "default", "rope_theta": options.get("base", 10000.0)}
+    rope: FieldValues = {"rope_type": "default", "rope_theta": options.get("base", 10000.0)}
     stretch, full = options.get("stretch", 1.0), options.get("stretch_full", 0.0)
     if stretch != 1.0 and full:
         high = full / options["stretch_from"]
@@ -124,7 +126,7 @@ def windows(default: int | None, alternate: int = 0) -> Special:
     alternate : every so many-th block sees everything, if config.json does not list the blocks.
     """
 
-    def read(settings: Settings, names: Names) -> Fields:
+    def read(settings: ConfigJson, names: Names) -> FieldValues:
         window = settings.get("sliding_window", default)
         if settings.get("use_sliding_window", True) is False:
             window = None
@@ -139,8 +141,8 @@ def windows(default: int | None, alternate: int = 0) -> Special:
             return {} if window is None else {"window": window, "full_every": every}
         return _alternate(window, kinds)
 
-    def write(c: ModelConfig) -> Fields:
-        settings: Fields = {"sliding_window": c.window}
+    def write(c: ModelConfig) -> FieldValues:
+        settings: FieldValues = {"sliding_window": c.window}
         if default is None:
             settings["use_sliding_window"] = c.window is not None
         if alternate:
@@ -156,7 +158,7 @@ def windows(default: int | None, alternate: int = 0) -> Special:
     return Special(read, write)
 
 
-def _alternate(window: Any, kinds: list[Any]) -> Fields:
+def _alternate(window: Any, kinds: list[Any]) -> FieldValues:
     """Return the fields of blocks that see a window or everything."""
     full = [str(kind).startswith("full") for kind in kinds]
     if all(full) or window is None:
@@ -199,7 +201,7 @@ def _gpt2_rows(c: ModelConfig) -> list[Row]:
 
 
 def _gpt2_inner() -> Special:
-    def read(settings: Settings, names: Names) -> Fields:
+    def read(settings: ConfigJson, names: Names) -> FieldValues:
         inner = settings.get("n_inner")
         return {} if inner is None else {"ffn_width": inner}
 
@@ -220,7 +222,7 @@ GPT2 = Architecture(
         Field("norm_eps", "layer_norm_epsilon", 1e-5),
         Field("dropout", "resid_pdrop", 0.1),
         Field("attention_dropout", "attn_pdrop", 0.1),
-        Field("ffn", "activation_function", "gelu_new", ACTIVATIONS),
+        Field("ffn", "activation_function", "gelu_new", HF_ACTIVATIONS),
         Only("scale_attn_weights", (True,), "addnorm scales by 1/sqrt(head_width)."),
         Only("scale_attn_by_inverse_layer_idx", (False,), "addnorm scales all layers alike."),
         Only("add_cross_attention", (False,), "it is read as a decoder alone.", written=False),
@@ -256,7 +258,7 @@ def _opt_rows(c: ModelConfig) -> list[Row]:
 
 
 def _opt_fixed() -> Special:
-    def read(settings: Settings, names: Names) -> Fields:
+    def read(settings: ConfigJson, names: Names) -> FieldValues:
         inner = settings.get("word_embed_proj_dim", settings.get("hidden_size"))
         if inner != settings.get("hidden_size"):
             missing = "addnorm's decoders have embeddings of the stream's width."
@@ -268,7 +270,7 @@ def _opt_fixed() -> Special:
             "ffn_bias": biases,
         }
 
-    def write(c: ModelConfig) -> Fields:
+    def write(c: ModelConfig) -> FieldValues:
         return {"word_embed_proj_dim": c.width, "enable_bias": c.ffn_bias}
 
     return Special(read, write)
@@ -287,7 +289,7 @@ OPT = Architecture(
         Field("length", "max_position_embeddings", 2048),
         Field("dropout", "dropout", 0.1),
         Field("attention_dropout", "attention_dropout", 0.0),
-        Field("ffn", "activation_function", "relu", ACTIVATIONS),
+        Field("ffn", "activation_function", "relu", HF_ACTIVATIONS),
         Only("do_layer_norm_before", (True,), "post-norm OPT also projects its embeddings."),
         Only("_remove_final_layer_norm", (False,), "pre-norm ends with a norm."),
         Only("layer_norm_elementwise_affine", (True,), "addnorm's norms have a gain."),
@@ -339,7 +341,7 @@ GPT_NEOX = Architecture(
         Field("norm_eps", "layer_norm_eps", 1e-5),
         Field("dropout", "hidden_dropout", 0.0),
         Field("attention_dropout", "attention_dropout", 0.0),
-        Field("ffn", "hidden_act", "gelu", ACTIVATIONS),
+        Field("ffn", "hidden_act", "gelu", HF_ACTIVATIONS),
         Field("addnorm", "use_parallel_residual", True, {True: "parallel", False: "pre"}),
         Field("attention_bias", "attention_bias", True, {True: "all", False: "none"}),
         rotary(0.25),
@@ -383,13 +385,13 @@ _BIAS = Field("attention_bias", "attention_bias", False, {False: "none", True: "
 def _heads() -> Special:
     """Return the fields of key/value heads and of a head's width."""
 
-    def read(settings: Settings, names: Names) -> Fields:
+    def read(settings: ConfigJson, names: Names) -> FieldValues:
         heads, width = settings.get("num_attention_heads"), settings.get("head_dim")
         shared = settings.get("num_key_value_heads")
-        fields: Fields = {"dropout": 0.0, "kv_heads": heads if shared is None else shared}
+        fields: FieldValues = {"dropout": 0.0, "kv_heads": heads if shared is None else shared}
         return fields if width is None else fields | {"head_width": width}
 
-    def write(c: ModelConfig) -> Fields:
+    def write(c: ModelConfig) -> FieldValues:
         return {"num_key_value_heads": c.effective_kv_heads, "head_dim": c.effective_head_width}
 
     return Special(read, write)
@@ -437,7 +439,7 @@ def _llama_rows(block: tuple[Row, ...]) -> list[Row]:
 def _llama_like(
     model_type: str,
     name: str,
-    fixed: Fields,
+    fixed: FieldValues,
     fields: tuple[Field | Only | Special, ...],
     block: tuple[Row, ...],
     *,
@@ -509,13 +511,13 @@ OLMO2 = _llama_like(
 def _gemma_scale() -> Special:
     """Return the field of the scale of scores, 1/√query_pre_attn_scalar."""
 
-    def read(settings: Settings, names: Names) -> Fields:
+    def read(settings: ConfigJson, names: Names) -> FieldValues:
         scalar = settings.get("query_pre_attn_scalar", 256)
         if not isinstance(scalar, int | float) or scalar <= 0:
             raise SavedError(f"config.json must have a query_pre_attn_scalar: got {scalar!r}.")
         return {"attention_scale": scalar**-0.5}
 
-    def write(c: ModelConfig) -> Fields:
+    def write(c: ModelConfig) -> FieldValues:
         scalar = c.effective_attention_scale**-2
         near = round(scalar)
         return {"query_pre_attn_scalar": near if math.isclose(scalar, near) else scalar}

@@ -19,7 +19,7 @@ from torch import Tensor
 from addnorm.errors import SavedError
 from addnorm.files import read_bytes, require_regular
 
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+HF_CONFIG, HF_WEIGHTS, HF_INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.pkl")
 """Weights in formats that can hold code, or that need another library."""
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -32,7 +32,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """Where a tensor is, and what the header says about it."""
 
     file: str
@@ -64,7 +64,7 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
     return content
 
 
-class Weights(Mapping[str, Entry]):
+class Weights(Mapping[str, TensorEntry]):
     """The tensors of a directory, by name: their headers at once, their values on request.
 
     Use it as a context manager; the files are closed at its end.
@@ -74,7 +74,7 @@ class Weights(Mapping[str, Entry]):
         self.directory = directory
         self._stack = ExitStack()
         self._files: dict[str, Any] = {}
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, TensorEntry] = {}
         try:
             self._open()
         except BaseException:
@@ -83,14 +83,14 @@ class Weights(Mapping[str, Entry]):
 
     def _open(self) -> None:
         index = self._index()
-        for name in [WEIGHTS] if index is None else sorted(set(index.values())):
+        for name in [HF_WEIGHTS] if index is None else sorted(set(index.values())):
             path = inside(self.directory, name)
             try:
                 file = self._stack.enter_context(safe_open(path, framework="pt"))
                 names: list[str] = list(file.keys())
                 headers = [file.get_slice(key) for key in names]
                 found = [
-                    Entry(name, tuple(header.get_shape()), str(header.get_dtype()))
+                    TensorEntry(name, tuple(header.get_shape()), str(header.get_dtype()))
                     for header in headers
                 ]
             except (SafetensorError, OSError, ValueError, OverflowError) as error:
@@ -113,17 +113,17 @@ class Weights(Mapping[str, Entry]):
     def _index(self) -> dict[str, str] | None:
         """Return the file of each tensor of a sharded directory; None if there is one file."""
         directory = self.directory
-        if (directory / WEIGHTS).exists():
+        if (directory / HF_WEIGHTS).exists():
             return None
-        if not (directory / INDEX).exists():
+        if not (directory / HF_INDEX).exists():
             raise SavedError(_no_weights(directory))
-        table = read_json(directory, INDEX).get("weight_map")
+        table = read_json(directory, HF_INDEX).get("weight_map")
         if not isinstance(table, dict) or not table:
-            raise SavedError(f"{str(directory / INDEX)!r} must have a weight_map: it has none.")
+            raise SavedError(f"{str(directory / HF_INDEX)!r} must have a weight_map: it has none.")
         for name in table.values():
             if not isinstance(name, str) or not _PLAIN_NAME.fullmatch(name):
                 raise SavedError(
-                    f"{str(directory / INDEX)!r} may name only .safetensors files beside it: "
+                    f"{str(directory / HF_INDEX)!r} may name only .safetensors files beside it: "
                     f"got {str(name)[:80]!r}."
                 )
         return dict(table)
@@ -133,7 +133,7 @@ class Weights(Mapping[str, Entry]):
             actual = self._entries[key].file if key in self._entries else "no file"
             if index.get(key) != actual:
                 raise SavedError(
-                    f"{INDEX} does not match the files in {str(self.directory)!r}: it says that "
+                    f"{HF_INDEX} does not match the files in {str(self.directory)!r}: it says that "
                     f"{key!r} is in {index.get(key, 'no file')!r}, but it is in {actual!r}."
                 )
 
@@ -151,7 +151,7 @@ class Weights(Mapping[str, Entry]):
             raise SavedError(f"{entry.file!r} is damaged at {name!r}: {error}.") from None
         return value
 
-    def __getitem__(self, name: str) -> Entry:
+    def __getitem__(self, name: str) -> TensorEntry:
         return self._entries[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -171,10 +171,10 @@ def _no_weights(directory: Path) -> str:
     """Return the message about a directory without safetensors."""
     pickled = sorted(path.name for pattern in PICKLED for path in directory.glob(pattern))
     if not pickled:
-        return f"there is no {WEIGHTS} in {str(directory)!r}. Check the path."
+        return f"there is no {HF_WEIGHTS} in {str(directory)!r}. Check the path."
     kind = "AutoModel"
     try:
-        names = read_json(directory, CONFIG).get("architectures")
+        names = read_json(directory, HF_CONFIG).get("architectures")
         if isinstance(names, list) and names and str(names[0]).isidentifier():
             kind = str(names[0])
     except SavedError:

@@ -3,16 +3,16 @@
 from addnorm.config import ModelConfig
 from addnorm.errors import ConfigError
 from addnorm.interop.decoders import GATED
-from addnorm.interop.encoders import ACTIVATIONS
+from addnorm.interop.encoders import HF_ACTIVATIONS
 from addnorm.interop.mapping import (
     HALVES,
     QKV,
     Architecture,
+    ConfigJson,
     Field,
-    Fields,
+    FieldValues,
     Names,
     Row,
-    Settings,
     Special,
     blocks,
     leading,
@@ -59,7 +59,7 @@ def _bart_rows(c: ModelConfig) -> list[Row]:
 def _depths(encoder: str, decoder: str) -> Special:
     """Return the field of the depths; without one of the decoder, it is that of the encoder."""
 
-    def read(settings: Settings, names: Names) -> Fields:
+    def read(settings: ConfigJson, names: Names) -> FieldValues:
         depth, other = settings.get(encoder), settings.get(decoder)
         return {"depth": depth, "decoder_depth": depth if other is None else other}
 
@@ -69,14 +69,14 @@ def _depths(encoder: str, decoder: str) -> Special:
 def _both_sides(ours: str, theirs: str) -> Special:
     """Return the field of a size that must be the same in encoder and decoder."""
 
-    def read(settings: Settings, names: Names) -> Fields:
+    def read(settings: ConfigJson, names: Names) -> FieldValues:
         one, other = (settings.get(f"{side}_{theirs}") for side in ("encoder", "decoder"))
         if one != other:
             missing = f"addnorm has one model.{ours} for both sides (encoder: {one!r})."
             raise refuse(f"decoder_{theirs}", other, missing)
         return {ours: one}
 
-    def write(c: ModelConfig) -> Fields:
+    def write(c: ModelConfig) -> FieldValues:
         value = getattr(c, f"effective_{ours}", getattr(c, ours))
         return {f"{side}_{theirs}": value for side in ("encoder", "decoder")}
 
@@ -86,7 +86,7 @@ def _both_sides(ours: str, theirs: str) -> Special:
 def _bart_output() -> Special:
     """Return the field of the bias on the logits, which checkpoints may lack."""
 
-    def read(settings: Settings, names: Names) -> Fields:
+    def read(settings: ConfigJson, names: Names) -> FieldValues:
         return {"unembed_bias": "final_logits_bias" in set(names)}
 
     return Special(read, lambda c: {})
@@ -103,7 +103,7 @@ _BART_FIELDS = (
     Field("dropout", "dropout", 0.1),
     Field("attention_dropout", "attention_dropout", 0.0),
     Field("ffn_dropout", "activation_dropout", 0.0),
-    Field("ffn", "activation_function", "gelu", ACTIVATIONS),
+    Field("ffn", "activation_function", "gelu", HF_ACTIVATIONS),
     _bart_output(),
 )
 _BART_TIED = {
@@ -118,7 +118,7 @@ def _tied_always() -> Special:
     return Special(lambda settings, names: {"tie_embeddings": "all"}, lambda c: {})
 
 
-def _bart_like(model_type: str, name: str, fixed: Fields) -> Architecture:
+def _bart_like(model_type: str, name: str, fixed: FieldValues) -> Architecture:
     both = {
         "mode": "encoder-decoder",
         "positions": "learned",
@@ -144,13 +144,13 @@ MBART = _bart_like("mbart", "MBart", {"addnorm": "pre"})
 def _marian_ties() -> Special:
     """Return the fields of one vocabulary for both languages, or one for each."""
 
-    def read(settings: Settings, names: Names) -> Fields:
+    def read(settings: ConfigJson, names: Names) -> FieldValues:
         if settings.get("share_encoder_decoder_embeddings", True) is not False:
             return {"tie_embeddings": "all"}
         target = settings.get("decoder_vocab_size")
         return {"tie_embeddings": "output", "target_vocab": target}
 
-    def write(c: ModelConfig) -> Fields:
+    def write(c: ModelConfig) -> FieldValues:
         shared = c.ties_source
         return {"share_encoder_decoder_embeddings": shared, "decoder_vocab_size": c.output_vocab}
 
@@ -223,7 +223,7 @@ def _t5_rows(c: ModelConfig) -> list[Row]:
     return rows
 
 
-_T5_FFN = {name: ACTIVATIONS[name] for name in ("relu", "gelu", "silu", "gelu_new")}
+_T5_FFN = {name: HF_ACTIVATIONS[name] for name in ("relu", "gelu", "silu", "gelu_new")}
 _T5_FFN |= {"gated-gelu": "geglu-tanh", "gated-relu": "reglu", "gated-silu": "swiglu"}
 
 
@@ -234,7 +234,7 @@ def _t5_ends() -> Special:
     true in every config.json. Its own key `scale_decoder_outputs` says whether v1.0's scale is on.
     """
 
-    def read(settings: Settings, names: Names) -> Fields:
+    def read(settings: ConfigJson, names: Names) -> FieldValues:
         scaled = settings.get("scale_decoder_outputs")
         if scaled is None:
             scaled = settings.get("tie_word_embeddings", True) is not False
@@ -242,7 +242,7 @@ def _t5_ends() -> Special:
         ties = "source" if "lm_head.weight" in set(names) else "all"
         return {"tie_embeddings": ties, "scale_output": scaled}
 
-    def write(c: ModelConfig) -> Fields:
+    def write(c: ModelConfig) -> FieldValues:
         # transformers reads scale_decoder_outputs from tie_word_embeddings, which it then ignores.
         return {"tie_word_embeddings": c.scale_output}
 
@@ -250,12 +250,12 @@ def _t5_ends() -> Special:
 
 
 def _t5_buckets() -> Special:
-    def read(settings: Settings, names: Names) -> Fields:
+    def read(settings: ConfigJson, names: Names) -> FieldValues:
         buckets = settings.get("relative_attention_num_buckets", 32)
         furthest = settings.get("relative_attention_max_distance", 128)
         return {"position_options": {"buckets": buckets, "furthest": furthest}}
 
-    def write(c: ModelConfig) -> Fields:
+    def write(c: ModelConfig) -> FieldValues:
         return {
             "relative_attention_num_buckets": c.position_options.get("buckets", 32),
             "relative_attention_max_distance": c.position_options.get("furthest", 128),
@@ -268,7 +268,7 @@ def _t5_length() -> Special:
     return Special(lambda settings, names: {"length": settings.get("n_positions", 512)}, _no_fields)
 
 
-def _no_fields(c: ModelConfig) -> Fields:
+def _no_fields(c: ModelConfig) -> FieldValues:
     if c.scale_output and c.tie_embeddings == "source":
         raise ConfigError("model.scale_output=true needs a tied output there.")
     return {}

@@ -6,18 +6,18 @@ from addnorm.interop.mapping import (
     PATCH_KERNEL,
     QKV,
     Architecture,
+    ConfigJson,
     Field,
-    Fields,
+    FieldValues,
     Names,
     Only,
     Row,
-    Settings,
     Special,
     blocks,
     leading,
 )
 
-ACTIVATIONS = {
+HF_ACTIVATIONS = {
     "gelu": "gelu",
     "relu": "relu",
     "silu": "silu",
@@ -54,7 +54,7 @@ _BERT_SIZES = (
     Field("norm_eps", "layer_norm_eps", 1e-12),
     Field("dropout", "hidden_dropout_prob", 0.1),
     Field("attention_dropout", "attention_probs_dropout_prob", 0.1),
-    Field("ffn", "hidden_act", "gelu", ACTIVATIONS),
+    Field("ffn", "hidden_act", "gelu", HF_ACTIVATIONS),
     PLAIN_POSITIONS,
     NOT_A_DECODER,
 )
@@ -86,30 +86,30 @@ def _bert_body(prefix: str) -> list[Row]:
 def _pooler(kind: str) -> Special:
     """Return the field of the layer between pooled vector and classes, which is always this."""
 
-    def read(settings: Settings, names: Names) -> Fields:
+    def read(settings: ConfigJson, names: Names) -> FieldValues:
         classes = settings.get("architectures") or [""]
         return {"pooler": kind} if "Classification" in str(classes[0]) else {}
 
     return Special(read, lambda c: {})
 
 
-def _ties(output: str) -> Special:
+def _tie_setting(output: str) -> Special:
     """Return the field of a tied output matrix, untied where it is stored and said to be."""
 
-    def read(settings: Settings, names: Names) -> Fields:
+    def read(settings: ConfigJson, names: Names) -> FieldValues:
         apart = settings.get("tie_word_embeddings", True) is False and output in set(names)
         return {"tie_embeddings": "none" if apart else "all"}
 
-    def write(c: ModelConfig) -> Fields:
+    def write(c: ModelConfig) -> FieldValues:
         return {"tie_word_embeddings": c.ties_output or c.head not in ("token", "masked")}
 
     return Special(read, write)
 
 
-def _positions(offset: int) -> Special:
+def _position_setting(offset: int) -> Special:
     """Return the field of a table of positions whose first rows are unused."""
 
-    def read(settings: Settings, names: Names) -> Fields:
+    def read(settings: ConfigJson, names: Names) -> FieldValues:
         length = settings.get("max_position_embeddings", 512)
         options = {"position_options": {"offset": offset}} if offset else {}
         return {"length": length - offset if isinstance(length, int) else length, **options}
@@ -118,10 +118,10 @@ def _positions(offset: int) -> Special:
 
 
 def _masked_gelu() -> Special:
-    def read(settings: Settings, names: Names) -> Fields:
+    def read(settings: ConfigJson, names: Names) -> FieldValues:
         return {}
 
-    def write(c: ModelConfig) -> Fields:
+    def write(c: ModelConfig) -> FieldValues:
         if c.head == "masked" and c.ffn != "gelu":
             raise ConfigError(f"model.ffn={c.ffn} has no such head there: {GELU_ONLY}")
         return {}
@@ -155,9 +155,9 @@ BERT = Architecture(
     fixed=_BERT_LIKE,
     fields=(
         *_BERT_SIZES,
-        _positions(0),
+        _position_setting(0),
         _pooler("tanh"),
-        _ties("cls.predictions.decoder.weight"),
+        _tie_setting("cls.predictions.decoder.weight"),
         _masked_gelu(),
     ),
     rows=_bert_rows,
@@ -194,11 +194,11 @@ def _roberta_rows(c: ModelConfig) -> list[Row]:
 def _roberta_positions() -> Special:
     """Return the field of positions that start after the id of padding."""
 
-    def read(settings: Settings, names: Names) -> Fields:
+    def read(settings: ConfigJson, names: Names) -> FieldValues:
         pad = settings.get("pad_token_id", 1)
-        return _positions((pad if isinstance(pad, int) else 1) + 1).read(settings, names)
+        return _position_setting((pad if isinstance(pad, int) else 1) + 1).read(settings, names)
 
-    def write(c: ModelConfig) -> Fields:
+    def write(c: ModelConfig) -> FieldValues:
         offset = int(c.position_options.get("offset", 0))
         if offset < 1:
             raise ConfigError("roberta needs positions that start after the id of padding.")
@@ -219,7 +219,7 @@ ROBERTA = Architecture(
         *_BERT_SIZES,
         _roberta_positions(),
         _pooler("tanh"),
-        _ties("lm_head.decoder.weight"),
+        _tie_setting("lm_head.decoder.weight"),
         _masked_gelu(),
     ),
     rows=_roberta_rows,
@@ -281,10 +281,10 @@ DISTILBERT = Architecture(
         Field("ffn_width", "hidden_dim"),
         Field("dropout", "dropout", 0.1),
         Field("attention_dropout", "attention_dropout", 0.1),
-        Field("ffn", "activation", "gelu", ACTIVATIONS),
-        _positions(0),
+        Field("ffn", "activation", "gelu", HF_ACTIVATIONS),
+        _position_setting(0),
         _pooler("dense-relu"),
-        _ties("vocab_projector.weight"),
+        _tie_setting("vocab_projector.weight"),
         _masked_gelu(),
     ),
     rows=_distilbert_rows,
@@ -310,7 +310,7 @@ def _electra_rows(c: ModelConfig) -> list[Row]:
 
 
 def _embed_width() -> Special:
-    def read(settings: Settings, names: Names) -> Fields:
+    def read(settings: ConfigJson, names: Names) -> FieldValues:
         width = settings.get("embedding_size", 128)
         return {} if width == settings.get("hidden_size") else {"embed_width": width}
 
@@ -330,10 +330,10 @@ ELECTRA = Architecture(
     fixed=_BERT_LIKE,
     fields=(
         *_BERT_SIZES,
-        _positions(0),
+        _position_setting(0),
         _embed_width(),
         _pooler("dense-gelu"),
-        _ties("generator_lm_head.weight"),
+        _tie_setting("generator_lm_head.weight"),
     ),
     rows=_electra_rows,
     prefix="electra.",
@@ -398,7 +398,7 @@ VIT = Architecture(
         Field("norm_eps", "layer_norm_eps", 1e-12),
         Field("dropout", "hidden_dropout_prob", 0.0),
         Field("attention_dropout", "attention_probs_dropout_prob", 0.0),
-        Field("ffn", "hidden_act", "gelu", ACTIVATIONS),
+        Field("ffn", "hidden_act", "gelu", HF_ACTIVATIONS),
         Only("qkv_bias", (True,), "addnorm has no projection with a bias at the output only."),
     ),
     rows=_vit_rows,

@@ -25,7 +25,7 @@ from addnorm.layers.masks import Mask
 from addnorm.models.build import Model
 from addnorm.models.transformer import EncoderDecoder
 
-LIMIT = 1e-4
+EXPORT_TOLERANCE = 1e-4
 """Largest difference of an output that is accepted in float32."""
 
 
@@ -101,11 +101,14 @@ def tokenizer_files(
     tokenizer = tokenizers["text"]
     vocabulary = tokenizer.vocabulary
     if isinstance(vocabulary, TokenizerFile):
-        options = {"tokenizer_class": "PreTrainedTokenizerFast", **_names(tokenizer)}
+        options = {"tokenizer_class": "PreTrainedTokenizerFast", **_special_token_names(tokenizer)}
         return {"tokenizer.json": vocabulary.model, "tokenizer_config.json": _json(options)}
     if isinstance(vocabulary, SentencePieceFile):
         name = "spiece.model" if architecture.model_type in ("t5", "mt5") else "tokenizer.model"
-        return {name: vocabulary.model, "tokenizer_config.json": _json(_names(tokenizer))}
+        return {
+            name: vocabulary.model,
+            "tokenizer_config.json": _json(_special_token_names(tokenizer)),
+        }
     if tokenizer.kind == "characters":
         return _character_files(tokenizer)
     raise ConfigError(
@@ -159,11 +162,11 @@ def _character_files(tokenizer: Tokenizer) -> dict[str, bytes]:
         "decoder": {"type": "Fuse"},
         "model": {"type": "WordLevel", "vocab": ids, "unk_token": tokenizer.piece(3)},
     }
-    options = {"tokenizer_class": "PreTrainedTokenizerFast", **_names(tokenizer)}
+    options = {"tokenizer_class": "PreTrainedTokenizerFast", **_special_token_names(tokenizer)}
     return {"tokenizer.json": _json(content), "tokenizer_config.json": _json(options)}
 
 
-def _names(tokenizer: Tokenizer) -> dict[str, Any]:
+def _special_token_names(tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the names of special tokens, as tokenizer_config.json has them."""
     special = tokenizer.special
     numbers = {"pad": special.pad, "eos": special.end, "unk": special.unknown}
@@ -212,16 +215,17 @@ def verify(model: Model, directory: Path) -> str:
     ids, real = _random_batch(model)
     expected = _ours(model, ids, real)
     again = read_model(directory).model
-    difference = _difference(expected, _ours(again, ids, real))
+    difference = _largest_difference(expected, _ours(again, ids, real))
     if importlib.util.find_spec("transformers") is not None:
-        difference = max(difference, _difference(expected, _theirs(directory, model, ids, real)))
+        theirs = _theirs(directory, model, ids, real)
+        difference = max(difference, _largest_difference(expected, theirs))
         by = "transformers"
     else:
         by = "addnorm (transformers is not installed)"
-    if not difference <= LIMIT:
+    if not difference <= EXPORT_TOLERANCE:
         raise SavedError(
             f"{str(directory)!r} does not compute what the model does, as read by {by}: the "
-            f"largest difference is {difference:.2g}, above {LIMIT:g}."
+            f"largest difference is {difference:.2g}, above {EXPORT_TOLERANCE:g}."
         )
     return f"verified by {by}: the largest difference of an output is {difference:.2g}."
 
@@ -266,5 +270,5 @@ def _theirs(directory: Path, model: Model, ids: Tensor, real: Tensor) -> Tensor:
     return result[real] if result.ndim == 3 else result
 
 
-def _difference(one: Tensor, other: Tensor) -> float:
+def _largest_difference(one: Tensor, other: Tensor) -> float:
     return float((one.float() - other.float()).abs().max())

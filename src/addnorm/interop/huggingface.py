@@ -21,10 +21,10 @@ from addnorm.config import ModelConfig
 from addnorm.errors import AddnormError, ConfigError, SavedError, nearest
 from addnorm.files import make_directory, whole, write_whole
 from addnorm.interop.decoders import DECODERS
-from addnorm.interop.directory import CONFIG, DTYPES, WEIGHTS, Entry, Weights, read_json
+from addnorm.interop.directory import DTYPES, HF_CONFIG, HF_WEIGHTS, TensorEntry, Weights, read_json
 from addnorm.interop.encoder_decoders import ENCODER_DECODERS
 from addnorm.interop.encoders import ENCODERS
-from addnorm.interop.mapping import Architecture, Settings, TensorMap, expand
+from addnorm.interop.mapping import Architecture, ConfigJson, TensorMap, expand
 from addnorm.models.build import Model, build
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -48,7 +48,7 @@ class Imported:
 
     model: Model
     architecture: Architecture
-    settings: Settings
+    settings: ConfigJson
     labels: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)
 
@@ -71,7 +71,7 @@ def read_model(directory: str | Path, *, dtype: torch.dtype = torch.float32) -> 
     addnorm.errors.SavedError: there is no file 'nothing/config.json'. Check the path.
     """
     directory = Path(directory)
-    settings = read_json(directory, CONFIG)
+    settings = read_json(directory, HF_CONFIG)
     architecture = find_architecture(settings, directory)
     with Weights(directory) as weights:
         config = _read_config(architecture, settings, weights, directory)
@@ -105,12 +105,12 @@ def our_tensors(
     }
 
 
-def find_architecture(settings: Settings, directory: Path) -> Architecture:
+def find_architecture(settings: ConfigJson, directory: Path) -> Architecture:
     """Return the architecture that a config.json names; SavedError if it is not known."""
     kind = settings.get("model_type")
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise SavedError(
-            f"{str(directory / CONFIG)!r} has model_type={kind!r}, which addnorm does not read. "
+            f"{str(directory / HF_CONFIG)!r} has model_type={kind!r}, which addnorm does not read. "
             f"{nearest(str(kind), ARCHITECTURES)}"
         )
     if settings.get("quantization_config"):
@@ -122,7 +122,7 @@ def find_architecture(settings: Settings, directory: Path) -> Architecture:
 
 
 def _read_config(
-    architecture: Architecture, settings: Settings, weights: Weights, directory: Path
+    architecture: Architecture, settings: ConfigJson, weights: Weights, directory: Path
 ) -> ModelConfig:
     prefix = architecture.prefix
     names = {*weights, *(f"{prefix}{name}" for name in weights)}
@@ -132,11 +132,11 @@ def _read_config(
         if isinstance(error, AddnormError):
             raise
         raise SavedError(
-            f"{str(directory / CONFIG)!r} is damaged: {type(error).__name__} {error}."
+            f"{str(directory / HF_CONFIG)!r} is damaged: {type(error).__name__} {error}."
         ) from None
     if sum(config.depths.values()) > len(weights):  # blocks are built before shapes are compared
         raise SavedError(
-            f"{str(directory / CONFIG)!r} says {config.depth:,} blocks, but there are only "
+            f"{str(directory / HF_CONFIG)!r} says {config.depth:,} blocks, but there are only "
             f"{len(weights):,} tensors."
         )
     return config
@@ -149,15 +149,15 @@ def _build_empty(config: ModelConfig, directory: Path) -> Model:
             return build(config)
     except (RuntimeError, OverflowError, TypeError) as error:
         raise SavedError(
-            f"{str(directory / CONFIG)!r} describes no model that can be built: {error}."
+            f"{str(directory / HF_CONFIG)!r} describes no model that can be built: {error}."
         ) from None
     except ConfigError as error:
         raise SavedError(f"{str(directory)!r} cannot be built: {error}") from None
 
 
 def _with_prefix(
-    architecture: Architecture, weights: Mapping[str, Entry]
-) -> dict[str, tuple[str, Entry]]:
+    architecture: Architecture, weights: Mapping[str, TensorEntry]
+) -> dict[str, tuple[str, TensorEntry]]:
     """Return each stored tensor by the name that the table uses, with its name in the file.
 
     A body without a head is stored without the prefix of its class.
@@ -182,7 +182,7 @@ def _check(
     config: ModelConfig,
     model: Model,
     maps: Iterable[TensorMap],
-    stored: Mapping[str, tuple[str, Entry]],
+    stored: Mapping[str, tuple[str, TensorEntry]],
     directory: Path,
 ) -> list[str]:
     """Compare names, shapes and dtypes with the headers; return notes on what is not used."""
@@ -229,7 +229,7 @@ def _check_tied(
     architecture: Architecture,
     config: ModelConfig,
     weights: Weights,
-    stored: Mapping[str, tuple[str, Entry]],
+    stored: Mapping[str, tuple[str, TensorEntry]],
 ) -> None:
     """Raise SavedError if a stored copy of a tied tensor differs from what it is tied to."""
     needed = {name for row in architecture.rows(config) for name in _names(row.theirs)}
@@ -252,7 +252,7 @@ def _names(parts: str | tuple[str, ...]) -> tuple[str, ...]:
     return (parts,) if isinstance(parts, str) else parts
 
 
-def _labels(settings: Settings, config: ModelConfig) -> tuple[str, ...]:
+def _labels(settings: ConfigJson, config: ModelConfig) -> tuple[str, ...]:
     """Return the names of the classes, in the order of the outputs."""
     if config.head != "class":
         return ()
@@ -303,11 +303,11 @@ def write_model(
     directory = make_directory(directory)
     text = json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
     try:
-        with whole(directory / WEIGHTS) as temporary:
+        with whole(directory / HF_WEIGHTS) as temporary:
             save_file(tensors, temporary, metadata={"format": "pt"})
     except SafetensorError as error:
-        raise SavedError(f"{str(directory / WEIGHTS)!r} cannot be written: {error}.") from None
-    write_whole(directory / CONFIG, f"{text}\n".encode())
+        raise SavedError(f"{str(directory / HF_WEIGHTS)!r} cannot be written: {error}.") from None
+    write_whole(directory / HF_CONFIG, f"{text}\n".encode())
     return chosen
 
 

@@ -10,7 +10,7 @@ from addnorm.interop.huggingface import Imported, read_model
 from addnorm.interop.tokenizers import read_tokenizers
 from addnorm.models.build import Model
 
-TASKS = {
+TASK_BY_HEAD = {
     ("encoder", "masked"): "masked",
     ("encoder", "none"): "masked",
     ("encoder", "class"): "classify",
@@ -49,14 +49,14 @@ def read_directory(path: str | Path) -> ImportedDirectory:
     path = Path(path)
     imported = read_model(path)
     c = imported.model.config
-    if c.input != "tokens" or (c.mode, c.head) not in TASKS:
+    if c.input != "tokens" or (c.mode, c.head) not in TASK_BY_HEAD:
         raise SavedError(
             f"{str(path)!r} has {c.mode}, input={c.input}, head={c.head}, which no task of addnorm "
             "uses. Read the model alone: addnorm.interop.huggingface.read_model."
         )
     require_softmax(imported, path)
     tokenizers = read_tokenizers(path, imported.settings, c.mode, c.vocab, c.target_vocab)
-    task = TASKS[c.mode, c.head]
+    task = TASK_BY_HEAD[c.mode, c.head]
     kind = next(iter(tokenizers.values())).kind
     base = Config()
     length = min(512, c.length) if c.positions == "learned" else None

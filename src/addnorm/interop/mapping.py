@@ -21,9 +21,9 @@ from addnorm.config import ModelConfig
 from addnorm.errors import ConfigError, SavedError, choose
 from addnorm.layers.positions import POSITIONS
 
-Settings = Mapping[str, Any]
+ConfigJson = Mapping[str, Any]
 """The content of a config.json."""
-Fields = dict[str, Any]
+FieldValues = dict[str, Any]
 Names = Iterable[str]
 _UNSET = object()
 
@@ -188,7 +188,7 @@ class Field:
     default: Any = _UNSET
     values: Mapping[Any, Any] | None = None
 
-    def read(self, settings: Settings, names: Names) -> Fields:
+    def read(self, settings: ConfigJson, names: Names) -> FieldValues:
         value = settings.get(self.theirs, self.default)
         if value is _UNSET:
             raise SavedError(f"config.json must have {self.theirs}: it has none.")
@@ -199,7 +199,7 @@ class Field:
             value = self.values[value]
         return {self.ours: value}
 
-    def write(self, c: ModelConfig) -> Fields:
+    def write(self, c: ModelConfig) -> FieldValues:
         value = getattr(c, f"effective_{self.ours}", getattr(c, self.ours))
         if self.values is not None:
             back = {ours: theirs for theirs, ours in reversed([*self.values.items()])}
@@ -219,13 +219,13 @@ class Only:
     """What addnorm would need for other values."""
     written: bool = True
 
-    def read(self, settings: Settings, names: Names) -> Fields:
+    def read(self, settings: ConfigJson, names: Names) -> FieldValues:
         value = settings.get(self.theirs, self.values[0])
         if value not in self.values:
             raise refuse(self.theirs, value, self.missing)
         return {}
 
-    def write(self, c: ModelConfig) -> Fields:
+    def write(self, c: ModelConfig) -> FieldValues:
         return {self.theirs: self.values[0]} if self.written else {}
 
 
@@ -233,8 +233,8 @@ class Only:
 class Special:
     """Fields that are read and written by functions."""
 
-    read: Callable[[Settings, Names], Fields]
-    write: Callable[[ModelConfig], Fields]
+    read: Callable[[ConfigJson, Names], FieldValues]
+    write: Callable[[ModelConfig], FieldValues]
 
 
 @dataclass(frozen=True)
@@ -265,7 +265,7 @@ class Architecture:
 
     model_type: str
     classes: Mapping[str, str]
-    fixed: Fields
+    fixed: FieldValues
     fields: Sequence[Field | Only | Special]
     rows: Callable[[ModelConfig], list[Row]]
     prefix: str = ""
@@ -280,10 +280,10 @@ class Architecture:
                 return name
         raise ConfigError(f"{self.model_type} has no class with head={head}.")
 
-    def read(self, settings: Settings, names: Names) -> ModelConfig:
+    def read(self, settings: ConfigJson, names: Names) -> ModelConfig:
         """Return our configuration of their settings; `names` are those of the tensors."""
         names = set(names)
-        fields: Fields = {**self.fixed, **self._read_head(settings)}
+        fields: FieldValues = {**self.fixed, **self._read_head(settings)}
         for item in self.fields:
             fields |= item.read(settings, names)
         try:
@@ -291,7 +291,7 @@ class Architecture:
         except ConfigError as error:
             raise SavedError(f"config.json describes no model that can be built: {error}") from None
 
-    def _read_head(self, settings: Settings) -> Fields:
+    def _read_head(self, settings: ConfigJson) -> FieldValues:
         classes = settings.get("architectures")
         name = str(classes[0]) if isinstance(classes, list) and classes else ""
         if name not in self.classes:
@@ -306,9 +306,9 @@ class Architecture:
         count = settings.get("num_labels") or (len(labels) if isinstance(labels, dict) else 2)
         return {"head": head, "outputs": count}
 
-    def write(self, c: ModelConfig) -> Fields:
+    def write(self, c: ModelConfig) -> FieldValues:
         """Return their settings of our configuration; ConfigError says what cannot be expressed."""
-        settings: Fields = {
+        settings: FieldValues = {
             "model_type": self.model_type,
             "architectures": [self.class_of(c.head)],
         }
@@ -334,7 +334,7 @@ class Architecture:
         return {name.removesuffix(".weight") for name in self.tied}
 
 
-def _read_pad(settings: Settings, fields: Fields) -> int | None:
+def _read_pad(settings: ConfigJson, fields: FieldValues) -> int | None:
     """Return the id of padding, None if the same id has another use and must not be hidden."""
     pad, mode = settings.get("pad_token_id"), fields["mode"]
     others = [settings.get("bos_token_id"), settings.get("eos_token_id")]

@@ -29,7 +29,7 @@ from addnorm.layers.masks import Mask
 from addnorm.models.build import Model
 from addnorm.models.transformer import Decoder, EncoderDecoder
 
-LIMIT = 1e-4
+ONNX_TOLERANCE = 1e-4
 """Largest difference of an output that is accepted."""
 LONGEST = 2048
 """Most positions: longer sequences would be computed in chunks, which is another graph."""
@@ -114,10 +114,10 @@ def export_onnx(
     directory.mkdir(parents=True, exist_ok=True)
     try:
         difference = _write(model.eval(), directory, runtime)
-        if not difference <= LIMIT:
+        if not difference <= ONNX_TOLERANCE:
             raise SavedError(
                 f"{str(directory)!r} does not compute what the model does: outputs differ by up to "
-                f"{difference:.2g}, above {LIMIT:g}."
+                f"{difference:.2g}, above {ONNX_TOLERANCE:g}."
             )
         for side, tokenizer in tokenizers.items():
             tokenizer.save(directory / ("tokenizer" if side == "text" else f"tokenizer-{side}"))

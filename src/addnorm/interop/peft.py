@@ -27,14 +27,15 @@ from addnorm.interop.mapping import HEADWISE_QKV, Architecture, TensorMap, expan
 from addnorm.models.adapters import (
     AdaptedLinear,
     Adapter,
-    Rows,
+    RowRanges,
     adapt_,
     adapted_layers,
     matrices_of,
 )
 from addnorm.models.build import Model
 
-CONFIG, WEIGHTS, PREFIX = "adapter_config.json", "adapter_model.safetensors", "base_model.model."
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
 TASK_TYPES = {"class": "SEQ_CLS", "decoder": "CAUSAL_LM", "encoder-decoder": "SEQ_2_SEQ_LM"}
 
 
@@ -44,7 +45,7 @@ class _Module:
 
     path: str
     role: str
-    rows: Rows
+    rows: RowRanges
     theirs: tuple[str, ...]
     entry: TensorMap
 
@@ -99,9 +100,9 @@ def write_peft(
     }
     directory = make_directory(directory)
     plain = {name: part.detach().cpu().contiguous().clone() for name, part in tensors.items()}
-    with whole(directory / WEIGHTS) as temporary:
+    with whole(directory / ADAPTER_WEIGHTS) as temporary:
         save_file(plain, temporary, metadata={"format": "pt"})
-    write_whole(directory / CONFIG, f"{to_json(content)}\n".encode())
+    write_whole(directory / ADAPTER_CONFIG, f"{to_json(content)}\n".encode())
 
 
 def read_peft_(model: Model, directory: str | Path) -> Adapter:
@@ -111,7 +112,7 @@ def read_peft_(model: Model, directory: str | Path) -> Adapter:
     another scale is multiplied into B.
     """
     directory = Path(directory)
-    content = read_json(directory, CONFIG)
+    content = read_json(directory, ADAPTER_CONFIG)
     _check_settings(content, directory)
     tensors = _read_tensors(directory)
     architecture = choose_architecture(model.config)
@@ -221,7 +222,7 @@ def _turn(module: _Module, x: Tensor, c: ModelConfig, *, split: bool) -> Tensor:
 
 
 def _check_settings(content: Mapping[str, Any], directory: Path) -> None:
-    where = str(directory / CONFIG)
+    where = str(directory / ADAPTER_CONFIG)
     if content.get("peft_type") != "LORA":
         raise SavedError(f"{where!r} must have peft_type=LORA: got {content.get('peft_type')!r}.")
     for key in ("r", "lora_alpha"):
@@ -247,7 +248,7 @@ def _scale(content: Mapping[str, Any], name: str, rank: int) -> float:
 
 
 def _read_tensors(directory: Path) -> dict[str, Tensor]:
-    path = inside(directory, WEIGHTS)
+    path = inside(directory, ADAPTER_WEIGHTS)
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name).float() for name in list(file.keys())}
@@ -274,7 +275,7 @@ def _group(
         if not {"lora_A.weight", "lora_B.weight"} <= parts.keys():
             raise SavedError(f"{name!r} in {str(directory)!r} must have lora_A and lora_B.")
     if not groups:
-        raise SavedError(f"there are no adapters in {str(directory / WEIGHTS)!r}.")
+        raise SavedError(f"there are no adapters in {str(directory / ADAPTER_WEIGHTS)!r}.")
     return groups, rest
 
 

@@ -18,7 +18,7 @@ from addnorm.data.text.tokenizer import Tokenizer
 from addnorm.errors import SavedError, require
 from addnorm.files import read_bytes
 from addnorm.interop.directory import inside, read_json
-from addnorm.interop.mapping import Settings
+from addnorm.interop.mapping import ConfigJson
 
 MAX_FILE = 256 * 2**20
 """Bytes that a file of a tokenizer may have."""
@@ -40,7 +40,7 @@ LANGUAGE_CODES = ("mbart",)
 
 def read_tokenizers(
     directory: str | Path,
-    settings: Settings,
+    settings: ConfigJson,
     mode: str,
     vocab: int,
     target_vocab: int | None = None,
@@ -76,7 +76,7 @@ Find = Callable[[str], Any]
 class _Reader:
     """Reads the files of one directory."""
 
-    def __init__(self, directory: Path, settings: Settings, mode: str) -> None:
+    def __init__(self, directory: Path, settings: ConfigJson, mode: str) -> None:
         self.directory, self.settings, self.mode = directory, settings, mode
         self.options = self._json("tokenizer_config.json")
         self.options = {**self._json("special_tokens_map.json"), **self.options}

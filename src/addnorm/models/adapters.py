@@ -33,7 +33,7 @@ ROLES = {
     "ffn": ("gate", "input", "output"),
 }
 """Sublayers by role, and their matrices."""
-Rows = dict[str, tuple[int, int]]
+RowRanges = dict[str, tuple[int, int]]
 """Matrices that one linear layer holds: the first row of each, and the one after its last."""
 
 
@@ -112,7 +112,7 @@ class AdaptedLinear(nn.Module):
     adapter : rank, scale and kind.
     """
 
-    def __init__(self, base: nn.Linear, rows: Rows, adapter: Adapter) -> None:
+    def __init__(self, base: nn.Linear, rows: RowRanges, adapter: Adapter) -> None:
         super().__init__()
         self.base, self.rows, self.scale = base, rows, adapter.scale
         self.in_features, self.out_features = base.in_features, base.out_features
@@ -167,7 +167,7 @@ class AdaptedLinear(nn.Module):
 
 
 def adapted_weight(
-    base: Tensor, rows: Rows, scale: float, parts: Mapping[str, Tensor], prefix: str = ""
+    base: Tensor, rows: RowRanges, scale: float, parts: Mapping[str, Tensor], prefix: str = ""
 ) -> Tensor:
     """Return a weight with its updates, from tensors by name: `updates.query.A`, ...
 
@@ -254,7 +254,7 @@ def block_number(name: str) -> int | None:
     return int(number) if number else None
 
 
-def matrices_of(sublayer: nn.Module) -> dict[str, Rows]:
+def matrices_of(sublayer: nn.Module) -> dict[str, RowRanges]:
     """Return the linear layers of a sublayer and the matrices that each holds, by rows."""
     if isinstance(sublayer, SelfAttention):
         whole = {"input": _rows(("query", "key", "value"), sublayer.sizes)}
@@ -273,7 +273,7 @@ def matrices_of(sublayer: nn.Module) -> dict[str, Rows]:
     return {}
 
 
-def _rows(names: tuple[str, ...], sizes: list[int]) -> Rows:
+def _rows(names: tuple[str, ...], sizes: list[int]) -> RowRanges:
     rows, place = {}, 0
     for name, size in zip(names, sizes, strict=True):
         rows[name] = (place, place + size)

@@ -48,6 +48,15 @@ def import_model(
     out : directory for the run; it must not exist, or be empty.
     adapter : a directory of PEFT with LoRA or DoRA adapters, which are merged into the weights.
     say : receives sentences about what was read.
+
+    Examples
+    --------
+    >>> from addnorm import train
+    >>> small = {"train.steps": 2, "model.width": 16, "model.depth": 1, "model.heads": 2}
+    >>> run = train("language", text=["once upon a time"] * 40, progress=False, set=small)
+    >>> notes = run.export("exported")
+    >>> import_model("exported", "imported").task
+    'language'
     """
     require_unused(out)
     found = read_directory(directory)
