@@ -121,7 +121,7 @@ def test_a_link_inside_of_the_directory(directory: Path) -> None:
 def test_an_index_that_names_other_files(directory: Path, name: object) -> None:
     table: dict[str, Any] = shard(directory)
     write_index(directory, table | {"transformer.wte.weight": name})
-    refused(directory, "may name only .safetensors files beside it")
+    refused(directory, "may name only .safetensors files in its directory")
 
 
 def test_an_index_that_disagrees(directory: Path) -> None:

@@ -336,10 +336,10 @@ def their_embeddings_of(directory: Path, vocab: Path) -> np.ndarray:
     return their_embeddings(directory).numpy()
 
 
-def test_texts_that_are_too_long_are_said(bert: Path) -> None:
-    said: list[str] = []
-    addnorm.open(bert).embed(["boat " * 100, "a boat"], say=said.append)
-    assert said == ["1 of 2 texts are longer than 38 tokens and were cut."]
+def test_texts_that_are_too_long_are_reported(bert: Path) -> None:
+    messages: list[str] = []
+    addnorm.open(bert).embed(["boat " * 100, "a boat"], say=messages.append)
+    assert messages == ["1 of 2 texts are longer than 38 tokens and were cut."]
 
 
 def test_images_have_no_task(tmp_path: Path) -> None:

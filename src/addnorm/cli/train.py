@@ -54,7 +54,7 @@ def add_task_flags(task: str) -> Callable[[argparse.ArgumentParser], None]:
             if isinstance(value, bool):
                 parser.add_argument(flag, action="store_true", default=None, help=text)
             else:
-                metavar = "COLUMN" if path in COLUMN_OPTIONS else name.rpartition("_")[2].upper()
+                metavar = "COLUMN" if path in COLUMN_OPTIONS else name.upper()
                 metavar = "FILE" if path in FILE_OPTIONS else metavar
                 number = int if isinstance(value, int) else str
                 parser.add_argument(flag, dest=name, metavar=metavar, help=text, type=number)

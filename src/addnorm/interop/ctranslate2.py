@@ -2,8 +2,8 @@
 
 What CTranslate2 computes: post- or pre-norm with layer or RMS norm, sinusoidal, learned or rotary
 positions, plain or gated feed-forwards, grouped key/value heads. Admin is folded first. Everything
-else is refused by name before anything is written. The result is run beside the model: tokens'
-log-probabilities must agree, in float32 within `CT2_TOLERANCE`.
+else is refused, with the reason, before anything is written. Result and model are run on the same
+tokens, whose log-probabilities must agree, in float32 within `CT2_TOLERANCE`.
 """
 
 import shutil
@@ -51,7 +51,7 @@ def export_ctranslate2(
     *,
     precision: str = "float32",
 ) -> list[str]:
-    """Write a model for CTranslate2, run it beside ours, and return sentences about it.
+    """Write a model for CTranslate2, compare it with ours, and return notes.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ def export_ctranslate2(
         raise
     return [
         f"written for CTranslate2 {ct2.__version__} in {precision}.",
-        f"run beside the model: log-probabilities of tokens differ by up to {difference:.2g}.",
+        f"compared with the model: log-probabilities of tokens differ by up to {difference:.2g}.",
     ]
 
 
@@ -303,17 +303,17 @@ def compare_with_ctranslate2(
     if isinstance(model, EncoderDecoder):
         sources = [draw(c.vocab, length) for length in reversed(lengths)]
         engine = ct2.Translator(str(directory), device="cpu")
-        found = engine.score_batch([[inputs[n] for n in row] for row in sources], texts)
+        scored = engine.score_batch([[inputs[n] for n in row] for row in sources], texts)
         ours = score(model, sources, targets, begin=target.begin, end=target.end)
-        pairs = zip(ours, found, strict=True)
+        pairs = zip(ours, scored, strict=True)
         return max(
             abs(a - b) for one, other in pairs for a, b in zip(one, other.log_probs, strict=True)
         )
     engine = ct2.Generator(str(directory), device="cpu")
-    found = engine.score_batch(texts)
+    scored = engine.score_batch(texts)
     ours = score(model, [row[:1] for row in targets], [row[1:] for row in targets])
     return max(
         abs(a - b)
-        for one, other in zip(ours, found, strict=True)
+        for one, other in zip(ours, scored, strict=True)
         for a, b in zip(one, other.log_probs, strict=True)
     )

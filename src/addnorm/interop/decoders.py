@@ -123,7 +123,7 @@ def windows(default: int | None, alternate: int = 0) -> Special:
     Parameters
     ----------
     default : window if config.json has none.
-    alternate : every so many-th block sees everything, if config.json does not list the blocks.
+    alternate : every n-th block has no window, if config.json does not list the blocks.
     """
 
     def read(settings: ConfigJson, names: Names) -> FieldValues:

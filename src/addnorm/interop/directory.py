@@ -89,7 +89,7 @@ class Weights(Mapping[str, TensorEntry]):
                 file = self._stack.enter_context(safe_open(path, framework="pt"))
                 names: list[str] = list(file.keys())
                 headers = [file.get_slice(key) for key in names]
-                found = [
+                entries = [
                     TensorEntry(name, tuple(header.get_shape()), str(header.get_dtype()))
                     for header in headers
                 ]
@@ -98,7 +98,7 @@ class Weights(Mapping[str, TensorEntry]):
                     f"{str(path)!r} is damaged or not a safetensors file: {error}."
                 ) from None
             self._files[name] = file
-            for key, entry in zip(names, found, strict=True):
+            for key, entry in zip(names, entries, strict=True):
                 if key in self._entries:
                     raise SavedError(
                         f"each tensor must be in one file: {key!r} is in {name!r} and in "
@@ -123,8 +123,8 @@ class Weights(Mapping[str, TensorEntry]):
         for name in table.values():
             if not isinstance(name, str) or not _PLAIN_NAME.fullmatch(name):
                 raise SavedError(
-                    f"{str(directory / HF_INDEX)!r} may name only .safetensors files beside it: "
-                    f"got {str(name)[:80]!r}."
+                    f"{str(directory / HF_INDEX)!r} may name only .safetensors files in its "
+                    f"directory: got {str(name)[:80]!r}."
                 )
         return dict(table)
 

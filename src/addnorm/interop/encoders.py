@@ -94,7 +94,7 @@ def _pooler(kind: str) -> Special:
 
 
 def _tie_setting(output: str) -> Special:
-    """Return the field of a tied output matrix, untied where it is stored and said to be."""
+    """Return the field of an output matrix: untied if it is stored and config.json says so."""
 
     def read(settings: ConfigJson, names: Names) -> FieldValues:
         apart = settings.get("tie_word_embeddings", True) is False and output in set(names)

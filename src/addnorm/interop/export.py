@@ -72,7 +72,7 @@ def export_huggingface(
     return [f"written as {chosen.class_of(model.config.head)} ({chosen.model_type}).", note]
 
 
-# ── Files beside the model ────────────────────────────────────────────────────────────────────────
+# ── Files besides weights ─────────────────────────────────────────────────────────────────────────
 
 
 def special_settings(

@@ -152,9 +152,9 @@ def expand(rows: Iterable[Row], names: Names) -> list[TensorMap]:
 
 def _star(name: str) -> tuple[str, str]:
     """Return a name with a star for the number of its block, and that number."""
-    before, found, after = name.partition(".blocks.")
+    before, separator, after = name.partition(".blocks.")
     number, _, rest = after.partition(".")
-    return (f"{before}{found}*.{rest}", number) if found else (name, "")
+    return (f"{before}{separator}*.{rest}", number) if separator else (name, "")
 
 
 def _all(parts: str | tuple[str, ...]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Text models as ONNX, with any batch and length, run in onnxruntime beside the model.
+"""Text models as ONNX, with any batch and length, compared with the model in onnxruntime.
 
     encoder            model.onnx   ids, real -> outputs
     decoder            model.onnx   ids -> logits;   step.onnx   ids, past -> logits, present
@@ -93,12 +93,12 @@ def export_onnx(
     *,
     labels: Sequence[str] = (),
 ) -> list[str]:
-    """Write a text model as ONNX, run it beside the model, and return sentences about it.
+    """Write a text model as ONNX, compare it with the model, and return notes.
 
     Parameters
     ----------
     model : the network.
-    tokenizers : saved beside the model, as addnorm reads them.
+    tokenizers : saved in the same directory, in addnorm's format.
     directory : where to write; it must not exist, or be empty.
     labels : names of the classes.
     """
@@ -217,8 +217,8 @@ def _compare(
         with torch.no_grad():
             expected = function(*batch)
         given = {name: part.numpy() for name, part in zip(names, batch, strict=True)}
-        found = torch.from_numpy(session.run(None, given)[0])
-        worst = max(worst, float((found - expected).abs().max()))
+        output = torch.from_numpy(session.run(None, given)[0])
+        worst = max(worst, float((output - expected).abs().max()))
     return worst
 
 

@@ -147,15 +147,15 @@ def read_peft_(model: Model, directory: str | Path) -> Adapter:
 
 def _modules(model: Model, architecture: Architecture) -> list[_Module]:
     """Return every linear layer of the blocks that can have adapters."""
-    found = []
+    modules = []
     rows = architecture.rows(model.config)
     for path, sublayer in model.named_modules():
         for attribute, matrices in matrices_of(sublayer).items():
             (entry,) = expand(rows, [f"{path}.{attribute}.weight"])
             theirs = tuple(name.removesuffix(".weight") for name in entry.theirs)
             role = path.rpartition(".")[2]
-            found.append(_Module(f"{path}.{attribute}", role, matrices, theirs, entry))
-    return found
+            modules.append(_Module(f"{path}.{attribute}", role, matrices, theirs, entry))
+    return modules
 
 
 def _parts_of(module: _Module, name: str) -> list[str]:
@@ -172,11 +172,11 @@ def _trained_rest(model: Model, architecture: Architecture) -> dict[str, Tensor]
         if part.requires_grad and ".updates." not in name and ".magnitudes." not in name
     ]
     state = model.state_dict()
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for entry in expand(architecture.rows(model.config), names):
         parts = entry.transform.split(state[entry.ours], model.config)
-        found.update(zip(entry.theirs, parts, strict=True))
-    return found
+        tensors.update(zip(entry.theirs, parts, strict=True))
+    return tensors
 
 
 # ── Writing ───────────────────────────────────────────────────────────────────────────────────────
@@ -185,14 +185,14 @@ def _trained_rest(model: Model, architecture: Architecture) -> dict[str, Tensor]
 def _split(module: _Module, layer: AdaptedLinear, c: ModelConfig) -> dict[str, dict[str, Tensor]]:
     """Return the adapters of one layer by the names of their modules."""
     if not module.fused:
-        found: dict[str, dict[str, Tensor]] = {}
+        by_module: dict[str, dict[str, Tensor]] = {}
         for name, part in zip(module.theirs, module.rows, strict=True):
             if part in layer.rows:
                 update = layer.update(part)
-                found[name] = {"lora_A.weight": update.A.data, "lora_B.weight": update.B.data}
+                by_module[name] = {"lora_A.weight": update.A.data, "lora_B.weight": update.B.data}
                 if layer.magnitudes is not None:
-                    found[name]["lora_magnitude_vector"] = layer.magnitudes[part]
-        return found
+                    by_module[name]["lora_magnitude_vector"] = layer.magnitudes[part]
+        return by_module
     total = sum(stop - start for start, stop in module.rows.values())
     first = [layer.update(part).A.detach() for part in layer.rows]
     b = torch.zeros(total, sum(len(part) for part in first)).to(first[0])
@@ -264,8 +264,8 @@ def _group(
     rest: dict[str, Tensor] = {}
     for full, tensor in tensors.items():
         name = full.removeprefix(PREFIX)
-        module, found, key = name.partition(".lora_")
-        if not found:
+        module, separator, key = name.partition(".lora_")
+        if not separator:
             rest[name] = tensor
         elif module not in modules or f"lora_{key}" not in _KEYS:
             raise SavedError(f"{full!r} in {str(directory)!r} has no place in this model.")

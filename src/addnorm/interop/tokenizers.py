@@ -187,7 +187,7 @@ class _Reader:
         other = self._json("target_vocab.json") or table
         sides = {"source": ("source.spm", table, vocab)}
         sides["target"] = ("target.spm", other, target_vocab or vocab)
-        found = {}
+        tokenizers = {}
         for side, (file, names, size) in sides.items():
             if not all(isinstance(n, int) and 0 <= n < size for n in names.values()):
                 raise SavedError(
@@ -199,8 +199,8 @@ class _Reader:
                 vocabulary = SentencePieceFile(self._bytes(file), size, special, names)
             except ValueError as error:
                 raise SavedError(f"{file!r} in {str(self.directory)!r}: {error}.") from None
-            found[side] = Tokenizer("sentencepiece", vocabulary)
-        return found
+            tokenizers[side] = Tokenizer("sentencepiece", vocabulary)
+        return tokenizers
 
     # ── Special tokens ────────────────────────────────────────────────────────────────────────────
 

@@ -4,7 +4,7 @@
     DoRA   y = m ⊙ (V / ‖V‖) x + b     V = W + s B A, ‖·‖ of each row, m = ‖W‖ at first
 
 Hu et al. 2021 (2106.09685), eq. 3; Liu et al. 2024 (2402.09353), eq. 5, with ‖V‖ constant in the
-backward pass (§4.3). W stays as it is. A matrix that holds several (queries, keys and values) has
+backward pass (§4.3). W is not trained. A matrix that holds several (queries, keys and values) has
 an adapter for each of those chosen, so adapters are interchangeable with libraries that hold them
 apart.
 """
@@ -75,14 +75,14 @@ class Adapter:
         >>> Adapter(roles="ffn,attention.query").chosen
         {'ffn': ('gate', 'input', 'output'), 'attention': ('query',)}
         """
-        found: dict[str, tuple[str, ...]] = {}
+        matrices: dict[str, tuple[str, ...]] = {}
         known = [*ROLES, *(f"{role}.{part}" for role, parts in ROLES.items() for part in parts)]
         for name in self.roles.split(","):
             if name not in known:
                 raise ConfigError(f"an adapter has no role {name!r}. {nearest(name, known)}")
             role, _, part = name.partition(".")
-            found[role] = found.get(role, ()) + ((part,) if part else ROLES[role])
-        return found
+            matrices[role] = matrices.get(role, ()) + ((part,) if part else ROLES[role])
+        return matrices
 
 
 class LowRank(nn.Module):
@@ -103,7 +103,7 @@ class LowRank(nn.Module):
 
 
 class AdaptedLinear(nn.Module):
-    """A linear layer that stays as it is, and low-rank updates of some of the matrices in it.
+    """A frozen linear layer, and trained low-rank updates of some of the matrices in it.
 
     Parameters
     ----------
@@ -142,9 +142,9 @@ class AdaptedLinear(nn.Module):
 
     def update(self, name: str) -> LowRank:
         """Return the update of one matrix."""
-        found = self.updates[name]
-        assert isinstance(found, LowRank)
-        return found
+        update = self.updates[name]
+        assert isinstance(update, LowRank)
+        return update
 
     def _parts(self) -> dict[str, Tensor]:
         return dict(self.named_parameters())

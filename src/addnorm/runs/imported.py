@@ -27,9 +27,9 @@ FORMS = ("huggingface", "peft", "ctranslate2", "onnx")
 
 def open_directory(path: str | Path, *, int8: bool = False) -> Run:
     """Return a run over a Hugging Face directory; nothing is written."""
-    found = read_directory(path)
-    run = Run(found.path, found.config, _record(found), int8=int8)
-    run.preload(found.model, found.tokenizers)
+    imported = read_directory(path)
+    run = Run(imported.path, imported.config, _record(imported), int8=int8)
+    run.preload(imported.model, imported.tokenizers)
     return run
 
 
@@ -59,26 +59,26 @@ def import_model(
     'language'
     """
     require_unused(out)
-    found = read_directory(directory)
-    for note in found.notes:
+    imported = read_directory(directory)
+    for note in imported.notes:
         say(note)
     if adapter is not None:
-        kind = read_peft_(found.model, adapter)
-        merge_(found.model)
-        found.notes.append(f"{adapter}: adapters of rank {kind.rank} over {kind.roles}, merged.")
-        say(found.notes[-1])
+        kind = read_peft_(imported.model, adapter)
+        merge_(imported.model)
+        imported.notes.append(f"{adapter}: adapters of rank {kind.rank} over {kind.roles}, merged.")
+        say(imported.notes[-1])
     folder = make_directory(out)
-    save_tokenizers(folder, found.tokenizers)
-    found.model.save(folder / BEST)
-    return Run.create(folder, found.config, _record(found))
+    save_tokenizers(folder, imported.tokenizers)
+    imported.model.save(folder / BEST)
+    return Run.create(folder, imported.config, _record(imported))
 
 
 def load_start_directory(path: str | Path, kind: Any) -> tuple[Any, Any]:
     """Return model and tokenizers of a directory to start a text task from."""
     if not issubclass(kind, TextTask):
         raise InputError(f"{kind.name} cannot start from the text model in {str(path)!r}.")
-    found = read_directory(path)
-    return found.model, found.tokenizers
+    imported = read_directory(path)
+    return imported.model, imported.tokenizers
 
 
 def export_run(
@@ -141,6 +141,6 @@ def _export_adapters(run: Run, directory: Path) -> list[str]:
     return [f"adapters of rank {adapter.rank} over {adapter.roles}, in the layout of PEFT."]
 
 
-def _record(found: ImportedDirectory) -> RunRecord:
-    find_task(found.task)
-    return RunRecord(found.task, "imported", found.notes, [*found.labels])
+def _record(imported: ImportedDirectory) -> RunRecord:
+    find_task(imported.task)
+    return RunRecord(imported.task, "imported", imported.notes, [*imported.labels])
