@@ -201,9 +201,8 @@ def make(folder: Path, size: Size) -> None:
     import torch
     import transformers
     from ctranslate2.converters.transformers import MarianMTLoader
-    from tests.parity.mapping import marian as rename_weights
 
-    from addnorm import build, presets
+    from addnorm.interop.huggingface import read_model
 
     config = transformers.MarianConfig(
         vocab_size=size.vocab,
@@ -232,10 +231,7 @@ def make(folder: Path, size: Size) -> None:
         theirs.model.shared.weight[config.pad_token_id] = 0.0
     theirs.save_pretrained(folder / "marian")
 
-    shape = dict(vocab=size.vocab, width=size.width, depth=size.depth, heads=size.heads)
-    ours = build(presets.marian(**shape, ffn_width=size.ffn, ffn="relu", unembed_bias=True))
-    ours.load_state_dict(rename_weights(theirs.state_dict()))
-    ours.save(folder / "addnorm")
+    read_model(folder / "marian").model.save(folder / "addnorm")
 
     class Vocabulary:
         eos_token, unk_token = str(END), "1"

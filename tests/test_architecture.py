@@ -41,9 +41,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "lens": {*_BASE, "models", "layers", "config", "report", "metrics"},
     "tabular": {*_SETTINGS, "models", "data", "training", "lens", "metrics", "report"},
     "tasks": _TASK,
-    "runs": {*_TASK, "tasks", "cpu", "clinic"},
+    "runs": {*_TASK, "tasks", "cpu", "clinic", "interop"},
     "races": {*_TASK, "tasks", "runs", "clinic"},
     "demo": {*_BASE, "data"},
+    "interop": {*_MODEL, "generate", "presets"},
 }
 """The parts of addnorm that each package may import besides itself; all others are forbidden."""
 ENTRY_POINTS = {"web", "cli", "__main__"}

@@ -444,7 +444,11 @@ def test_a_value_of_another_type_is_refused(name: str, value: Any, must: str) ->
             r"must be one of token, masked, class, number, none: got 'tokens'\. Did",
         ),
         ("pool", "men", r"must be one of first, mean, last: got 'men'\. Did you mean 'mean'\?"),
-        ("pooler", "tan", r"must be one of none, tanh, relu: got 'tan'\. Did you mean 'tanh'\?"),
+        (
+            "pooler",
+            "tan",
+            r"must be one of none, tanh, relu, .*: got 'tan'\. Did you mean 'tanh'\?",
+        ),
         (
             "init",
             "zzz",

@@ -24,6 +24,7 @@ WITHOUT = {
     "track": "addnorm.train('language', text=['a fine day'] * 40, board=True)",
     "huggingface": "from addnorm.clinic.subject import subject_from_transformers; "
     "from pathlib import Path; subject_from_transformers(Path('model'))",
+    "export": "addnorm.open('book').export('without', to='onnx')",
     "demo": "from addnorm.demo.phrases import make_phrases; make_phrases()",
 }
 """What each extra is for; without it the error names it."""
@@ -32,6 +33,7 @@ WITH = {
     "tables": "addnorm.train('table', {'x': [1, 2] * 20, 'y': ['a', 'b'] * 20}, target='y', "
     "progress=False, set={'train.steps': 2})",
     "huggingface": "import tokenizers, transformers",
+    "export": "import ctranslate2; addnorm.open('book').export('as-onnx', to='onnx')",
     "track": "addnorm.train('language', text=['a fine day'] * 40, board=True, progress=False, "
     "set={'train.steps': 1, 'model.width': 16, 'model.depth': 1, 'model.heads': 2})",
 }

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from addnorm.models.size import cost
     from addnorm.races.run import race
     from addnorm.runs.front_door import explain, load, open, train
+    from addnorm.runs.imported import import_model
     from addnorm.runs.run import Run
     from addnorm.training.loss import token_loss
 
@@ -40,6 +41,7 @@ _HOMES = {
     "examine": "addnorm.clinic.examination",
     "explain": "addnorm.runs.front_door",
     "fold": "addnorm.models.fold_admin",
+    "import_model": "addnorm.runs.imported",
     "keep_memory": "addnorm.cpu",
     "lens": "addnorm",
     "load": "addnorm.runs.front_door",
@@ -65,6 +67,7 @@ __all__ = [
     "examine",
     "explain",
     "fold",
+    "import_model",
     "keep_memory",
     "lens",
     "load",

@@ -55,6 +55,8 @@ class ModelConfig(Section):
 
     width: int = 512
     """Numbers per position in the stream."""
+    embed_width: int | None = None
+    """Width of the embeddings of an encoder, then projected to width (ELECTRA); else width."""
     depth: int = 6
     """Blocks in the stack (in the encoder, if there are two stacks)."""
     decoder_depth: int | None = None
@@ -79,9 +81,11 @@ class ModelConfig(Section):
     """Norm on queries and keys: none, head (each head) or width (all heads together)."""
     window: int | None = None
     """Each query sees only keys fewer than this many positions away; all if unset."""
+    full_every: int = 0
+    """Blocks n, 2n, 3n … (from 1) ignore the window (Gemma 2: 2, Gemma 3: 6); 0 for no block."""
 
     norm: str = "layer"
-    """Norm inside Add & Norm: layer, rms, scale, batch, instance or none."""
+    """Norm inside Add & Norm: layer, rms, rms-offset, scale, batch, instance or none."""
     norm_eps: float = 1e-5
     """Small number that keeps the norm from dividing by zero."""
     norm_bias: bool = True
@@ -127,9 +131,11 @@ class ModelConfig(Section):
     pool: str = "first"
     """How head=class and head=number pool positions into one vector: first, mean or last."""
     pooler: str = "none"
-    """What follows pooling: none, tanh (linear layer and tanh, BERT) or relu (FT-Transformer)."""
+    """What follows pooling: none, tanh (BERT), relu (FT-Transformer), dense-relu or dense-gelu."""
     unembed_bias: bool = False
     """Whether the logits of the vocabulary have a bias."""
+    logit_cap: float | None = None
+    """Soft cap c on the logits z of head = token: c tanh(z / c); none if unset."""
     scale_output: bool = False
     """Multiply the stream by 1/sqrt(width) before the tied output matrix (T5 v1.0)."""
 
@@ -146,14 +152,15 @@ class ModelConfig(Section):
         self.require_one_of("attention_bias", ("all", "qkv", "none"))
         self.require_one_of("head", ("token", "masked", "class", "number", "none"))
         self.require_one_of("pool", ("first", "mean", "last"))
-        self.require_one_of("pooler", ("none", "tanh", "relu"))
+        self.require_one_of("pooler", ("none", "tanh", "relu", "dense-relu", "dense-gelu"))
         self.require_one_of("init", ("xavier", "normal", "torch"))
         for name in ("width", "heads", "length", "image", "patch", "channels"):
             self.require(getattr(self, name) > 0, name, "must be positive", "Try 8 or more.")
-        for name in ("depth", "segments", "outputs", "vocab"):
+        for name in ("depth", "segments", "outputs", "vocab", "full_every"):
             self.require(getattr(self, name) >= 0, name, "must not be negative", "Try 0 or more.")
         self.require_positive("kv_heads", "head_width", "ffn_width", "window", "target_vocab")
-        self.require_positive("decoder_depth", "attention_scale", "attention_cap")
+        self.require_positive("decoder_depth", "attention_scale", "attention_cap", "logit_cap")
+        self.require_positive("embed_width")
         for name in ("dropout", "attention_dropout", "ffn_dropout"):
             self.require(
                 0 <= getattr(self, name) < 1, name, "must be at least 0 and below 1", "Try 0.1."
@@ -189,6 +196,11 @@ class ModelConfig(Section):
     def effective_kv_heads(self) -> int:
         """Number of key/value heads."""
         return self.kv_heads or self.heads
+
+    @property
+    def effective_embed_width(self) -> int:
+        """Width of the embeddings."""
+        return self.embed_width or self.width
 
     @property
     def query_width(self) -> int:
@@ -259,6 +271,10 @@ class ModelConfig(Section):
         """Number of token ids that the model predicts."""
         return self.target_vocab or self.vocab
 
+    def window_of(self, layer: int) -> int | None:
+        """Return the window of one block, from 0, where windows alternate; else None."""
+        return self.window if self.full_every and (layer + 1) % self.full_every else None
+
     @property
     def ties_output(self) -> bool:
         """Whether the output matrix is the token embedding."""
@@ -316,6 +332,16 @@ class ModelConfig(Section):
         for name in ("summary", "segments"):
             holds = self.mode == "encoder" or not getattr(self, name)
             self.require(holds, name, "needs mode=encoder", "Leave it out.")
+        if self.embed_width is not None:
+            holds = self.mode == "encoder" and self.input == "tokens"
+            rule = "needs mode=encoder and input=tokens"
+            self.require(holds, "embed_width", rule, "Leave it out.")
+        if self.full_every:
+            rule = "needs a window"
+            holds = self.window is not None
+            self.require(holds, "full_every", rule, "Leave it out, or set window.")
+        if self.logit_cap is not None:
+            self.require(self.head == "token", "logit_cap", "needs head=token", "Leave it out.")
         for name in ("attention_scale", "attention_cap"):
             holds = self.attention == "dot" or getattr(self, name) is None
             self.require(holds, name, "needs attention=dot", "Leave it out.")
@@ -348,7 +374,7 @@ class DataConfig(Section):
     max_rows: int | None = None
     """Rows or lines to read from each file; all if unset."""
     tokenizer: str | None = None
-    """bpe, unigram, characters or bytes; chosen by the task if unset."""
+    """bpe, unigram, characters or bytes (or that of an imported model); by the task if unset."""
     vocab: int | None = None
     """Number of token ids to learn; chosen from the size of the text if unset."""
     shared_vocab: bool = True
@@ -386,7 +412,8 @@ class DataConfig(Section):
         ):
             self.require_one_of(name, choices)
         if self.tokenizer is not None:
-            self.require_one_of("tokenizer", ("bpe", "unigram", "characters", "bytes"))
+            kinds = ("bpe", "unigram", "characters", "bytes", "huggingface", "sentencepiece")
+            self.require_one_of("tokenizer", kinds)
         self.require_positive("max_rows", "vocab", "max_length", "mask_rate")
         fraction = self.valid_fraction
         holds = fraction is None or 0 <= fraction < 1
@@ -444,6 +471,20 @@ class TrainConfig(Section):
     """Number of last evaluations whose weights are averaged; 0 for none."""
     ema: float = 0.0
     """Decay of the exponential moving average of the weights; 0 for none."""
+    lora: str | None = None
+    """Train low-rank adapters on these roles alone, such as attention,ffn; all weights if unset."""
+    lora_rank: int = 8
+    """Rank of the adapters."""
+    lora_alpha: float | None = None
+    """The update of an adapter is multiplied by alpha / rank; 2 x rank if unset."""
+    lora_dropout: float = 0.0
+    """Dropout on the input of an adapter's update."""
+    dora: bool = False
+    """Whether adapters learn the norm and the direction of each row separately (DoRA)."""
+    freeze: int | None = None
+    """Do not train the embeddings and this many of the first blocks; all are trained if unset."""
+    layer_decay: float = 1.0
+    """Factor on the learning rate from each block to the one below it (0.9 in ELECTRA)."""
 
     def check(self) -> None:
         self.require_one_of("optimizer", ("adamw", "adam", "adafactor", "muon"))
@@ -463,6 +504,18 @@ class TrainConfig(Section):
         ):
             value = getattr(self, name)
             self.require(value is None or value >= 0, name, "must not be negative", "Try 0.")
+        self.require_positive("lora_rank", "lora_alpha")
+        holds = 0 <= self.lora_dropout < 1
+        self.require(holds, "lora_dropout", "must be at least 0 and below 1", "Try 0.05.")
+        holds = 0 < self.layer_decay <= 1
+        self.require(holds, "layer_decay", "must be above 0 and at most 1", "Try 0.9.")
+        holds = self.freeze is None or self.freeze >= 0
+        self.require(holds, "freeze", "must not be negative", "Try 0.")
+        if self.dora:
+            self.require(self.lora is not None, "dora", "needs train.lora", "Try lora=attention.")
+        if self.lora is not None:
+            rule = "cannot be combined with train.freeze: adapters freeze all other weights"
+            self.require(self.freeze is None, "lora", rule, "Leave one out.")
         self.require(self.min_lr_ratio <= 1, "min_lr_ratio", "must be at most 1", "Try 0.1.")
         self.require(
             not (self.average_checkpoints and self.ema),

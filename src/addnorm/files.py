@@ -38,6 +38,7 @@ TOKENIZER = FileFormat("tokenizer", 2)
 COLUMNS = FileFormat("columns", 2)
 CHECKPOINT_MODEL = FileFormat("checkpoint-model", 2)
 CHECKPOINT_STATE = FileFormat("checkpoint-state", 2)
+ADAPTER = FileFormat("adapter", 2)
 FAILED_STEP = FileFormat("failed-step", 2)
 FAILED_STEP_MODEL = FileFormat("failed-step-model", 2)
 FAILED_STEP_BATCH = FileFormat("failed-step-batch", 2)
@@ -63,6 +64,8 @@ _HINTS = {
     errno.EDQUOT: " Free some space on the disk.",
 }
 """What to try for an error of the operating system, by its number."""
+HUGGING_FACE = "hugging-face-model"
+"""The kind of a directory that another library wrote: its config.json has a model_type."""
 _DOCUMENT_KEYS = ["kind", "version", "digest", "content"]
 _KIND = re.compile(rb'\s*\{\s*"kind":\s*"([a-z-]+)"')
 _TENSOR_FILE_KIND = re.compile(
@@ -335,13 +338,23 @@ def kind_of(path: str | Path) -> str | None:
 
 
 def kind_of_directory(path: str | Path) -> str | None:
-    """Return the kind of a directory that addnorm wrote, by the file that marks it; else None.
+    """Return what a directory holds, by the file that marks it; None if there is no such file.
 
     >>> kind_of_directory("nowhere") is None
     True
     """
     kinds = (kind_of(Path(path) / marker) for marker in _MARKERS)
-    return next((kind for kind in kinds if kind is not None), None)
+    kind = next((kind for kind in kinds if kind is not None), None)
+    return HUGGING_FACE if kind is None and _has_model_type(Path(path) / "config.json") else kind
+
+
+def _has_model_type(path: Path) -> bool:
+    """Return whether a file is a JSON object with a model_type."""
+    try:
+        content = json.loads(read_bytes(path).decode()) if path.is_file() else None
+    except (OSError, SavedError, ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and "model_type" in content
 
 
 def _dump(value: Any, indent: int | None) -> str:

@@ -22,10 +22,10 @@ ALWAYS = (
     "--json"
 )
 TRAIN = {
-    "translate": "--target --valid-source --valid-target --text --label --size",
-    "language": "--valid-source --text --size",
-    "masked": "--valid-source --text --size",
-    "classify": "--valid-source --text --label --size",
+    "translate": "--target --valid-source --valid-target --text --label --size --lora --rank",
+    "language": "--valid-source --text --size --lora --rank",
+    "masked": "--valid-source --text --size --lora --rank",
+    "classify": "--valid-source --text --label --size --lora --rank",
     "table": "--target --model --schema --groups --split --test --compare --unlabelled --pretrain",
 }
 """Options of `train TASK`, besides those of every task."""
@@ -41,6 +41,9 @@ FLAGS = {
     "schema": HELP | {"-o", "--out", "--target", "--json"},
     "predict": HELP | {"-o", "--out", "--proba", "--json"},
     "explain": HELP | {"--row", "--report", "--json"},
+    "import": HELP | {"--adapter", "--json"},
+    "export": HELP | {"--to", "--architecture", "--precision", "--json"},
+    "embed": HELP | {"-o", "--out", "--json"},
     "clinic": HELP
     | {"--set", "--report", "--lr", "--warmup", "--quick", "--try", "--steps", "--jobs", "--json"}
     | {"--data", "--out"},

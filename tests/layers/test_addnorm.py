@@ -30,6 +30,7 @@ CLOSES = {
     "dual",
     "mix",
     "lns",
+    "parallel",
     "hyper",
     "scaled",
 }
@@ -204,6 +205,12 @@ def lns(x: Tensor, stack: Stack) -> Tensor:
     return stack.ends.norm(x)
 
 
+def parallel(x: Tensor, stack: Stack) -> Tensor:
+    for block in stack.blocks:
+        x = x + sum(box.f(box.norm(x)) for box in block)
+    return stack.ends.norm(x)
+
+
 def hyper(x: Tensor, stack: Stack, streams: int = 4) -> Tensor:
     n = streams
     h = [x for _ in range(n)]
@@ -245,6 +252,7 @@ FORMULAS = {
     "dual": dual,
     "mix": mix,
     "lns": lns,
+    "parallel": parallel,
     "hyper": hyper,
 }
 INSIDE = {

@@ -73,9 +73,20 @@ def none(x: Tensor, norm: nn.Module, eps: float) -> Tensor:
     return x
 
 
+def rms_offset(x: Tensor, norm: nn.Module, eps: float) -> Tensor:
+    y = torch.empty_like(x)
+    for b in range(x.shape[0]):
+        for i in range(x.shape[1]):
+            row = x[b, i]
+            size = math.sqrt(sum(number**2 for number in row) / 8 + eps)
+            y[b, i] = (1 + norm.weight) * row / size
+    return y
+
+
 FORMULAS = {
     "layer": layer,
     "rms": rms,
+    "rms-offset": rms_offset,
     "scale": scale,
     "batch": batch,
     "instance": instance,

@@ -220,6 +220,47 @@ def test_rotary_layouts_differ_by_a_permutation_of_columns() -> None:
     torch.testing.assert_close(halves, neighbours[..., order], rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("layout", ["interleaved", "halves"])
+def test_rotary_of_a_share_leaves_the_rest(layout: str) -> None:
+    x, slots = torch.randn(2, 3, 5, 8, dtype=torch.float64), torch.arange(5)
+    part = Rotary(12, 2, 8, 16, False, layout=layout, share=0.5).rotate(x, slots)
+    alone = Rotary(12, 2, 4, 16, False, layout=layout).rotate(x[..., :4], slots)
+    assert torch.equal(part, torch.cat((alone, x[..., 4:]), dim=-1))
+
+
+@pytest.mark.parametrize(("first", "full"), [(0.0, 0.0), (16.0, 64.0)])
+def test_stretched_rotary_frequencies(first: float, full: float) -> None:
+    """Linear: all over the factor. Llama 3: by wavelength, with a ramp in the number of turns."""
+    base, factor, width = 500.0, 8.0, 32
+    options = dict(base=base, stretch=factor, stretch_from=first, stretch_full=full)
+    rotary = Rotary(12, 2, width, 16, False, **options)
+    kinds = set()
+    for i, found in enumerate(rotary.frequencies(torch.device("cpu"), False).tolist()):
+        plain = base ** (-2 * i / width)
+        wavelength = 2 * math.pi / plain
+        if not full or wavelength > full:
+            wanted, kind = plain / factor, "stretched"
+        elif wavelength < first:
+            wanted, kind = plain, "kept"
+        else:
+            turns, most = full / wavelength, full / first
+            ramp = (turns - 1) / (most - 1)
+            wanted, kind = ramp * plain + (1 - ramp) * plain / factor, "between"
+        kinds.add(kind)
+        assert found == pytest.approx(wanted, rel=1e-12)
+    assert kinds == ({"stretched", "kept", "between"} if full else {"stretched"})
+
+
+def test_windowed_layers_have_a_base_of_their_own() -> None:
+    x, slots = torch.randn(1, 1, 5, 8, dtype=torch.float64), torch.arange(5)
+    rotary = Rotary(12, 2, 8, 16, False, base=1e6, window_base=100.0)
+    assert torch.equal(
+        rotary.rotate(x, slots), Rotary(12, 2, 8, 16, False, base=1e6).rotate(x, slots)
+    )
+    near = Rotary(12, 2, 8, 16, False, base=100.0)
+    assert torch.equal(rotary.rotate(x, slots, True), near.rotate(x, slots))
+
+
 # ── Bias by distance ──────────────────────────────────────────────────────────────────────────────
 
 
@@ -427,6 +468,11 @@ def test_impossible_positions_are_refused(changes: dict, message: str) -> None:
     [
         ("sinusoidal", "base", 0.0),
         ("rotary", "base", -1.0),
+        ("rotary", "share", 0.0),
+        ("rotary", "share", 1.5),
+        ("rotary", "stretch", 0.0),
+        ("rotary", "stretch_from", 3.0),
+        ("rotary", "window_base", -1.0),
         ("relative", "base", 0.0),
         ("learned", "offset", -1),
         ("buckets", "buckets", 2),

@@ -36,6 +36,13 @@ VARIANTS: dict[str, Config] = {
     "cap, qk-norm over the width": presets.gpt2(**SMALL, attention_cap=5.0, qk_norm="width"),
     "scale norm, qk-norm": presets.gpt2(**SMALL, norm="scale", qk_norm="head"),
     "class": presets.bert(**SMALL, head="class", outputs=3, pooler="tanh"),
+    "pooler of DistilBERT": presets.bert(**SMALL, head="class", outputs=3, pooler="dense-relu"),
+    "narrow embeddings": presets.bert(**SMALL, embed_width=12),
+    "narrow embeddings, class": presets.bert(
+        **SMALL, embed_width=12, head="class", outputs=3, pooler="dense-gelu"
+    ),
+    "offset gains": presets.gpt2(**SMALL, norm="rms-offset"),
+    "alternating windows": presets.llama(**SMALL, ffn_width=64, window=3, full_every=2),
     "biases of qkv": presets.gpt2(
         **SMALL, attention_bias="qkv", unembed_bias=True, tie_embeddings="none"
     ),

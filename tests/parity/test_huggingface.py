@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import addnorm
 from addnorm import Config, Mask, presets
-from tests.parity import mapping
+from addnorm.interop.huggingface import ARCHITECTURES, our_tensors
 from tests.parity.common import LIMITS, gap, padded, randomise_
 from tests.theirs import (
     DECODER_DEPTH,
@@ -133,49 +133,66 @@ def run_images(theirs: nn.Module, ours: nn.Module, side: str) -> Logits:
 class Case(NamedTuple):
     theirs: Callable[[], nn.Module]
     ours: Config
-    rename: Callable[[mapping.Weights], dict[str, Tensor]]
+    kind: str
+    """The architecture whose table of names holds."""
     run: Callable[[nn.Module, nn.Module, str], Logits]
     left: bool = True
     """Whether their model supports padding on the left."""
 
 
 CASES = {
-    "bert": Case(bert, presets.bert(**OUR_SIZES), mapping.bert, run_segments),
+    "bert": Case(bert, presets.bert(**OUR_SIZES), "bert", run_segments),
     "bert-class": Case(
         bert_class,
         presets.bert(**OUR_SIZES, head="class", pooler="tanh", outputs=3),
-        mapping.bert,
+        "bert",
         run_segments,
         left=False,  # they pool the first position, even if it is padding
     ),
-    "gpt2": Case(gpt2, presets.gpt2(**OUR_SIZES), mapping.gpt2, run_tokens),
-    "llama": Case(llama, presets.llama(**OUR_SIZES, kv_heads=2), mapping.llama, run_tokens),
-    "t5": Case(t5, presets.t5(**OUR_PAIR, head_width=12), mapping.t5, run_pair),
-    "t5-v1.1": Case(
-        t5_gated, presets.t5("v1.1-small", **OUR_PAIR, head_width=12), mapping.t5, run_pair
-    ),
+    "gpt2": Case(gpt2, presets.gpt2(**OUR_SIZES), "gpt2", run_tokens),
+    "llama": Case(llama, presets.llama(**OUR_SIZES, kv_heads=2), "llama", run_tokens),
+    "t5": Case(t5, presets.t5(**OUR_PAIR, head_width=12), "t5", run_pair),
+    "t5-v1.1": Case(t5_gated, presets.t5("v1.1-small", **OUR_PAIR, head_width=12), "t5", run_pair),
     "marian": Case(
-        marian, presets.marian(**OUR_PAIR, unembed_bias=True), mapping.marian, run_pair, left=False
+        marian, presets.marian(**OUR_PAIR, unembed_bias=True), "marian", run_pair, left=False
     ),
-    "bart": Case(
-        bart, presets.bart(**OUR_PAIR, unembed_bias=True), mapping.bart, run_pair, left=False
-    ),
+    "bart": Case(bart, presets.bart(**OUR_PAIR, unembed_bias=True), "bart", run_pair, left=False),
     "vit": Case(
         vit,
         presets.vit(
             width=WIDTH, depth=DEPTH, heads=HEADS, ffn_width=FFN, image=12, patch=4, outputs=5
         ),
-        mapping.vit,
+        "vit",
         run_images,
         left=False,
     ),
 }
 
 
+STORED_NAMES = {
+    "vit.layers.": "vit.encoder.layer.",
+    "attention.q_proj": "attention.attention.query",
+    "attention.k_proj": "attention.attention.key",
+    "attention.v_proj": "attention.attention.value",
+    "attention.o_proj": "attention.output.dense",
+    "mlp.fc1": "intermediate.dense",
+    "mlp.fc2": "output.dense",
+}
+"""Parts of names by which transformers 5 holds a ViT, and by which it stores it."""
+
+
+def renamed(case: Case, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Their tensors, or gradients, by our names."""
+    if case.kind == "vit":
+        for held, stored in STORED_NAMES.items():
+            tensors = {name.replace(held, stored): part for name, part in tensors.items()}
+    return our_tensors(ARCHITECTURES[case.kind], case.ours.model, tensors)
+
+
 def copied(case: Case, theirs: nn.Module, **changes: Any) -> nn.Module:
     """Return our model with their weights."""
     model = addnorm.build(case.ours.replace(**changes)).to(theirs.dtype)
-    model.load_state_dict(case.rename(theirs.state_dict()))
+    model.load_state_dict(renamed(case, theirs.state_dict()))
     return model.eval()
 
 
@@ -224,7 +241,7 @@ def test_gradients(name: str) -> None:
     for logits in case.run(theirs, ours, "right"):
         F.cross_entropy(logits, torch.arange(len(logits)) % logits.shape[-1]).backward()
     weights = theirs.state_dict(keep_vars=True)
-    expected = case.rename({key: w.grad for key, w in weights.items() if w.grad is not None})
+    expected = renamed(case, {key: w.grad for key, w in weights.items() if w.grad is not None})
     gradients = {key: weight.grad for key, weight in ours.named_parameters()}
     if name in ("marian", "bart"):
         del gradients["head.bias"]  # they do not train it

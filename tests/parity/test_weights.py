@@ -101,11 +101,19 @@ def test_generated_stories_equal_the_published_ones() -> None:
 
 # ── An encoder: Sapiens, antibody heavy chains ────────────────────────────────────────────────────
 
+ENCODER_BLOCK = {
+    "sublayers.attention.input": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "sublayers.attention.output": "self_attn.out_proj",
+    "sublayers.ffn.input": "fc1",
+    "sublayers.ffn.output": "fc2",
+    "addnorms.attention.norm": "self_attn_layer_norm",
+    "addnorms.ffn.norm": "final_layer_norm",
+}
 SAPIENS = {
     "tokens": "encoder.embed_tokens",
     "encoder.positions": "encoder.embed_positions",
     "encoder.norm": "encoder.emb_layer_norm",
-    **mapping.blocks("encoder", "encoder.layers", mapping.BART_ENCODER),
+    **mapping.blocks("encoder", "encoder.layers", ENCODER_BLOCK),
     "head": "lm_head",
     "head.transform": "lm_head.dense",
     "head.norm": "lm_head.layer_norm",

@@ -9,7 +9,14 @@ from torch import Tensor, nn
 
 from addnorm import build, presets
 from addnorm.errors import ConfigError
-from addnorm.training.optimizer import OPTIMIZERS, hidden_matrices, make_optimizer, orthogonal
+from addnorm.training.optimizer import (
+    OPTIMIZERS,
+    hidden_matrices,
+    layer_groups,
+    make_optimizer,
+    orthogonal,
+    set_rate,
+)
 from addnorm.training.schedule import SCHEDULES, make_schedule
 
 
@@ -154,3 +161,20 @@ def test_cosine_and_linear_end_at_the_floor() -> None:
         assert rate(50) == pytest.approx(0.2 + 0.8 * half)
     quarter = make_schedule("cosine", warmup=0, steps=100)(25)
     assert quarter == pytest.approx((1 + math.cos(math.pi / 4)) / 2)
+
+
+def test_rates_fall_from_the_head_to_the_embeddings() -> None:
+    model = build(presets.bert(vocab=11, width=8, depth=2, heads=2, head="class", outputs=3))
+    groups = layer_groups(model, 0.1, 1.0, 0.5)
+    rates = {id(part): group["lr"] for group in groups for part in group["params"]}
+    wanted = {"head.output.weight": 1.0, "tokens.weight": 0.125, "encoder.norm.bias": 0.125}
+    wanted |= {f"encoder.stack.blocks.{n}.addnorms.ffn.norm.weight": 0.25 * 2**n for n in (0, 1)}
+    named = dict(model.named_parameters())
+    assert {name: rates[id(named[name])] for name in wanted} == wanted
+    assert len(rates) == len(named), "every parameter is in one group"
+    assert all((p.ndim >= 2) == (g["weight_decay"] > 0) for g in groups for p in g["params"])
+    made = make_optimizer(model, "adamw", lr=1.0, groups=groups)
+    assert set_rate(made, 0.1) == pytest.approx(0.1)
+    assert sorted({group["lr"] for group in made.param_groups}) == pytest.approx(
+        [0.0125, 0.025, 0.05, 0.1]
+    )

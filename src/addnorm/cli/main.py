@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from addnorm import __version__
-from addnorm.cli import clinic, completion, predict, train
+from addnorm.cli import clinic, completion, interop, predict, train
 from addnorm.cli.flags import add_set
 from addnorm.cpu import reduce_thread_spinning
 from addnorm.errors import AddnormError, ConfigError, nearest
@@ -143,6 +143,34 @@ COMMANDS: dict[str, Command] = {
         (
             "addnorm explain runs/adult new.csv --row 17",
             "addnorm explain runs/ende 'a man rides a bicycle' --report why.html",
+        ),
+    ),
+    "import": Command(
+        "read a Hugging Face directory as a run, without transformers",
+        "addnorm.cli.interop:import_directory",
+        interop.add_import_flags,
+        (
+            "addnorm import models/minilm runs/minilm",
+            "addnorm train classify reviews.csv --from models/minilm --out runs/stars",
+        ),
+    ),
+    "export": Command(
+        "write a run as a Hugging Face directory, verified by reading it again",
+        "addnorm.cli.interop:export",
+        interop.add_export_flags,
+        (
+            "addnorm export runs/stars exported/stars",
+            "addnorm export runs/book exported/book --architecture llama --json",
+            "addnorm export runs/ende exported/ende --to ctranslate2 --precision int8",
+        ),
+    ),
+    "embed": Command(
+        "turn texts into vectors: mean-pooled, of length 1",
+        "addnorm.cli.interop:embed",
+        interop.add_embed_flags,
+        (
+            "echo 'what a joy' | addnorm embed models/minilm --json",
+            "addnorm embed models/minilm texts.txt -o vectors.npy",
         ),
     ),
     "clinic": Command(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def _add_run(parser: argparse.ArgumentParser, *, int8: bool = False) -> None:
-    parser.add_argument("run", metavar="RUN", help="directory of a run")
+    parser.add_argument("run", metavar="RUN", help="directory of a run, or of Hugging Face")
     if int8:
         parser.add_argument(
             "--int8", action="store_true", help="use 8-bit weights: faster on a CPU"
@@ -208,7 +208,7 @@ def translate(args: argparse.Namespace) -> None:
     """Print the translation of each line; that of a blank line is a blank line."""
     from addnorm.generate import Decoding
 
-    trained, nbest = _open(args, "translate", int8=args.int8).trained, args.nbest
+    trained, nbest = open_with_verb(args, "translate", int8=args.int8).trained, args.nbest
     if nbest > args.beam > 0:
         say(f"--nbest {nbest} is above --beam {args.beam}: searching with --beam {nbest}.")
     decoding = Decoding(
@@ -219,7 +219,7 @@ def translate(args: argparse.Namespace) -> None:
         workers=args.workers,
         read_ahead=1 if _answers_each_line(args) else Decoding.read_ahead,
     )
-    translations = trained.iter_translations(_lines(args.file), decoding)
+    translations = trained.iter_translations(read_lines_of(args.file), decoding)
     for number, answers in enumerate(translations, start=1):
         if args.json:
             rows = [
@@ -237,7 +237,7 @@ def translate(args: argparse.Namespace) -> None:
 
 def generate(args: argparse.Namespace) -> None:
     """Print a prompt and its continuation by a language model."""
-    run = _open(args, "generate", int8=args.int8)
+    run = open_with_verb(args, "generate", int8=args.int8)
     names = ("tokens", "temperature", "top_k", "top_p", "seed")
     answer = run.generate(args.prompt, **{name: getattr(args, name) for name in names})
     if args.json:
@@ -250,7 +250,7 @@ def generate(args: argparse.Namespace) -> None:
 
 def classify(args: argparse.Namespace) -> None:
     """Print the most probable label of each text, with its probability; both empty for a blank."""
-    trained = _open(args, "classify").trained
+    trained = open_with_verb(args, "classify").trained
     texts = _stdin_lines() if args.file == "-" else trained.iter_file_texts(args.file, say)
     chunk = {"chunk": 1} if _answers_each_line(args) else {}
     for row in trained.iter_labels(texts, **chunk):
@@ -266,7 +266,7 @@ def predict(args: argparse.Namespace) -> None:
     from addnorm.data.table.reader import open_table_writer
     from addnorm.tasks.table import UnknownValues
 
-    trained = _open(args, "predict").trained
+    trained = open_with_verb(args, "predict").trained
     if args.out is not None and Path(args.out).resolve() == Path(args.file).resolve():
         raise ConfigError(f"-o must differ from the file that is read: both are {args.out!r}.")
     if args.proba:
@@ -302,7 +302,7 @@ def predict(args: argparse.Namespace) -> None:
 
 def explain(args: argparse.Namespace) -> None:
     """Print an explanation of the output for a text, for the rows of a table, or for one row."""
-    run = _open(args, "explain")
+    run = open_with_verb(args, "explain")
     if run.task != "table":
         _explain_text(run.trained, args)
         return
@@ -318,7 +318,7 @@ def explain(args: argparse.Namespace) -> None:
 
 def _explain_text(trained: Any, args: argparse.Namespace) -> None:
     is_file = Path(args.file).is_file() if len(args.file) < 256 else False
-    texts = list(_lines(args.file)) if is_file else args.file
+    texts = list(read_lines_of(args.file)) if is_file else args.file
     explanation = trained.explain(texts, args.row, say=say)
     if args.report is not None:
         say(f"page: {explanation.page().write(args.report)}")
@@ -450,7 +450,7 @@ def _print_scored(scored: "dict[str, Array]", done: int, as_json: bool) -> None:
     writer.writerows(lines)
 
 
-def _open(args: argparse.Namespace, verb: str, *, int8: bool = False) -> Any:
+def open_with_verb(args: argparse.Namespace, verb: str, *, int8: bool = False) -> Any:
     """Return a run, or raise VerbError if it does not have the verb."""
     from addnorm.runs.run import Run
 
@@ -464,7 +464,7 @@ def _answers_each_line(args: argparse.Namespace) -> bool:
     return bool(args.stream) or (args.file == "-" and sys.stdin.isatty())
 
 
-def _lines(path: str) -> Iterable[str]:
+def read_lines_of(path: str) -> Iterable[str]:
     """Return the lines of a file, or of stdin as they arrive."""
     from addnorm.data.text.files import read_lines
 

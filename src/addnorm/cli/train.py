@@ -56,10 +56,14 @@ def add_task_flags(task: str) -> Callable[[argparse.ArgumentParser], None]:
             else:
                 metavar = "COLUMN" if path in COLUMN_OPTIONS else name.upper()
                 metavar = "FILE" if path in FILE_OPTIONS else metavar
-                parser.add_argument(flag, dest=name, metavar=metavar, help=text)
+                number = int if isinstance(value, int) else str
+                parser.add_argument(flag, dest=name, metavar=metavar, help=text, type=number)
         parser.add_argument("--out", metavar="RUN", help="directory for the run")
         parser.add_argument(
-            "--from", dest="start", metavar="RUN", help="start from the weights of this run"
+            "--from",
+            dest="start",
+            metavar="RUN",
+            help="start from the weights of this run or Hugging Face directory",
         )
         parser.add_argument(
             "--minutes", type=float, help="training time (default: chosen from the data)"

@@ -603,6 +603,29 @@ class Combination(nn.Module):
         return total, history
 
 
+class Parallel(AddNorm):
+    """x ← x + Σᵢ Fᵢ(Nᵢ(x)): all branches of a block read the same x;   out = N(x)
+
+    GPT-J and PaLM (Chowdhery et al. 2022, 2204.02311, §2); each branch with its own norm as in
+    GPT-NeoX (Black et al. 2022, 2204.06745, §2.1). The stream is (x, x plus the branches so far).
+    """
+
+    class ends(FinalNorm):
+        def open(self, x: Tensor) -> Stream:
+            return x, x
+
+        def close(self, stream: Stream) -> Tensor:
+            return self.norm(stream[0])
+
+    def forward(self, stream: Stream, f: Branch) -> Stream:
+        x, total = stream
+        total = total + f(self.norm(x))
+        return (total, total) if self.place.last else (x, total)
+
+    def saved_per_position(self) -> int:
+        return 0 if self.place.first else -self.place.width  # the norms save one and the same x
+
+
 class HyperConnections(AddNorm):
     """H ← Aᵣᵀ H + b F(N(aᵀ H))ᵀ,   H the n streams;   out = N(sum of the streams)
 
@@ -680,5 +703,6 @@ ADDNORMS: dict[str, type[AddNorm]] = {
     "dual": ResiDual,
     "mix": Mix,
     "lns": NormScaling,
+    "parallel": Parallel,
     "hyper": HyperConnections,
 }

@@ -129,7 +129,7 @@ def _mix_whole(
         return _mix_by_weights(q, k, v, score, table, local, dropout)
     mask, causal = table.mask, False
     if table.fits_kernel(q.device, dropout):
-        causal = mask.hides_future and table.query > 1
+        causal = mask.hides_future and bool(table.query > 1)  # symbolic while exporting
         visible = None if mask.real is None else mask.real[:, None, None, slice(*table.key_range)]
     else:
         visible = table.visible(q.device)

@@ -40,8 +40,11 @@ class Positions(nn.Module):
         """Return the embedding, (batch, length, width), with the positions added."""
         return x
 
-    def rotate(self, x: Tensor, indices: Tensor) -> Tensor:
-        """Return queries or keys, (batch, heads, length, head_width), rotated by position."""
+    def rotate(self, x: Tensor, indices: Tensor, windowed: bool = False) -> Tensor:
+        """Return queries or keys, (batch, heads, length, head_width), rotated by position.
+
+        `windowed` is for layers that see a window where others see everything (full_every).
+        """
         return x
 
     def shift_queries(self, q: Tensor, local: nn.Module) -> Tensor:
@@ -257,6 +260,16 @@ class Rotary(Positions):
         As for `Positions`.
     base, layout
         Base of the angles, and which numbers are pairs.
+    share
+        Fraction of each head that is rotated, its first numbers (GPT-NeoX: 0.25).
+    window_base
+        Base in the blocks with a window, where blocks with and without alternate (Gemma 3).
+    stretch
+        Factor on the wavelengths, for positions beyond those of training: on all of them
+        (Chen et al. 2023, 2306.15595), or only on long ones, see `stretch_from`.
+    stretch_from, stretch_full
+        Wavelengths below the first are not stretched, above the second fully, and in between the
+        frequency is interpolated linearly in the number of turns (Llama 3.1: 2048 and 8192).
     """
 
     rotates = True
@@ -271,25 +284,61 @@ class Rotary(Positions):
         *,
         base: float = 10000.0,
         layout: str = "halves",
+        share: float = 1.0,
+        window_base: float = 0.0,
+        stretch: float = 1.0,
+        stretch_from: float = 0.0,
+        stretch_full: float = 0.0,
     ) -> None:
         super().__init__()
         _check_position_choice("layout", layout, ("interleaved", "halves"))
-        if head_width % 2:
+        _check_position_option(0 < share <= 1, "share", "above 0 and at most 1", share)
+        self.rotated = int(head_width * share)
+        if self.rotated % 2 or not self.rotated:
             raise ConfigError(
                 "rotary positions rotate pairs, so head_width must be even: "
                 f"head_width={head_width}. Try {head_width + 1}."
+                if share == 1
+                else "rotary positions rotate pairs, so share of a head must be an even number: "
+                f"share={share}, head_width={head_width}. Try share=0.5."
             )
         _check_position_option(base > 0, "base", "above 0", base)
-        self.head_width, self.base, self.layout = head_width, base, layout
+        rule = "above 0, or 0 for none"
+        _check_position_option(window_base >= 0, "window_base", rule, window_base)
+        _check_position_option(stretch > 0, "stretch", "above 0", stretch)
+        rule = "above 0 and below stretch_full, or both 0"
+        holds = stretch_from == stretch_full == 0 or 0 < stretch_from < stretch_full
+        _check_position_option(holds, "stretch_from", rule, stretch_from)
+        self.base, self.window_base, self.layout = base, window_base or base, layout
+        self.stretch, self.stretch_from, self.stretch_full = stretch, stretch_from, stretch_full
 
-    def rotate(self, x: Tensor, indices: Tensor) -> Tensor:
-        table = sinusoids(indices, self.head_width, self.base, "halves").to(x.dtype)
-        sin, cos = table.chunk(2, dim=-1)  # (length, head_width / 2) each
+    def frequencies(self, device: torch.device, windowed: bool) -> Tensor:
+        """Return the angle of each pair for one position, (rotated / 2,), in float64."""
+        half = self.rotated // 2
+        exponents = torch.arange(half, dtype=torch.float64, device=device) / half
+        plain = (self.window_base if windowed else self.base) ** -exponents
+        if self.stretch == 1.0 or (windowed and self.window_base != self.base):
+            return plain
+        if not self.stretch_full:
+            return plain / self.stretch
+        # Turns in stretch_full positions: 1 at the longest wavelength that is kept in part.
+        turns = plain * self.stretch_full / (2 * math.pi)
+        most = self.stretch_full / self.stretch_from
+        kept = ((turns - 1) / (most - 1)).clamp(0, 1)
+        return kept * plain + (1 - kept) * plain / self.stretch
+
+    def rotate(self, x: Tensor, indices: Tensor, windowed: bool = False) -> Tensor:
+        angles = indices.double()[:, None] * self.frequencies(indices.device, windowed)
+        sin, cos = angles.sin().to(x.dtype), angles.cos().to(x.dtype)  # (length, rotated / 2)
+        rest = x[..., self.rotated :]
+        x = x[..., : self.rotated]
         if self.layout == "halves":
             a, b = x.chunk(2, dim=-1)
-            return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+            turned = (a * cos - b * sin, b * cos + a * sin)
+            return torch.cat((*turned, rest) if rest.shape[-1] else turned, dim=-1)
         a, b = x[..., 0::2], x[..., 1::2]
-        return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
+        pairs = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
+        return torch.cat((pairs, rest), dim=-1) if rest.shape[-1] else pairs
 
 
 class LinearBias(Positions):

@@ -32,9 +32,9 @@ def position_vectors(scheme: Positions, length: int, width: int) -> Tensor:
 
 def rotary_scores(scheme: Rotary, length: int) -> Tensor:
     """Return the scores of equal queries and keys, each of ones, (length, length), over width."""
-    ones = torch.ones(1, 1, length, scheme.head_width)
+    ones = torch.ones(1, 1, length, scheme.rotated)
     turned = scheme.rotate(ones, torch.arange(length))[0, 0]
-    return turned @ turned.T / scheme.head_width
+    return turned @ turned.T / scheme.rotated
 
 
 def index_vectors(length: int, width: int) -> Tensor:

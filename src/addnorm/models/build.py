@@ -74,11 +74,12 @@ def model_config(config: Config | ModelConfig | str | Path) -> ModelConfig:
 
 
 def _build_encoder(c: ModelConfig) -> Encoder:
+    embed_width = c.effective_embed_width
     return Encoder(
         config=c,
         tokens=make_input(c),
-        segments=Tokens(c.segments, c.width, scaled=False) if c.segments else None,
-        summary=Summary(c.width) if c.summary else None,
+        segments=Tokens(c.segments, embed_width, scaled=False) if c.segments else None,
+        summary=Summary(embed_width) if c.summary else None,
         encoder=make_side(c, "encoder"),
         head=make_head(c),
     )
@@ -117,17 +118,24 @@ def make_input(c: ModelConfig) -> Tokens | Patches | Vectors:
         return Patches(c.image, c.patch, c.channels, c.width)
     if c.input == "vectors":
         return Vectors(c.width)
-    return Tokens(c.vocab, c.width, c.scale_embedding)
+    return Tokens(c.vocab, c.effective_embed_width, c.scale_embedding)
 
 
 def make_head(c: ModelConfig) -> TokenHead | PooledHead | None:
     """Return the output head; None for head=none."""
     vocab = c.output_vocab
     if c.head == "token":
-        bias, scaled = c.unembed_bias, c.scale_output
-        return TokenHead(c.width, vocab, tied=c.ties_output, bias=bias, scaled=scaled)
+        return TokenHead(
+            c.width,
+            vocab,
+            tied=c.ties_output,
+            bias=c.unembed_bias,
+            scaled=c.scale_output,
+            cap=c.logit_cap,
+        )
     if c.head == "masked":
-        return MaskedHead(c.width, vocab, make_norm(c), tied=c.ties_output)
+        norm, inner = make_norm(c), c.embed_width
+        return MaskedHead(c.width, vocab, norm, tied=c.ties_output, embed_width=inner)
     if c.head in ("class", "number"):
         drop = Dropout(c.dropout)
         return PooledHead(c.width, c.outputs, pool=c.pool, pooler=c.pooler, dropout=drop)
@@ -137,11 +145,13 @@ def make_head(c: ModelConfig) -> TokenHead | PooledHead | None:
 def make_side(c: ModelConfig, side: str) -> Side:
     """Return the encoder or the decoder: a stack with its positions."""
     positions = make_positions(c, side)
+    width = c.effective_embed_width
     return Side(
         positions=positions,
-        norm=make_norm(c)(c.width) if c.embed_norm else nn.Identity(),
+        norm=make_norm(c)(width) if c.embed_norm else nn.Identity(),
         dropout=Dropout(c.dropout),
         stack=make_stack(c, side, positions),
+        project=nn.Linear(width, c.width) if c.embed_width else None,
     )
 
 
@@ -149,7 +159,8 @@ def make_positions(c: ModelConfig, side: str) -> Positions:
     """Return the position scheme of one side."""
     kind = choose("model.positions", c.positions, POSITIONS)
     options = pick_options("model.position_options", c.position_options, [kind])[0]
-    sizes = (c.width, c.heads, c.effective_head_width, c.lengths[side], side == "decoder")
+    head_width, length = c.effective_head_width, c.lengths[side]
+    sizes = (c.effective_embed_width, c.heads, head_width, length, side == "decoder")
     return kind(*sizes, **options)
 
 
@@ -295,6 +306,7 @@ def make_sublayer(
         key_norm=make_qk_norm(c, c.kv_width),
         inner=inner,
         local=local,
+        window=c.window_of(place.layer) if is_self else None,
     )
 
 
@@ -345,6 +357,9 @@ def init_(model: Model, c: ModelConfig) -> None:
                     parameter.zero_()
         elif isinstance(module, Stack):
             init_stack_(module, fill)
+        elif isinstance(module, Side) and isinstance(module.project, nn.Linear):
+            fill(module.project.weight)
+            nn.init.zeros_(module.project.bias)
     for side, tokens in model.sides():
         if isinstance(tokens, Tokens):
             side.stack.ends.init_(tokens.weight)

@@ -257,16 +257,21 @@ def _side(c: ModelConfig, side: str, n: int, batch: int) -> Iterator[LayerCost]:
 
 def _embedding(c: ModelConfig, n: int, batch: int) -> LayerCost:
     target = c.output_vocab * c.width if c.mode == "encoder-decoder" else 0
+    embed = c.effective_embed_width
     source = {
-        "tokens": c.vocab * c.width,
+        "tokens": c.vocab * embed,
         "patches": (c.patch_values + 1) * c.width,
         "vectors": 0,
     }[c.input]
-    extra = (c.segments + int(c.summary)) * c.width
+    extra = (c.segments + int(c.summary)) * embed
+    project = embed * c.width if c.embed_width else 0
+    biases = c.width if c.embed_width else 0
+    patches = c.patches * c.patch_values * c.width if c.input == "patches" else 0
     return LayerCost(
         name="embedding",
-        parameters=(0 if c.ties_source else source) + target + extra,
-        forward=2 * batch * c.patches * c.patch_values * c.width if c.input == "patches" else 0,
+        parameters=(0 if c.ties_source else source) + target + extra + project + biases,
+        forward=2 * batch * (patches + n * project),
+        activations=batch * n * (embed if c.embed_width else 0) * FLOAT,
     )
 
 
@@ -296,11 +301,13 @@ def _scores(
 ) -> LayerCost:
     """Return the cost of scores and mixed values, which grows with the square of the length."""
     q = c.query_width
-    keys = n
+    keys = depth * n  # in all blocks together
     if positions is not None and c.window is not None and n * n > MAX_TABLE_ENTRIES:
-        keys = min(n, CHUNK_QUERIES + 2 * c.window)
+        full = depth // c.full_every if c.full_every else 0
+        keys = full * n + (depth - full) * min(n, CHUNK_QUERIES + 2 * c.window)
     relative = positions is not None and positions.bias_per_layer
-    forward = 4 * batch * n * keys * q
+    scores = 4 * batch * n * keys * q
+    forward = 0
     parameters = q if c.attention == "additive" else 0
     if relative:
         distances = 2 * n - 1
@@ -320,7 +327,7 @@ def _scores(
     return LayerCost(
         name=name,
         parameters=depth * parameters,
-        forward=depth * forward,
+        forward=scores + depth * forward,
         activations=depth * saved * FLOAT,
     )
 
@@ -357,7 +364,8 @@ def _addnorm(c: ModelConfig, side: str, n: int, batch: int, positions: Positions
 
     with torch.device("meta"):
         modules: list[nn.Module] = [kind.ends(c.width, c.depths[side], norm, **ends_options)]
-        modules += [norm(c.width) for has_norm in (c.embed_norm, c.final_norm) if has_norm]
+        modules += [norm(c.effective_embed_width)] if c.embed_norm else []
+        modules += [norm(c.width)] if c.final_norm else []
         boxes = [kind(place, norm, **box_options) for place in places]
         if kind.inside:
             modules += [make_sublayer(c, p, kind.inside, positions).inner for p in places]
@@ -379,20 +387,22 @@ def _addnorm(c: ModelConfig, side: str, n: int, batch: int, positions: Positions
 def _head(c: ModelConfig, n: int, batch: int) -> LayerCost:
     d, vocab = c.width, c.output_vocab
     if c.head in ("token", "masked"):
-        matrix = 0 if c.ties_output else vocab * d
+        e = c.effective_embed_width
+        matrix = 0 if c.ties_output else vocab * e
         bias = vocab if c.unembed_bias or c.head == "masked" else 0
         with torch.device("meta"):
-            transform = d * d + d + _count(make_norm(c)(d)) if c.head == "masked" else 0
-        hidden = 2 * batch * n * d * d if c.head == "masked" else 0
+            transform = d * e + e + _count(make_norm(c)(e)) if c.head == "masked" else 0
+        hidden = 2 * batch * n * d * e if c.head == "masked" else 0
         return LayerCost(
             name="head",
             parameters=matrix + bias + transform,
-            forward=2 * batch * n * d * vocab + hidden,
-            activations=(batch * n * d * (4 if transform else 1) + vocab * d) * FLOAT,
+            forward=2 * batch * n * e * vocab + hidden,
+            activations=(batch * n * e * (4 if transform else 1) + vocab * e) * FLOAT,
         )
     if c.head in ("class", "number"):
-        pooler = d * d + d if c.pooler == "tanh" else 0
-        weights = d * c.outputs + (d * d if c.pooler == "tanh" else 0)
+        dense = c.pooler in ("tanh", "dense-relu", "dense-gelu")
+        pooler = d * d + d if dense else 0
+        weights = d * c.outputs + (d * d if dense else 0)
         return LayerCost(
             name="head",
             parameters=pooler + d * c.outputs + c.outputs,
@@ -404,7 +414,7 @@ def _head(c: ModelConfig, n: int, batch: int) -> LayerCost:
 
 def _crossover(c: ModelConfig) -> int | None:
     """Return where rest(n) = r n and scores(n) = s n² cross: n = r / s."""
-    if c.window is not None:
+    if c.window is not None and not c.full_every:
         return None
     unit = [part for part in _parts(c, 1, 1) if part.name != "embedding"]
     scores = sum(part.forward for part in unit if part.name.endswith("scores"))

@@ -43,7 +43,7 @@ Maps = dict[str, Tensor]
 
 
 class Side(nn.Module):
-    """The encoder or the decoder: x ← dropout(N(x + positions)), then the stack.
+    """The encoder or the decoder: x ← P dropout(N(x + positions)), then the stack.
 
     Parameters
     ----------
@@ -53,13 +53,21 @@ class Side(nn.Module):
         Modules applied to the embedding after positions are added.
     stack
         The blocks.
+    project
+        P, from the width of the embeddings to that of the stream; the identity by default.
     """
 
     def __init__(
-        self, positions: Positions, norm: nn.Module, dropout: nn.Module, stack: Stack
+        self,
+        positions: Positions,
+        norm: nn.Module,
+        dropout: nn.Module,
+        stack: Stack,
+        project: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.positions, self.norm, self.dropout, self.stack = positions, norm, dropout, stack
+        self.project = project or nn.Identity()
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         """Return (batch, length, width), or only `context.output_length` leading positions."""
@@ -70,7 +78,7 @@ class Side(nn.Module):
         mask = context.mask or Mask()
         mask.check(batch, length, offset + length)
         x = self.positions.embed(x, mask.position_ids(length, offset, x.device))
-        x = self.stack(self.dropout(self.norm(x)), context)
+        x = self.stack(self.project(self.dropout(self.norm(x))), context)
         if context.cache is not None:
             context.cache.advance(x.shape[1])
         return x
@@ -119,7 +127,8 @@ class Base(nn.Module):
                 "norm=instance averages over the sequence and cannot ignore padding. "
                 "Pass sequences of one length, or build with norm=layer."
             )
-        return mask if self.config.window is None else mask & Mask.window(self.config.window)
+        window = None if self.config.full_every else self.config.window  # else by layer
+        return mask if window is None else mask & Mask.window(window)
 
     def apply_head(self, x: Tensor, mask: Mask | None = None) -> Tensor:
         """Return the output of the head for `hidden`, (batch, length, width)."""

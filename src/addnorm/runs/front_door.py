@@ -1,4 +1,4 @@
-"""The functions that most users call: train, open, load, explain."""
+"""The functions that most users call: train, open, explain."""
 
 import shutil
 import sys
@@ -13,7 +13,8 @@ from torch import nn
 
 from addnorm.cpu import keep_memory
 from addnorm.errors import ConfigError, SavedError
-from addnorm.files import RUN, TABLE_MODEL, TEXT_MODEL, kind_of_directory
+from addnorm.files import HUGGING_FACE, RUN, TABLE_MODEL, TEXT_MODEL, kind_of_directory
+from addnorm.interop.huggingface import read_model
 from addnorm.models.saved import load_model
 from addnorm.runs.inputs import INPUTS, TableLike, Texts, Values, files_of
 from addnorm.runs.loggers import make_observers
@@ -75,7 +76,8 @@ def train(
     valid_source, valid_target : data to validate with; a part is held out if None.
     text, label : columns of a table of texts, or lists of texts and labels. For language and
         masked, `text` may be the file itself.
-    start : a run whose weights training starts from (`--from` on the command line).
+    start : a run, or a Hugging Face directory, whose weights training starts from (`--from` on
+        the command line).
     size : tiny, small, base or big; chosen from the data if None.
     minutes : time to train; chosen from the data if None.
     seed : random seed.
@@ -131,12 +133,12 @@ def train(
 
 
 def open(path: str | Path, *, int8: bool = False) -> Run:
-    """Return the run in a directory, or the saved model in it as a run without a history.
+    """Return the run in a directory, or the model in it as a run without a history.
 
     Parameters
     ----------
-    path : directory that `addnorm train`, `addnorm.train` or a `save` function wrote. The file
-        that marks it says what it holds.
+    path : directory that `addnorm train`, `addnorm.train` or a `save` function wrote, or one of
+        a Hugging Face model. The file that marks it says what it holds.
     int8 : hold the weights of a text model as 8-bit numbers: faster on a CPU, a little less exact.
 
     Examples
@@ -154,7 +156,8 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> nn.Module:
 
     Parameters
     ----------
-    path : a directory that `save` or an estimator's `save` wrote, or a run: then its best model.
+    path : a directory that `save` or an estimator's `save` wrote, one of a Hugging Face model, or
+        a run: then its best model.
     device : where the weights are put.
 
     Examples
@@ -171,6 +174,8 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> nn.Module:
     if kind in (RUN.kind, TABLE_MODEL.kind):
         network: nn.Module = Run.open(path).model
         return network.to(device).eval()
+    if kind == HUGGING_FACE:
+        return read_model(path).model.to(device)
     if kind not in (None, TEXT_MODEL.kind):
         raise SavedError(
             f"{str(path)!r} must hold a model or a run: it is a {str(kind).replace('-', ' ')}. "

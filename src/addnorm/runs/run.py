@@ -22,6 +22,7 @@ from addnorm import __version__
 from addnorm.config import SECTIONS, Config
 from addnorm.errors import ConfigError, InputError, SavedError
 from addnorm.files import (
+    HUGGING_FACE,
     JOURNAL_LIMIT,
     RUN,
     TABLE_MODEL,
@@ -100,7 +101,7 @@ class Run:
 
     @staticmethod
     def open(path: str | Path, *, int8: bool = False) -> "Run":
-        """Return the run in a directory; a saved model is a run without a history.
+        """Return the run in a directory; any other model there is a run without a history.
 
         >>> Run.open("runs/none")
         Traceback (most recent call last):
@@ -114,6 +115,10 @@ class Run:
             run = Run(path, Config(), RunRecord("table", fingerprint=""), int8=int8)
             run.record.labels = run.trained.class_names
             return run
+        if kind == HUGGING_FACE:
+            from addnorm.runs.imported import open_directory
+
+            return open_directory(path, int8=int8)
         if not (path / RECORD).is_file():
             raise SavedError(f"there is no run in {str(path)!r}. {_describe_directory(path, kind)}")
         record = read_run_record(path / RECORD)
@@ -151,6 +156,13 @@ class Run:
         task = find_task(self.task)
         return task.trained(task, self.path, self.config, self.labels, int8=self.int8)
 
+    def preload(self, model: Any, tokenizers: Any) -> None:
+        """Use a text model and tokenizers that are in memory: those of an imported directory."""
+        task = find_task(self.task)
+        trained: Any = task.trained(task, self.path, self.config, self.labels, int8=self.int8)
+        trained.preload(model, tokenizers)
+        self.__dict__["trained"] = trained
+
     @property
     def model(self) -> Any:
         return self.trained.model
@@ -176,6 +188,28 @@ class Run:
         say : receives messages about the data.
         """
         return self.trained.evaluate(*data, say=say, **options)
+
+    def export(
+        self,
+        directory: str | Path,
+        *,
+        to: str = "huggingface",
+        architecture: str | None = None,
+        precision: str = "float32",
+    ) -> list[str]:
+        """Write model and tokenizer as a Hugging Face directory; return what was verified.
+
+        Parameters
+        ----------
+        directory : where to write; it must not exist, or be empty.
+        to : huggingface, peft (the adapters of a run trained with train.lora), ctranslate2 or onnx.
+        architecture : a model_type, such as llama; the first that can express it by default.
+        precision : of the weights for CTranslate2: float32, int8, ...
+        """
+        from addnorm.runs.imported import export_run
+
+        options = {"to": to, "precision": precision}
+        return export_run(self, directory, architecture=architecture, **options)
 
     @property
     def history(self) -> list[dict[str, Any]]:

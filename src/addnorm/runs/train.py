@@ -13,8 +13,9 @@ from torch import nn
 from addnorm.config import Config
 from addnorm.cpu import is_slow
 from addnorm.errors import ConfigError, SavedError
-from addnorm.files import make_directory
+from addnorm.files import HUGGING_FACE, kind_of_directory, make_directory
 from addnorm.runs.budget import measure_steps
+from addnorm.runs.imported import load_start_directory
 from addnorm.runs.lock import locked
 from addnorm.runs.request import RunRequest
 from addnorm.runs.resolve import StepTimes, resolve
@@ -320,4 +321,6 @@ def _load_start(path: str, kind: type[Task]) -> tuple[nn.Module, Any]:
                 "A text task needs a text run, and a table needs a table run."
             )
         return task.load_start(run.path)
+    if kind_of_directory(path) == HUGGING_FACE:
+        return load_start_directory(path, kind)
     raise SavedError(f"there is no run in {path!r} to start from. Check the path.")

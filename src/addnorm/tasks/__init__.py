@@ -38,6 +38,7 @@ class TaskEntry:
 
 _TEXT = {"source": "data.source", "valid_source": "data.valid_source", "text": "data.text"}
 _SIZE = {"size": "run.size"}
+_ADAPTERS = {"lora": "train.lora", "rank": "train.lora_rank"}
 
 TASKS: dict[str, TaskEntry] = {
     "translate": TaskEntry(
@@ -49,6 +50,7 @@ TASKS: dict[str, TaskEntry] = {
             "valid_target": "data.valid_target",
             "label": "data.label",
             **_SIZE,
+            **_ADAPTERS,
         },
         verbs=("translate", "explain"),
         examples=(
@@ -59,25 +61,26 @@ TASKS: dict[str, TaskEntry] = {
     "language": TaskEntry(
         home="addnorm.tasks.language:Language",
         help="train a decoder on a long text, to continue prompts",
-        options={**_TEXT, **_SIZE},
+        options={**_TEXT, **_SIZE, **_ADAPTERS},
         verbs=("generate", "explain"),
         examples=("addnorm train language book.txt --out runs/book --minutes 5",),
     ),
     "masked": TaskEntry(
         home="addnorm.tasks.masked:Masked",
         help="pre-train an encoder on texts without labels, for other runs to start from",
-        options={**_TEXT, **_SIZE},
-        verbs=("explain",),
+        options={**_TEXT, **_SIZE, **_ADAPTERS},
+        verbs=("embed", "explain"),
         examples=("addnorm train masked texts.txt --out runs/masked",),
     ),
     "classify": TaskEntry(
         home="addnorm.tasks.classify:Classify",
         help="train an encoder on texts with labels, to classify texts",
-        options={**_TEXT, "label": "data.label", **_SIZE},
-        verbs=("classify", "explain"),
+        options={**_TEXT, "label": "data.label", **_SIZE, **_ADAPTERS},
+        verbs=("classify", "embed", "explain"),
         examples=(
             "addnorm train classify reviews.csv --text review --label stars --out runs/stars",
             "addnorm train classify reviews.csv --from runs/masked --out runs/stars",
+            "addnorm train classify reviews.csv --from models/minilm --lora attention --out runs/s",
         ),
     ),
     "table": TaskEntry(

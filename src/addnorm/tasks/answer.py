@@ -1,6 +1,5 @@
 """Generated text with its score and the log-probabilities of its tokens."""
 
-from addnorm.data.text.special_tokens import END
 from addnorm.data.text.tokenizer import Tokenizer
 from addnorm.generate import Hypothesis
 
@@ -27,6 +26,6 @@ class Answer(str):
 def make_answer(hypothesis: Hypothesis, tokenizer: Tokenizer) -> Answer:
     """Return the text of a hypothesis of a search."""
     values = hypothesis.log_probabilities
-    ids = [*hypothesis.tokens, END][: len(values)]
+    ids = [*hypothesis.tokens, tokenizer.end][: len(values)]
     pieces = [(tokenizer.piece(token), value) for token, value in zip(ids, values, strict=True)]
     return Answer(tokenizer.decode(hypothesis.tokens), score=hypothesis.score, pieces=pieces)

@@ -25,13 +25,20 @@ from torch import Tensor, nn
 from addnorm import presets
 from addnorm.config import Config, ModelConfig
 from addnorm.data.text.batches import shard
-from addnorm.data.text.special_tokens import IGNORE, PAD
-from addnorm.data.text.tokenizer import Tokenizer, train_tokenizer
+from addnorm.data.text.special_tokens import IGNORE
+from addnorm.data.text.tokenizer import IMPORTED, Tokenizer, train_tokenizer
 from addnorm.errors import ConfigError, InputError, SavedError
 from addnorm.generate import pack, quantise
 from addnorm.generate.frozen import can_pack
 from addnorm.layers.init import measure_
 from addnorm.lens.explanation import SequenceExplanation, explain_sequence
+from addnorm.models.adapters import (
+    Adapter,
+    adapt_,
+    freeze_,
+    merged_state,
+    save_adapter,
+)
 from addnorm.models.build import Model, build
 from addnorm.models.saved import load_model, save
 from addnorm.models.size import cost
@@ -45,8 +52,21 @@ Say = Callable[[str], None]
 """Receives a message for the user."""
 Tokenizers = dict[str, Tokenizer]
 """One for both sides under "text", or one each under "source" and "target"."""
+ADAPTER_FILE = "adapter.safetensors"
+"""The adapters of a model, in its directory."""
 BEST = "best"
 """Folder of the best model in a run directory."""
+
+
+def fine_tuning(width: int, adapters: bool = False) -> Fields:
+    """Return settings for training that starts from a published model.
+
+    The rates that Devlin et al. (2019, A.3) found best for BERT are 2e-5 to 5e-5; narrower models
+    take more, as in training from scratch. Adapters take ten times as much (Hu et al. 2021, table
+    9: 4e-4 to 5e-4).
+    """
+    rate = float(f"{(5e-4 if adapters else 5e-5) * (768 / width) ** 0.5:.3g}")
+    return {"lr": rate, "epochs": 4.0, "weight_decay": 0.01, "beta2": 0.999, "eps": 1e-8}
 
 
 def say_nothing(text: str) -> None:
@@ -342,8 +362,7 @@ class TextTask(Task):
         return {side: Tokenizer.load(_folder(path, side)) for side in sides}
 
     def save_assets(self, path: Path) -> None:
-        for side, tokenizer in self.tokenizers.items():
-            tokenizer.save(_folder(path, side))
+        save_tokenizers(path, self.tokenizers)
 
     def facts(self) -> DataFacts:
         sizes = [tokenizer.size for tokenizer in self.tokenizers.values()]
@@ -359,8 +378,15 @@ class TextTask(Task):
 
     def model_fields(self) -> Fields:
         """Return the fields of the model that follow from the data."""
-        vocab = next(iter(self.tokenizers.values())).size
-        return {"mode": self.mode, "head": self.head, "vocab": vocab, "pad": PAD}
+        tokenizer = next(iter(self.tokenizers.values()))
+        pad = tokenizer.pad if self.hides_padding(tokenizer) else None
+        return {"mode": self.mode, "head": self.head, "vocab": tokenizer.size, "pad": pad}
+
+    @staticmethod
+    def hides_padding(tokenizer: Tokenizer) -> bool:
+        """Return whether the id of padding has no other use, so that it may be hidden."""
+        special = tokenizer.special
+        return special.pad not in (special.begin, special.end)
 
     @classmethod
     def choose_size(cls, tokens: int) -> str:
@@ -374,9 +400,15 @@ class TextTask(Task):
         model = ModelConfig(vocab=1).replace(**fields)
         if preset is not None:
             model = presets.find(preset).model
+        imported = facts.data.get("tokenizer") in IMPORTED
         if facts.start is not None:
-            model = facts.start.replace(dropout=fields.get("dropout", 0.1))
+            # A published model keeps its dropout; one of ours takes that of the size.
+            dropout = facts.start.dropout if imported else fields.get("dropout", 0.1)
+            model = facts.start.replace(dropout=dropout)
+            if imported and cls.head == "class" and facts.start.head != "class":
+                model = model.replace(pool="mean", pooler="none")
         base = Config().replace(model=model.replace(**facts.model))
+        tuned = fine_tuning(model.width, request.train.lora is not None) if imported else {}
         data = cls.complete_data(request, facts.start)
         known = {
             "max_length": data.max_length,
@@ -385,7 +417,7 @@ class TextTask(Task):
         }
         return base.replace(
             data=base.data.replace(**known),
-            train=base.train.replace(**cls.train_defaults),
+            train=base.train.replace(**cls.train_defaults | tuned),
             run=base.run.replace(size=size),
         )
 
@@ -407,13 +439,56 @@ class TextTask(Task):
             measure_(model, lambda: self.loss(model, batch, 1))
         if start is not None:
             say(load_matching_weights_(model, start))
+        self._freeze(model, say)
         return model
 
     def empty_model(self) -> Model:
-        return build(self.config)
+        model = build(self.config)
+        self._freeze(model, say_nothing)
+        return model
+
+    @property
+    def adapter(self) -> Adapter | None:
+        """The low-rank adapters of the configuration, if it has any."""
+        train = self.config.train
+        if train.lora is None:
+            return None
+        return Adapter(
+            roles=train.lora,
+            rank=train.lora_rank,
+            alpha=train.lora_alpha,
+            dora=train.dora,
+            dropout=train.lora_dropout,
+        )
+
+    def _freeze(self, model: Model, say: Say) -> None:
+        """Put adapters over a model, or freeze its first blocks, as configured."""
+        if self.adapter is not None:
+            layers = adapt_(model, self.adapter)
+            what = f"adapters over {len(layers)} layers"
+        elif self.config.train.freeze is not None:
+            freeze_(model, self.config.train.freeze)
+            what = f"embeddings and {self.config.train.freeze} blocks frozen"
+        else:
+            return
+        trained = sum(part.numel() for part in model.parameters() if part.requires_grad)
+        share = trained / sum(part.numel() for part in model.parameters())
+        say(f"{what}: {trained:,} parameters are trained, {share:.2%} of all.")
+
+    def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+        train = self.config.train
+        if train.layer_decay == 1.0:
+            return super().parameter_groups(model, weight_decay)
+        assert train.lr is not None
+        return optimizer.layer_groups(model, weight_decay, train.lr, train.layer_decay)
 
     def save_model(self, model: nn.Module, state: Mapping[str, Tensor], directory: Path) -> None:
-        save(model, directory, state)
+        """Write the model; of one with adapters, also the adapters alone: adapter.safetensors."""
+        if self.adapter is None:
+            save(model, directory, state)
+            return
+        save(model, directory, merged_state(model, state))
+        save_adapter(model, self.adapter, directory / ADAPTER_FILE, state)
 
     def cost(self, model: nn.Module) -> Metrics:
         config = self.config
@@ -457,7 +532,8 @@ class TextTask(Task):
         if not self.tokens(batch):
             return 0  # a worker without examples
         sides = [batch[name] for name in ("inputs", "source", "target_in") if name in batch]
-        return sum(int((side != PAD).sum()) for side in sides)
+        pad = self.config.model.pad
+        return sum(side.numel() if pad is None else int(side.ne(pad).sum()) for side in sides)
 
     @abstractmethod
     def total_loss(self, model: nn.Module, batch: Batch, total: int, smoothing: float) -> Tensor:
@@ -513,6 +589,11 @@ class TrainedText(Trained):
     def model(self) -> Model:
         model = load_model(self.model_path)
         return quantise(model) if self.int8 else model
+
+    def preload(self, model: Model, tokenizers: Tokenizers) -> None:
+        """Use a model and tokenizers that are in memory, not those of the directory."""
+        self.__dict__["model"] = quantise(model) if self.int8 else model
+        self.__dict__["tokenizers"] = tokenizers
 
     @cached_property
     def decoder(self) -> Model:
@@ -685,6 +766,12 @@ def sides_of(tokenizers: Mapping[str, Tokenizer]) -> tuple[Tokenizer, Tokenizer]
     if "text" in tokenizers:
         return tokenizers["text"], tokenizers["text"]
     return tokenizers["source"], tokenizers["target"]
+
+
+def save_tokenizers(path: Path, tokenizers: Mapping[str, Tokenizer]) -> None:
+    """Write tokenizers to a run directory, as `TextTask.load_assets` reads them."""
+    for side, tokenizer in tokenizers.items():
+        tokenizer.save(_folder(path, side))
 
 
 def _folder(path: Path, side: str) -> Path:

@@ -19,7 +19,7 @@ from addnorm.data.text.files import read_lines
 from addnorm.data.text.labelled import LabelledTexts, read_labelled, read_text_column
 from addnorm.data.text.masking import drop_tokens
 from addnorm.data.text.pairs import limit_tokens
-from addnorm.data.text.special_tokens import IGNORE
+from addnorm.data.text.special_tokens import IGNORE, OURS, SpecialIds
 from addnorm.data.text.split import overlap, split_by_source
 from addnorm.metrics import (
     accuracy,
@@ -39,7 +39,6 @@ from addnorm.tasks.base import (
     Say,
     TextTask,
     Tokenizers,
-    TrainedText,
     choose_vocab,
     count_rows_within,
     is_blank,
@@ -50,7 +49,7 @@ from addnorm.tasks.base import (
     say_nothing,
 )
 from addnorm.tasks.baseline import baseline_hint, fit_baseline
-from addnorm.tasks.masked import encoder_size
+from addnorm.tasks.masked import TrainedEncoder, encoder_size
 from addnorm.tasks.page_parts import add_confusion, add_results_table
 from addnorm.training.calibration import (
     fit_temperature,
@@ -75,7 +74,7 @@ MAX_PAGE_TEXTS = 1000
 """Held-out texts that the page of a run shows the confusion of."""
 
 
-class TrainedClassifier(TrainedText):
+class TrainedClassifier(TrainedEncoder):
     """A trained text classifier."""
 
     def iter_labels(
@@ -116,7 +115,9 @@ class TrainedClassifier(TrainedText):
         """Return the calibrated probability of each label for rows of ids, (rows, labels)."""
         model = self.model
         assert isinstance(model, Encoder)
-        return probabilities_of(class_logits(model, ids), self.temperature).numpy()
+        return probabilities_of(
+            class_logits(model, ids, self.tokenizer.special), self.temperature
+        ).numpy()
 
     @torch.no_grad()
     def _loss(self, task: TextTask) -> Metrics:
@@ -139,7 +140,8 @@ class TrainedClassifier(TrainedText):
     def explain_arguments(self, text: str) -> dict[str, Any]:
         """Return the arguments of `explain_sequence`: the text, and the most probable label."""
         max_tokens = (self.config.data.max_length or MAX_CLASSIFY_LENGTH) - 2
-        inputs = collate_labelled([self.tokenizer.encode(text)[:max_tokens]], [0]).inputs
+        ids = self.tokenizer.encode(text)[:max_tokens]
+        inputs = collate_labelled([ids], [0], self.tokenizer.special).inputs
         return {
             "inputs": inputs,
             "tokens": {"encoder": [self.tokenizer.piece(int(i)) for i in inputs[0]]},
@@ -259,8 +261,12 @@ class Classify(TextTask):
         rows, rate = [ids[i] for i in part], self.config.data.token_dropout
         if epoch is not None and rate:
             seeds = [hash((self.config.run.seed, epoch, i)) for i in part]
-            rows = [drop_tokens(row, rate, seed) for row, seed in zip(rows, seeds, strict=True)]
-        inputs, targets = collate_labelled(rows, [labels[i] for i in part])
+            special = self.tokenizers["text"].special
+            pairs = zip(rows, seeds, strict=True)
+            rows = [drop_tokens(row, rate, seed, special) for row, seed in pairs]
+        inputs, targets = collate_labelled(
+            rows, [labels[i] for i in part], self.tokenizers["text"].special
+        )
         return {"inputs": inputs, "targets": targets}
 
     def total_loss(self, model: nn.Module, batch: Batch, total: int, smoothing: float) -> Tensor:
@@ -283,7 +289,8 @@ class Classify(TextTask):
         assert isinstance(model, Encoder) and self.config.train.batch is not None
         rows = sorted(row for part in self.held for row in part)
         ids = [self.valid[0][row] for row in rows]
-        logits = class_logits(model, ids, self.config.train.batch)
+        special = self.tokenizers["text"].special
+        logits = class_logits(model, ids, special, self.config.train.batch)
         return logits, torch.tensor([self.valid_targets[row] for row in rows])
 
     def save_model(self, model: nn.Module, state: Mapping[str, Tensor], directory: Path) -> None:
@@ -380,14 +387,19 @@ def held_out_metrics(logits: Tensor, targets: Tensor, temperature: float) -> dic
 
 
 @torch.no_grad()
-def class_logits(model: Encoder, rows: Sequence[Sequence[int]], batch: int = 8192) -> Tensor:
+def class_logits(
+    model: Encoder,
+    rows: Sequence[Sequence[int]],
+    special: SpecialIds = OURS,
+    batch: int = 8192,
+) -> Tensor:
     """Return the logits of each row of token ids on the CPU, (rows, labels), in order."""
     if not rows:
         return torch.empty(0, model.config.outputs or 0)
     device = next(model.parameters()).device
     parts = Batches(text_lengths(rows), batch).epoch(0)
     logits = [
-        model(collate_labelled([rows[i] for i in part], [0] * len(part)).inputs.to(device))
+        model(collate_labelled([rows[i] for i in part], [0] * len(part), special).inputs.to(device))
         for part in parts
     ]
     order = torch.tensor([row for part in parts for row in part]).argsort()

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from addnorm.config import Config
 from addnorm.data.text.files import read_text_file
-from addnorm.data.text.special_tokens import IGNORE
+from addnorm.data.text.special_tokens import IGNORE, OURS
 from addnorm.data.text.split import split_document
 from addnorm.data.text.windows import Windows, collate_windows
 from addnorm.errors import InputError
@@ -81,11 +81,11 @@ class TrainedLanguageModel(TrainedText):
         assert isinstance(model, Decoder)
         if not isinstance(prompt, str):
             raise InputError(f"a prompt must be a str: got {type(prompt).__name__}.")
-        ids = tokenizer.encode(prompt)
+        ids = [*tokenizer.special.opening, *tokenizer.encode(prompt)]
         if not ids:
             raise InputError("a prompt must have one character or more: it is empty. Try 'The'.")
-        if tokenizer.unknown in ids:
-            unknown = next(c for c in prompt if tokenizer.unknown in tokenizer.encode(c))
+        if tokenizer.unknown is not None and tokenizer.unknown in ids:
+            unknown = next((c for c in prompt if tokenizer.unknown in tokenizer.encode(c)), prompt)
             raise InputError(
                 f"the prompt has a character that is not in the vocabulary: {unknown!r}. Remove it."
             )
@@ -103,7 +103,8 @@ class TrainedLanguageModel(TrainedText):
             top_p=top_p,
             seed=seed,
         )
-        ((hypothesis,),) = generate(model, [ids], decoding, slide=True)
+        end = None if tokenizer.special == OURS else tokenizer.end  # ours never ends a text
+        ((hypothesis,),) = generate(model, [ids], decoding, end=end, slide=True)
         return make_answer(hypothesis, tokenizer)
 
     def explain_arguments(self, text: str) -> dict[str, Any]:
@@ -210,7 +211,8 @@ class Language(TextTask):
         return self.held
 
     def collate(self, part: Sequence[Any], *, epoch: int | None) -> Batch:
-        inputs, targets = collate_windows(self.valid if epoch is None else self.train, part)
+        stream = self.valid if epoch is None else self.train
+        inputs, targets = collate_windows(stream, part, self.tokenizers["text"].pad)
         return {"inputs": inputs, "targets": targets}
 
     def total_loss(self, model: nn.Module, batch: Batch, total: int, smoothing: float) -> Tensor:

@@ -4,8 +4,10 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from addnorm.config import Config
 from addnorm.data.delimited import is_delimited
@@ -16,9 +18,11 @@ from addnorm.data.text.labelled import read_text_column
 from addnorm.data.text.masking import mask_tokens
 from addnorm.data.text.pairs import RowFilter, filter_rows, limit_tokens
 from addnorm.data.text.reading_report import ReadingReport
-from addnorm.data.text.special_tokens import BEGIN, END, IGNORE
+from addnorm.data.text.special_tokens import IGNORE
 from addnorm.data.text.split import split_by_source
 from addnorm.errors import InputError
+from addnorm.layers.heads import pool_mean
+from addnorm.layers.masks import Mask
 from addnorm.models.transformer import Encoder
 from addnorm.tasks.base import (
     Fields,
@@ -28,8 +32,10 @@ from addnorm.tasks.base import (
     Tokenizers,
     TrainedText,
     choose_vocab,
+    list_of_texts,
     make_tokenizer,
     require_source,
+    require_text,
     say_nothing,
 )
 from addnorm.training.loop import Batch
@@ -37,6 +43,8 @@ from addnorm.training.loss import token_loss
 
 MAX_MASKED_LENGTH = 128
 """Default of data.max_length."""
+TOKENS_PER_EMBED_BATCH = 8192
+"""Tokens of the texts that become vectors at a time."""
 HELD_OUT_SEED = 77
 """Seed of the masks of held-out texts, which are the same in every evaluation."""
 
@@ -54,13 +62,51 @@ def encoder_size(width: int, depth: int, heads: int, length: int, **more: Any) -
     return {**shape, **kind, "scale_embedding": False, "init": "normal", **more}
 
 
-class TrainedMasked(TrainedText):
-    """A trained masked encoder, for other runs to start from."""
+class TrainedEncoder(TrainedText):
+    """A trained encoder, which turns texts into vectors."""
+
+    @torch.no_grad()
+    def embed(
+        self, texts: str | Iterable[str], *, normalise: bool = True, say: Say = say_nothing
+    ) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """Return one vector for each text, (texts, width): the mean over its positions.
+
+        v = mean_i h_i, divided by ‖v‖, so that the cosine of two texts is the dot product of
+        their vectors (Reimers, Gurevych 2019, 1908.10084, §3).
+
+        Parameters
+        ----------
+        texts : texts; one str is one text.
+        normalise : divide each vector by its norm.
+        say : called with a sentence if texts were cut.
+        """
+        model, special = self.model, self.tokenizer.special
+        assert isinstance(model, Encoder)
+        checked = [require_text(text, place) for place, text in enumerate(list_of_texts(texts), 1)]
+        rows = self.tokenizer.encode_many(checked)
+        max_tokens = (self.config.data.max_length or model.config.length) - 2
+        if cut := sum(len(row) > max_tokens for row in rows):
+            say(f"{cut} of {len(rows)} texts are longer than {max_tokens} tokens and were cut.")
+        rows = [row[:max_tokens] for row in rows]
+        device = next(model.parameters()).device
+        vectors = np.empty((len(rows), model.config.width), dtype=np.float32)
+        for part in Batches(text_lengths(rows), TOKENS_PER_EMBED_BATCH).epoch(0):
+            delimited = [[special.begin, *rows[i], special.end] for i in part]
+            inputs = pad(delimited, special.pad).to(device)
+            real = inputs != special.pad
+            mean = pool_mean(model.hidden(inputs, mask=Mask.padding(real)), real)
+            mean = functional.normalize(mean, dim=-1) if normalise else mean
+            vectors[list(part)] = mean.float().cpu().numpy()
+        return vectors
+
+
+class TrainedMasked(TrainedEncoder):
+    """A trained masked encoder, for vectors of texts and for other runs to start from."""
 
     def explain_arguments(self, text: str) -> dict[str, Any]:
         """Return the arguments of `explain_sequence`: the prediction for every token."""
         arguments = super().explain_arguments(text)
-        ids = [BEGIN, *arguments["inputs"][0].tolist(), END]
+        ids = [self.tokenizer.begin, *arguments["inputs"][0].tolist(), self.tokenizer.end]
         tokens = {"encoder": [self.tokenizer.piece(i) for i in ids]}
         return arguments | {"inputs": torch.tensor([ids]), "tokens": tokens}
 
@@ -150,15 +196,18 @@ class Masked(TextTask):
         seed = (HELD_OUT_SEED, 0) if epoch is None else (self.config.run.seed, epoch)
         masked = [self._mask(rows[i], hash((*seed, i))) for i in part]
         inputs, targets = zip(*masked, strict=True)
-        return {"inputs": pad(inputs), "targets": pad(targets, IGNORE)}
+        filler = self.tokenizers["text"].pad
+        return {"inputs": pad(inputs, filler), "targets": pad(targets, IGNORE)}
 
     def _mask(self, row: list[int], seed: int) -> tuple[list[int], list[int]]:
         """Return a text with masked tokens, and its targets; they depend on the seed alone."""
+        tokenizer = self.tokenizers["text"]
         inputs, targets = mask_tokens(
-            torch.tensor([BEGIN, *row, END]),
-            vocab=self.tokenizers["text"].size,
+            torch.tensor([tokenizer.begin, *row, tokenizer.end]),
+            vocab=tokenizer.size,
             rate=self.config.data.mask_rate,
             generator=torch.Generator().manual_seed(seed % 2**63),
+            special=tokenizer.special,
         )
         return inputs.tolist(), targets.tolist()
 

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from addnorm.data.text.collate import collate_pairs
 from addnorm.data.text.labelled import LabelledTexts
-from addnorm.data.text.special_tokens import END
 from addnorm.data.text.tokenizer import Tokenizer
 from addnorm.errors import ExtraError
 from addnorm.metrics import bleu, chrf, sentence_chrf
@@ -186,7 +185,8 @@ def cross_attention_map(
     pair : token ids of a source and its translation.
     title : title of the picture.
     """
-    batch = collate_pairs([pair[0]], [pair[1]])
+    source, target = tokenizers
+    batch = collate_pairs([pair[0]], [pair[1]], source.special, target.special)
     maps: dict[str, torch.Tensor] = {}
     model(batch.source, batch.target_in, maps=maps)
     last = max(
@@ -194,9 +194,9 @@ def cross_attention_map(
         key=lambda name: [int(part) for part in name.split(".") if part.isdecimal()],
     )
     weights = maps[last][0].mean(dim=0).tolist()
-    sides = zip(tokenizers, pair, strict=True)
-    names = [[tokenizer.piece(token) for token in (*ids, END)] for tokenizer, ids in sides]
-    return attention_map(weights, *names, title=title)
+    columns = [source.piece(int(token)) for token in batch.source[0]]
+    rows = [target.piece(token) for token in (*pair[1], target.end)]
+    return attention_map(weights, columns, rows, title=title)
 
 
 def position_curve(losses: NDArray[Any], bins: int = 32) -> list[tuple[float, float]]:

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from addnorm.config import Config
 from addnorm.data.text.batches import Batches
-from addnorm.data.text.collate import collate_pairs, pair_lengths
+from addnorm.data.text.collate import collate_pairs, delimit_source, pair_lengths
 from addnorm.data.text.pairs import Pairs, limit_tokens, read_pairs
-from addnorm.data.text.special_tokens import BEGIN, END
 from addnorm.data.text.split import overlap, split_by_source
 from addnorm.generate import Decoding, translate
+from addnorm.layers.masks import Mask
 from addnorm.metrics import bleu, chrf
 from addnorm.models.transformer import EncoderDecoder
 from addnorm.report import Page
@@ -86,8 +86,12 @@ class TrainedTranslator(TrainedText):
         places = iter(enumerate(texts, 1))
         ahead = decoding.read_ahead
         while part := [require_text(text, place) for place, text in islice(places, ahead)]:
-            ids = [[*source.encode(text), END] for text in part if not is_blank(text)]
-            results = translate(model, ids, decoding, begin=BEGIN, end=END)
+            ids = [
+                delimit_source(source.encode(text), source.special)
+                for text in part
+                if not is_blank(text)
+            ]
+            results = translate(model, ids, decoding, begin=target.begin, end=target.end)
             for text in part:
                 yield (
                     [EMPTY_ANSWER]
@@ -121,15 +125,15 @@ class TrainedTranslator(TrainedText):
         """
         one, other = sides_of(self.tokenizers)
         target = self.translate(text)[0] if target is None else target
-        source, ids = [*one.encode(text), END], other.encode(target)
+        source, ids = delimit_source(one.encode(text), one.special), other.encode(target)
         return {
-            "inputs": (torch.tensor([source]), torch.tensor([[BEGIN, *ids]])),
+            "inputs": (torch.tensor([source]), torch.tensor([[other.begin, *ids]])),
             "tokens": {
                 "encoder": [one.piece(i) for i in source],
-                "decoder": [other.piece(i) for i in (BEGIN, *ids)],
+                "decoder": [other.piece(i) for i in (other.begin, *ids)],
             },
             "name_of": other.piece,
-            "targets": [*ids, END],
+            "targets": [*ids, other.end],
             "title": f"{text} → {target}",
         }
 
@@ -188,7 +192,8 @@ class Translate(TextTask):
         self, tokenizers: Tokenizers, train: EncodedPairs, valid: EncodedPairs, notes: list[str]
     ) -> None:
         self.tokenizers, self.train, self.valid, self.notes = tokenizers, train, valid, notes
-        self.size = sum(map(sum, pair_lengths(train.sources, train.targets)))
+        special = sides_of(tokenizers)[0].special
+        self.size = sum(map(sum, pair_lengths(train.sources, train.targets, special)))
 
     @classmethod
     def read_files(cls, config: Config, tokenizers: Tokenizers | None) -> Self:
@@ -222,9 +227,10 @@ class Translate(TextTask):
     def _bind(self, config: Config) -> None:
         assert config.train.batch is not None
         train, valid, batch = self.train, self.valid, config.train.batch
-        lengths = pair_lengths(train.sources, train.targets)
+        special = sides_of(self.tokenizers)[0].special
+        lengths = pair_lengths(train.sources, train.targets, special)
         self.batches = Batches(lengths, batch, seed=config.run.seed)
-        lengths = pair_lengths(valid.sources, valid.targets)
+        lengths = pair_lengths(valid.sources, valid.targets, special)
         most = count_rows_within(lengths, self.max_held_out)
         self.held = Batches([side[:most] for side in lengths], batch).epoch(0)
 
@@ -232,33 +238,50 @@ class Translate(TextTask):
         return self.batches.epoch(number)
 
     def positions_needed(self, config: Config) -> int:
-        rows = (self.train, self.valid)
-        return max(max(map(max, pair_lengths(part.sources, part.targets))) for part in rows)
+        special = sides_of(self.tokenizers)[0].special
+        lengths = [
+            pair_lengths(part.sources, part.targets, special) for part in (self.train, self.valid)
+        ]
+        return max(max(map(max, part)) for part in lengths)
 
     def held_out(self) -> Sequence[Sequence[int]]:
         return self.held
 
     def collate(self, part: Sequence[int], *, epoch: int | None) -> Batch:
         rows = self.valid if epoch is None else self.train
+        one, other = sides_of(self.tokenizers)
         source, target_in, targets = collate_pairs(
-            [rows.sources[i] for i in part], [rows.targets[i] for i in part]
+            [rows.sources[i] for i in part],
+            [rows.targets[i] for i in part],
+            one.special,
+            other.special,
         )
         return {"source": source, "target_in": target_in, "targets": targets}
 
     def total_loss(self, model: nn.Module, batch: Batch, total: int, smoothing: float) -> Tensor:
         assert isinstance(model, EncoderDecoder)
-        hidden = model.hidden(batch["source"], batch["target_in"])
+        source_mask = target_mask = None
+        if not self.hides_padding(sides_of(self.tokenizers)[0]):
+            # The decoder starts with padding, which must be seen; later padding it cannot see.
+            real = batch["source"] != sides_of(self.tokenizers)[0].pad
+            source_mask, target_mask = Mask.padding(real), Mask()
+        hidden = model.hidden(
+            batch["source"], batch["target_in"], source_mask=source_mask, target_mask=target_mask
+        )
         return token_loss(model, hidden, batch["targets"], smoothing=smoothing, total=total)
 
     def further_metrics(self, model: nn.Module, loss: float) -> dict[str, float]:
         metrics = super().further_metrics(model, loss)
         if self.metric == "bleu":
             assert isinstance(model, EncoderDecoder)
-            sources = [[*row, END] for row in self.valid.sources[:MAX_BLEU_PAIRS]]
-            decoder = sides_of(self.tokenizers)[1]
+            encoder, decoder = sides_of(self.tokenizers)
+            sources = [
+                delimit_source(row, encoder.special) for row in self.valid.sources[:MAX_BLEU_PAIRS]
+            ]
+            ends = {"begin": decoder.begin, "end": decoder.end}
             texts = [
                 decoder.decode(best[0].tokens)
-                for best in translate(model, sources, Decoding(), begin=BEGIN, end=END)
+                for best in translate(model, sources, Decoding(), **ends)
             ]
             metrics["bleu"] = bleu(texts, self.valid.pairs.target[: len(texts)])["score"]
         return metrics

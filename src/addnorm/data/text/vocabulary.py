@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Self
 
-from addnorm.data.text.special_tokens import FIRST, UNKNOWN
+from addnorm.data.text.special_tokens import FIRST, OURS, UNKNOWN, SpecialIds
 from addnorm.errors import ConfigError
 
 SPACE = "▁"
@@ -24,6 +24,8 @@ class Vocabulary(ABC):
     """Number of ids, including the special ones."""
     model: bytes | None = None
     """The content of a separate file, if the vocabulary needs one."""
+    special: SpecialIds = OURS
+    """The ids of special tokens."""
 
     @classmethod
     @abstractmethod
