@@ -28,6 +28,7 @@ def feed(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="utf-8"))
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 def test_translations_are_printed_line_by_line(
     trained: Trained, source: Path, capsys: pytest.CaptureFixture[str]

@@ -152,6 +152,7 @@ def test_a_narrow_beam_equals_textbook_beam_search(beam: int, alpha: float, keep
 
 
 @penalised
+@pytest.mark.slow
 def test_stopping_early_changes_nothing(penalty: str, alpha: float) -> None:
     saved = 0
     for seed in range(25):

@@ -51,6 +51,7 @@ def test_continuations_of_one_length(name: str, beam: int) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.slow
 def test_left_padded_prompts() -> None:
     theirs, ours = both("gpt2")
     rows = [row[: 2 + i] for i, row in enumerate(prompts(4, 6))]

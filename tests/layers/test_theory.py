@@ -100,6 +100,7 @@ def gradient(addnorm: str, depth: int, seed: int) -> float:
     return float(grad.norm())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("addnorm", "slope"), [("post", 0.0), ("pre", -0.5)])
 def test_gradients_of_the_last_block_against_depth(addnorm: str, slope: float) -> None:
     """Theorem 1: O(1) in depth L for post-norm, O(1/√L) for pre-norm.

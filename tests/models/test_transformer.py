@@ -61,7 +61,7 @@ def test_alternating_windows_with_a_cache() -> None:
 
 
 def test_full_every_needs_a_window() -> None:
-    with pytest.raises(ConfigError, match=r"model\.full_every is for models with a window"):
+    with pytest.raises(ConfigError, match=r"model\.full_every needs a window"):
         ModelConfig(vocab=9, full_every=2)
 
 
@@ -95,7 +95,7 @@ def test_the_loss_is_that_of_capped_logits() -> None:
 
 
 def test_a_cap_is_for_tokens() -> None:
-    with pytest.raises(ConfigError, match=r"model\.logit_cap is for head=token"):
+    with pytest.raises(ConfigError, match=r"model\.logit_cap needs head=token"):
         ModelConfig(vocab=9, mode="encoder", head="class", outputs=2, logit_cap=3.0)
 
 
@@ -121,7 +121,9 @@ def test_narrow_embeddings_are_projected_after_their_norm() -> None:
 
 
 def test_narrow_embeddings_are_for_encoders() -> None:
-    with pytest.raises(ConfigError, match=r"model\.embed_width is for encoders of tokens"):
+    with pytest.raises(
+        ConfigError, match=r"model\.embed_width needs mode=encoder"
+    ):
         ModelConfig(vocab=9, mode="decoder", embed_width=6)
 
 

@@ -74,6 +74,7 @@ def test_runs_in_processes_equal_runs_in_sequence(
     assert [r.curve for r in row.results] == [r.curve for r in side.results]
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 def test_a_race_that_is_stopped_goes_on_with_the_run_it_was_in(
     run_request: RunRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -201,6 +202,7 @@ def test_remedies_follow_the_findings() -> None:
     assert Entry("unchanged").folder == "unchanged"
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 def test_the_front_door_takes_a_file_and_mappings(
     run_request: RunRequest, tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -79,6 +79,7 @@ def test_files_are_trained_on_in_a_directory(task: str, data: Path, tmp_path: Pa
     assert run.model.config is not None and len(run.history) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 @pytest.mark.parametrize("task", ALL_TASKS)
 def test_data_in_memory_are_trained_on(task: str, tmp_path: Path) -> None:
@@ -182,6 +183,7 @@ def test_progress_may_be_silent(tmp_path: Path, capfd: pytest.CaptureFixture[str
     assert not shown.out and "characters read." in shown.err and "held out: loss" in shown.err
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 @pytest.mark.parametrize("task", ("language", "table"))
 def test_a_run_is_monitored_and_unchanged(task: str, tmp_path: Path) -> None:
@@ -216,6 +218,7 @@ class PowerCut(Exception):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 @pytest.mark.parametrize("task", ALL_TASKS)
 def test_a_run_on_data_in_memory_resumes_like_an_unbroken_one(

@@ -17,6 +17,7 @@ from addnorm.runs.run import Run
 from tests.runs.common import TASKS, Trained, answer, label, lines, request_for, train
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 def test_translations_keep_the_order_of_the_texts(trained: Trained) -> None:
     run = Run.open(trained["translate"])

@@ -174,6 +174,7 @@ def test_a_damaged_checkpoint_is_skipped_with_a_message(data: Path, tmp_path: Pa
     same_runs(tmp_path / "whole", tmp_path / "cut")
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 @pytest.mark.parametrize("addnorm", ["admin", "dlcl"])
 def test_measured_initial_weights_are_restored(addnorm: str, data: Path, tmp_path: Path) -> None:
@@ -237,6 +238,7 @@ def test_a_missing_starting_run_is_an_error(data: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 def test_a_run_from_another_restarts_identically(data: Path, tmp_path: Path) -> None:
     train(request_for("language", data, steps=2), tmp_path / "first")
@@ -250,6 +252,7 @@ def test_a_run_from_another_restarts_identically(data: Path, tmp_path: Path) -> 
     same_runs(tmp_path / "whole", tmp_path / "cut")
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 def test_a_run_resumes_from_another_folder(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -268,6 +271,7 @@ def test_a_run_resumes_from_another_folder(
     assert kept.target == kept.valid_target == str(data / "a.target")
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 def test_the_seed_decides(data: Path, tmp_path: Path) -> None:
     for name, seed in (("one", 3), ("two", 3), ("other", 4)):

@@ -96,6 +96,7 @@ def test_perplexity_by_position() -> None:
     assert position_curve(np.array([1000.0]))[0][1] == math.exp(700)
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 @pytest.mark.parametrize(
     ("task", "titles"),

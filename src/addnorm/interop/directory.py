@@ -52,7 +52,7 @@ def inside(directory: Path, name: str) -> Path:
     return path
 
 
-def read_json(directory: Path, name: str) -> dict[str, Any]:
+def read_json_object(directory: Path, name: str) -> dict[str, Any]:
     """Return the object in a JSON file of the directory."""
     path = inside(directory, name)
     try:
@@ -117,7 +117,7 @@ class Weights(Mapping[str, TensorEntry]):
             return None
         if not (directory / HF_INDEX).exists():
             raise SavedError(_no_weights(directory))
-        table = read_json(directory, HF_INDEX).get("weight_map")
+        table = read_json_object(directory, HF_INDEX).get("weight_map")
         if not isinstance(table, dict) or not table:
             raise SavedError(f"{str(directory / HF_INDEX)!r} must have a weight_map: it has none.")
         for name in table.values():
@@ -174,7 +174,7 @@ def _no_weights(directory: Path) -> str:
         return f"there is no {HF_WEIGHTS} in {str(directory)!r}. Check the path."
     kind = "AutoModel"
     try:
-        names = read_json(directory, HF_CONFIG).get("architectures")
+        names = read_json_object(directory, HF_CONFIG).get("architectures")
         if isinstance(names, list) and names and str(names[0]).isidentifier():
             kind = str(names[0])
     except SavedError:

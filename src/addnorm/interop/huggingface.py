@@ -6,7 +6,6 @@
 Nothing of `transformers` is imported.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,9 +18,16 @@ from torch import Tensor
 
 from addnorm.config import ModelConfig
 from addnorm.errors import AddnormError, ConfigError, SavedError, nearest
-from addnorm.files import make_directory, whole, write_whole
+from addnorm.files import make_directory, to_json, whole, write_whole
 from addnorm.interop.decoders import DECODERS
-from addnorm.interop.directory import DTYPES, HF_CONFIG, HF_WEIGHTS, TensorEntry, Weights, read_json
+from addnorm.interop.directory import (
+    DTYPES,
+    HF_CONFIG,
+    HF_WEIGHTS,
+    TensorEntry,
+    Weights,
+    read_json_object,
+)
 from addnorm.interop.encoder_decoders import ENCODER_DECODERS
 from addnorm.interop.encoders import ENCODERS
 from addnorm.interop.mapping import Architecture, ConfigJson, TensorMap, expand
@@ -71,13 +77,13 @@ def read_model(directory: str | Path, *, dtype: torch.dtype = torch.float32) -> 
     addnorm.errors.SavedError: there is no file 'nothing/config.json'. Check the path.
     """
     directory = Path(directory)
-    settings = read_json(directory, HF_CONFIG)
+    settings = read_json_object(directory, HF_CONFIG)
     architecture = find_architecture(settings, directory)
     with Weights(directory) as weights:
         config = _read_config(architecture, settings, weights, directory)
         model = _build_empty(config, directory)
         stated = _with_prefix(architecture, weights)
-        maps = _expand(architecture, config, model)
+        maps = _expand_rows(architecture, config, model)
         notes = _check(architecture, config, model, maps, stated, directory)
         tensors = {}
         for entry in maps:
@@ -173,7 +179,7 @@ def _with_prefix(
     }
 
 
-def _expand(architecture: Architecture, config: ModelConfig, model: Model) -> list[TensorMap]:
+def _expand_rows(architecture: Architecture, config: ModelConfig, model: Model) -> list[TensorMap]:
     return expand(architecture.rows(config), model.state_dict())
 
 
@@ -232,7 +238,7 @@ def _check_tied(
     stored: Mapping[str, tuple[str, TensorEntry]],
 ) -> None:
     """Raise SavedError if a stored copy of a tied tensor differs from what it is tied to."""
-    needed = {name for row in architecture.rows(config) for name in _names(row.theirs)}
+    needed = {name for row in architecture.rows(config) for name in _names_of_row(row.theirs)}
     for copy, original in architecture.tied.items():
         if copy not in stored or original not in stored:
             continue
@@ -248,7 +254,7 @@ def _check_tied(
             )
 
 
-def _names(parts: str | tuple[str, ...]) -> tuple[str, ...]:
+def _names_of_row(parts: str | tuple[str, ...]) -> tuple[str, ...]:
     return (parts,) if isinstance(parts, str) else parts
 
 
@@ -301,7 +307,7 @@ def write_model(
     content = chosen.write(config) | dict(settings or {})
     tensors = their_tensors(chosen, config, model.state_dict())
     directory = make_directory(directory)
-    text = json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    text = to_json(dict(sorted(content.items())), indent=2)
     try:
         with whole(directory / HF_WEIGHTS) as temporary:
             save_file(tensors, temporary, metadata={"format": "pt"})

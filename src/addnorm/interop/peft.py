@@ -21,7 +21,7 @@ from torch import Tensor
 from addnorm.config import ModelConfig
 from addnorm.errors import SavedError
 from addnorm.files import make_directory, to_json, whole, write_whole
-from addnorm.interop.directory import inside, read_json
+from addnorm.interop.directory import inside, read_json_object
 from addnorm.interop.huggingface import choose_architecture
 from addnorm.interop.mapping import HEADWISE_QKV, Architecture, TensorMap, expand
 from addnorm.models.adapters import (
@@ -112,14 +112,14 @@ def read_peft_(model: Model, directory: str | Path) -> Adapter:
     another scale is multiplied into B.
     """
     directory = Path(directory)
-    content = read_json(directory, ADAPTER_CONFIG)
+    content = read_json_object(directory, ADAPTER_CONFIG)
     _check_settings(content, directory)
     tensors = _read_tensors(directory)
     architecture = choose_architecture(model.config)
     modules = {name: module for module in _modules(model, architecture) for name in module.theirs}
     groups, rest = _group(tensors, modules, directory)
     rank = max(parts["lora_A.weight"].shape[0] for parts in groups.values())
-    base_scale = _scale(content, next(iter(groups)), rank)
+    base_scale = _adapter_scale(content, next(iter(groups)), rank)
     roles = {
         f"{modules[name].role}.{part}" for name in groups for part in _parts_of(modules[name], name)
     }
@@ -131,7 +131,7 @@ def read_peft_(model: Model, directory: str | Path) -> Adapter:
         for name, parts in groups.items():
             module = modules[name]
             own = parts["lora_A.weight"].shape[0]
-            ratio = _scale(content, name, own) / adapter.scale
+            ratio = _adapter_scale(content, name, own) / adapter.scale
             try:
                 _set(module, name, layers[module.path], parts, ratio, model.config)
             except (RuntimeError, KeyError) as error:
@@ -233,7 +233,7 @@ def _check_settings(content: Mapping[str, Any], directory: Path) -> None:
         raise SavedError(f"{where!r} has bias={content['bias']!r}: only none can be read.")
 
 
-def _scale(content: Mapping[str, Any], name: str, rank: int) -> float:
+def _adapter_scale(content: Mapping[str, Any], name: str, rank: int) -> float:
     """Return the factor on the update of one module, by the patterns of PEFT: ends of names."""
 
     def find(table: object, default: float) -> float:

@@ -17,7 +17,7 @@ from addnorm.data.text.special_tokens import SpecialIds
 from addnorm.data.text.tokenizer import Tokenizer
 from addnorm.errors import SavedError, require
 from addnorm.files import read_bytes
-from addnorm.interop.directory import inside, read_json
+from addnorm.interop.directory import inside, read_json_object
 from addnorm.interop.mapping import ConfigJson
 
 MAX_FILE = 256 * 2**20
@@ -85,7 +85,7 @@ class _Reader:
         return (self.directory / name).exists()
 
     def _json(self, name: str) -> dict[str, Any]:
-        return read_json(self.directory, name) if self.has(name) else {}
+        return read_json_object(self.directory, name) if self.has(name) else {}
 
     def _bytes(self, name: str) -> bytes:
         return read_bytes(inside(self.directory, name), MAX_FILE)
@@ -183,7 +183,7 @@ class _Reader:
 
     def read_marian(self, vocab: int, target_vocab: int | None) -> dict[str, Tokenizer]:
         """Return the two tokenizers of a Marian directory, which number pieces by vocab.json."""
-        table = read_json(self.directory, "vocab.json")
+        table = read_json_object(self.directory, "vocab.json")
         other = self._json("target_vocab.json") or table
         sides = {"source": ("source.spm", table, vocab)}
         sides["target"] = ("target.spm", other, target_vocab or vocab)

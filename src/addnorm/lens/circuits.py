@@ -24,6 +24,7 @@ from addnorm.layers.attention import Attention
 from addnorm.layers.embeddings import Tokens
 from addnorm.layers.feedforward import FeedForward
 from addnorm.layers.heads import TokenHead
+from addnorm.layers.norms import OffsetRMSNorm
 from addnorm.lens.frozen import mixing_norms, replace_modules
 from addnorm.lens.look import Look
 from addnorm.lens.places import (
@@ -90,7 +91,8 @@ class _Gain(nn.Module):
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()
         parameters = dict(norm.named_parameters())
-        self.gain = parameters.get("weight", parameters.get("gain"))
+        gain = parameters.get("weight", parameters.get("gain"))
+        self.gain = 1.0 + gain if gain is not None and isinstance(norm, OffsetRMSNorm) else gain
 
     def forward(self, x: Tensor) -> Tensor:
         return x if self.gain is None else x * self.gain

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from addnorm.errors import InputError
 from addnorm.layers.addnorm import Fixup, HyperConnections
-from addnorm.layers.norms import BatchNorm, InstanceNorm, RMSNorm, ScaleNorm
+from addnorm.layers.norms import BatchNorm, InstanceNorm, OffsetRMSNorm, RMSNorm, ScaleNorm
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,8 @@ def _layer(norm: nn.Module, x: Tensor) -> Measured:
 def _rms_scale(norm: nn.Module, x: Tensor) -> Measured:
     assert isinstance(norm, RMSNorm)
     scale = (x.square().mean(dim=-1, keepdim=True) + norm.eps).sqrt()
-    return Measured(norm.weight, scale, None, None)
+    gain = 1.0 + norm.weight if isinstance(norm, OffsetRMSNorm) else norm.weight
+    return Measured(gain, scale, None, None)
 
 
 def _scale(norm: nn.Module, x: Tensor) -> Measured:
