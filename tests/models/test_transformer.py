@@ -121,9 +121,7 @@ def test_narrow_embeddings_are_projected_after_their_norm() -> None:
 
 
 def test_narrow_embeddings_are_for_encoders() -> None:
-    with pytest.raises(
-        ConfigError, match=r"model\.embed_width needs mode=encoder"
-    ):
+    with pytest.raises(ConfigError, match=r"model\.embed_width needs mode=encoder"):
         ModelConfig(vocab=9, mode="decoder", embed_width=6)
 
 
