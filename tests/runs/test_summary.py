@@ -17,7 +17,8 @@ from tests.runs.common import Trained, quiet, request_for
 def test_the_summary_is_of_the_best_evaluation(trained: Trained) -> None:
     run = Run.open(trained["classify"])
     summary, rows = run.summary, run.history
-    best = max((row for row in rows if "valid_loss" in row), key=lambda r: r["valid_accuracy"])
+    evaluations = [row for row in rows if "valid_loss" in row]
+    best = max(evaluations, key=lambda r: (r["valid_accuracy"], -r["valid_loss"]))
     assert summary["best_step"] == best["step"] and summary["metric"] == "accuracy"
     assert summary["best"]["accuracy"] == best["valid_accuracy"]
     assert set(summary["best"]) == {"loss", "accuracy", "f1", "ece"}

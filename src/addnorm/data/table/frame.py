@@ -37,6 +37,8 @@ ARROW_FORMATS = {
     ".feather": "feather",
     ".arrow": "feather",
 }
+ARROW_ERRORS = (OSError, ValueError, MemoryError, LookupError, TypeError, NotImplementedError)
+"""What pyarrow raises for a damaged file; all of its exceptions are one of these, too."""
 
 
 @dataclass(frozen=True)
@@ -300,7 +302,7 @@ def _read_arrow(path: Path, kind: str) -> Frame:
     try:
         table = reader.read_table(str(path))
         table.validate(full=True)  # a damaged file may have offsets outside its buffers
-    except (OSError, ValueError) as error:
+    except ARROW_ERRORS as error:
         raise damaged_arrow(path, kind, error) from None
     frame = to_frame(table, repr(str(path)))
     if not len(frame):

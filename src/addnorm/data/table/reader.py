@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from addnorm.data.delimited import is_delimited
-from addnorm.data.table.frame import ARROW_FORMATS, Frame, damaged_arrow, delimited_frames, to_frame
+from addnorm.data.table.frame import (
+    ARROW_ERRORS,
+    ARROW_FORMATS,
+    Frame,
+    damaged_arrow,
+    delimited_frames,
+    to_frame,
+)
 from addnorm.data.text.files import require_file
 from addnorm.errors import InputError, require
 from addnorm.files import whole
@@ -45,7 +52,7 @@ def _arrow_parts(
                 table = arrow.Table.from_batches([batch.slice(start, rows)])
                 table.validate(full=True)
                 yield to_frame(table, repr(str(path)))
-    except (OSError, ValueError) as error:
+    except ARROW_ERRORS as error:
         if isinstance(error, InputError):
             raise
         raise damaged_arrow(path, kind, error) from None
