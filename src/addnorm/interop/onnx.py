@@ -25,6 +25,7 @@ from torch.export import Dim
 from addnorm.data.text.tokenizer import Tokenizer
 from addnorm.errors import ConfigError, SavedError, require
 from addnorm.files import to_json, write_whole
+from addnorm.layers.cache import Cache
 from addnorm.layers.masks import Mask
 from addnorm.models.build import Model
 from addnorm.models.transformer import Decoder, EncoderDecoder
@@ -65,11 +66,12 @@ class _Step(_Encode):
         return logits[:, -1], torch.stack(cache.present)
 
 
-class _GrowingCache:
-    """A cache of the interface of layers.cache.Cache whose tensors are inputs and outputs."""
+class _GrowingCache(Cache):
+    """A cache whose tensors are inputs and outputs of the graph, one (layer, …) tensor each."""
 
     def __init__(self, past: Tensor) -> None:
-        self.past, self.used = past, past.shape[4]
+        self.store = self.past = past
+        self.used = past.shape[4]
         self.present: list[Tensor] = []
         self.memory: dict[int, Any] = {}
 
