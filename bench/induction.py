@@ -33,7 +33,7 @@ UNSEEN = -100
 
 
 def draw(rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Return sequences that go on with earlier phrases, and which tokens repeat, (rows, LENGTH).
+    """Return sequences that continue with earlier phrases, and which tokens repeat, (rows, LENGTH).
 
     Distances are random, so no fixed one leads to the copy. The first token of a phrase cannot be
     predicted and does not count as repeated.

@@ -49,7 +49,7 @@ class Attention(nn.Module):
     local
         Parameters of the position scheme that belong to this layer.
     window
-        This layer alone sees only keys fewer than so many positions away; the mask decides by
+        This layer alone sees only keys fewer than this many positions away; the mask decides by
         default.
     """
 

@@ -122,7 +122,7 @@ class Effects:
     values
         Metric with the edit − metric without it: (places,), or (places, positions).
     base
-        The metric of the model as it is.
+        The metric of the unchanged model.
     """
 
     names: tuple[str, ...]

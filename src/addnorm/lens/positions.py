@@ -95,7 +95,7 @@ def principal_components(table: Tensor, count: int = 2) -> tuple[Tensor, Tensor]
     return (left * sizes)[:, :count], shares[:count]
 
 
-# ── What can be told from hidden states ───────────────────────────────────────────────────────────
+# ── What hidden states contain ───────────────────────────────────────────────────────────────────
 
 
 def probe(features: Tensor, targets: Tensor, *, penalty: float = 1e-3) -> float:

@@ -32,7 +32,7 @@ MAX_POINT_TIPS, CLOUD_LAYERS = 150, 4
 LABEL_WIDTH = 190
 """Longer labels of curves are shortened."""
 OBSERVED = "observed"
-"""Axis label of observed frequencies: short, because the legend is beside it."""
+"""Axis label of observed frequencies: short, because the legend is next to it."""
 MARK_KINDS = ("best", "bad", "note")
 
 
