@@ -30,7 +30,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_demo_trains_translates_and_writes_a_page(
     few: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["demo", "--out", str(tmp_path / "demo"), "--minutes", "0.05"]
+    command = ["demo", "--out", str(tmp_path / "demo"), "--steps", "8"]
     status, out, err = run(capsys, *command, "--json")
     assert status == 0, err
     metrics = json.loads(out)

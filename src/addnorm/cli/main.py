@@ -64,7 +64,14 @@ def _demo_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--to", default="de", metavar="CODE", help="language to translate to (default de)"
     )
-    parser.add_argument("--minutes", type=float, default=2.5, help="training time (default 2.5)")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument(
+        "--steps",
+        type=int,
+        metavar="N",
+        help="training steps (default 1800: about 2 minutes on two idle cores)",
+    )
+    length.add_argument("--minutes", type=float, metavar="N", help="train for N minutes instead")
     parser.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
     parser.add_argument(
         "--out", metavar="FOLDER", help="folder for the results (default runs/demo-CODE)"

@@ -289,7 +289,7 @@ def predict(args: argparse.Namespace) -> None:
                 raise InputError(
                     f"{args.file!r} already has a column {clash[0]!r}. Rename it, or leave out -o."
                 )
-            sink.write(type(part)(part.name, {**part.columns, **scored}))
+            sink.write(part, scored)
             done += len(part)
             bar.done(done)
     for note in unknown.describe():

@@ -22,9 +22,8 @@ import torch
 from addnorm.config import Config
 from addnorm.data.table.encode import DATE_PARTS, NumberRule, TableEncoder
 from addnorm.data.table.frame import Array
-from addnorm.data.table.parse import parse_form
 from addnorm.data.table.scaling import SCALINGS
-from addnorm.data.table.schema import Schema
+from addnorm.data.table.schema import Schema, check_form
 from addnorm.errors import AddnormError, SavedError
 from addnorm.files import (
     TABLE_MODEL,
@@ -235,7 +234,7 @@ def _check_number(rule: NumberRule, kinds: dict[str, str], where: str) -> None:
     is_fill = rule.fill is None or _is_finite_number(rule.fill)
     _require_field(is_fill, f"{where}.fill", "null or a finite number", rule.fill)
     if rule.form:
-        parse_form(rule.form)
+        check_form(rule.form, "number" if rule.part is None else "date")
     _check_knots(rule, f"{where}.knots")
 
 

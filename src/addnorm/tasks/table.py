@@ -80,7 +80,7 @@ class UnknownValues:
 
     def update(self, part: Frame) -> None:
         """Add the notes and the unknown values of some rows."""
-        self.notes += part.notes
+        self.notes += [note for note in part.notes if note not in self.notes]
         for name, (rows, values) in self.encoder.unknown_values(part).items():
             before, shown = self.counts.get(name, (0, []))
             self.counts[name] = before + rows, list(dict.fromkeys([*shown, *values]))[:3]
@@ -157,9 +157,8 @@ class TrainedTable(Trained):
             rows, targets = self.read_targets(data, say)
             with without_warnings():
                 return explain_table(self.estimator, rows, targets)
-        table = to_frame(data)
-        self.schema.check(table)
-        for note in self.estimator.encoder_.unknown_notes(table):
+        table = self.schema.select(to_frame(data))
+        for note in [*table.notes, *self.estimator.encoder_.unknown_notes(table)]:
             say(note)
         if not 1 <= row <= len(table):
             raise InputError(f"row must be 1 to {len(table)}: got {row}.")
@@ -190,8 +189,9 @@ class TrainedTable(Trained):
         on_read : called with the share of the file that has been read.
         """
         name = self.schema.target or "target"
-        for part in read_parts(path, ROWS_PER_CHUNK, *([on_read] if on_read else [])):
-            rows = part.without(name) if name in part.columns else part
+        for part in read_parts(path, ROWS_PER_CHUNK, on_read, keep_original=True):
+            rows = self.schema.select(part)
+            rows = rows.without(name) if name in rows.columns else rows
             classes = getattr(self.estimator, "classes_", None)
             with without_warnings():
                 if classes is None:
@@ -210,8 +210,7 @@ class TrainedTable(Trained):
         return read_known_rows(self.estimator, data, say)
 
     def _rows(self, data: Any) -> Frame:
-        table = to_frame(data)
-        self.schema.check(table)
+        table = self.schema.select(to_frame(data))
         target = self.schema.target
         return table.without(target) if target in table.columns else table
 
@@ -234,8 +233,7 @@ def read_known_rows(
     schema, encoder = estimator.encoder_.schema, estimator.encoder_
     if schema.target is None:
         raise ConfigError(f"this model was saved without the name of its target. {advice}")
-    table = to_frame(data)
-    schema.check(table)
+    table = schema.select(to_frame(data))
     for note in [*table.notes, *encoder.unknown_notes(table)]:
         say(note)
     table, values = rows_with_target(table, schema.target, say)
@@ -314,8 +312,8 @@ class Table(Task):
             groups = None if groups is None else groups[train_rows]
         unlabelled = None
         if options.unlabelled is not None:
-            more = read_frame(options.unlabelled)
-            schema.check(more)
+            more = schema.select(read_frame(options.unlabelled))
+            notes += more.notes
             unlabelled = join_rows(rows, more)
         with warnings_as_notes(notes):
             places, classes = estimator.learn_target(targets)
@@ -586,8 +584,10 @@ def read_test_rows(path: str, schema: Schema, targets: Array, say: Say) -> TestR
     say : receives messages about the rows.
     """
     target = str(schema.target)
-    rows, values = rows_with_target(read_frame(path), target, say)
-    schema.check(rows)
+    table = schema.select(read_frame(path))
+    for note in table.notes:
+        say(note)
+    rows, values = rows_with_target(table, target, say)
     classes = None if schema.task == "number" else np.unique(targets)
     known_targets = parse_known_target(values, schema, classes, say)
     return TestRows(rows.without(target), known_targets, path)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from statistics import NormalDist
 from typing import Any
 
@@ -245,13 +246,105 @@ def test_missing_markers_in_numbers_and_dates() -> None:
     assert "60 values are not dates ('-', '?', 'n.a.'); treated as missing" in note(table, "d")
 
 
-def test_a_note_for_dates_in_other_formats() -> None:
-    days = [f"{1 + i % 28:02}.{1 + i % 12:02}.{1990 + i}" for i in range(80)]
-    table = frame(many=days, few=["1/2/2024", "12/31/2024"] * 40, no=["a1", "b2"] * 40)
-    assert kinds(table) == {"many": "ignore", "few": "category", "no": "category"}
-    for name in ("many", "few"):
-        assert "if they are dates, write them as 2024-12-31" in note(table, name)
-    assert "dates" not in note(table, "no")
+@pytest.mark.parametrize(
+    ("texts", "form", "second"),
+    (
+        (["1/2/2024", "12/31/2024"], "month/day/year", "2024-12-31T00:00:00"),
+        (["1/2/2024", "31/12/2024"], "day/month/year", "2024-12-31T00:00:00"),
+        (["01.02.2024", "03.04.2024"], "day/month/year", "2024-04-03T00:00:00"),
+        (["01-02-2024", "03-04-2024"], "month/day/year", "2024-03-04T00:00:00"),
+        (["1/1/2024", "1/2/2024", "1/3/2024"], "day/month/year", "2024-02-01T00:00:00"),
+        (["1/1/2024", "2/1/2024", "3/1/2024"], "month/day/year", "2024-02-01T00:00:00"),
+        (["1/31/99", "1/31/11 1:30 PM"], "month/day/year", "2011-01-31T13:30:00"),
+        (["31 Jan 2024", "1-Feb-2024"], "", "2024-02-01T00:00:00"),
+        (["January 31, 2024", "Sept 1 2024 12:05 am"], "", "2024-09-01T00:05:00"),
+        (["2024/01/31", "2024/2/1"], "", "2024-02-01T00:00:00"),
+        (["1970-01-02", "1970-01-01"], "", "1970-01-01T00:00:00"),
+    ),
+)
+def test_the_whole_column_decides_how_dates_are_read(
+    texts: list[str], form: str, second: str
+) -> None:
+    table = frame(when=texts * 20)
+    column = infer(table).columns[0]
+    assert (column.kind, column.form) == ("date", form)
+    assert ("read as " + form in column.note) == bool(form)
+    dates = to_dates(table.columns["when"], form)
+    assert dates is not None and str(dates[1]) == second
+
+
+@pytest.mark.parametrize(
+    "texts",
+    (
+        ["1/31/2024", "31/1/2024"],  # no order suits both
+        ["10.12.14", "1.2.3"],  # versions
+        ["1/32/2024", "1/2/2024"],
+        ["13:30", "2024"],
+        ["31 Foo 2024", "1 Bar 2024"],
+        ["1/2-2024", "3/4-2024"],
+        ["1/2/2024 13:30 PM", "1/2/2024 1:30 PM"],
+    ),
+)
+def test_other_texts_are_no_dates(texts: list[str]) -> None:
+    assert kinds(frame(when=texts * 20)) == {"when": "category"}
+
+
+def test_an_ambiguous_order_is_a_guess_that_is_reported() -> None:
+    table = frame(clear=["1/2/2024", "12/31/2024"] * 40, guess=["1/2/2024", "3/4/2024"] * 40)
+    assert "the order is a guess: set its form in the schema" in note(table, "guess")
+    assert "guess" not in note(table, "clear")
+
+
+def test_the_form_of_dates_is_saved_and_may_be_chosen() -> None:
+    table = frame(when=["1/2/2024", "3/4/2024"] * 40)
+    schema = Schema.parse(infer(table).dump().replace('month/day/year"', 'day/month/year"'))
+    assert schema.columns[0].form == "day/month/year"
+    encoder = fit_encoder(table, schema, scaling="none")
+    numbers = dict(zip(encoder.names, encoder.encode(table).numbers.T.tolist(), strict=True))
+    assert numbers["when (month)"][:2] == [1, 3]  # February and April, counted from 0
+    assert TableEncoder.parse(encoder.dump()) == encoder
+    with pytest.raises(InputError, match="or of the form day/month/year: got '12/31/2024'"):
+        encoder.encode(frame(when=["12/31/2024"]))
+    with pytest.raises(ConfigError, match="the form of a date must be month/day/year or day/month"):
+        Schema.parse('[[columns]]\nname = "when"\nkind = "date"\nform = "1,234.5"\n')
+
+
+def test_the_form_of_a_kind_that_was_given_is_detected() -> None:
+    table = frame(when=["31.01.2011", "01.02.2011"], price=["1.200,50 €", "(3,5 €)"])
+    schema = infer(table).change({"when": "date", "price": "number"})
+    schema = replace(schema, columns=tuple(replace(each, form="") for each in schema.columns))
+    encoder = fit_encoder(table, schema, scaling="none")
+    assert [each.form for each in encoder.schema.columns] == ["day/month/year", "1.234,5 €"]
+    assert encoder.encode(table).numbers[:, -1].tolist() == [1200.5, -3.5]
+
+
+@pytest.mark.parametrize(
+    ("texts", "numbers"),
+    (
+        (["12.5", "(623.79)", "7"], [12.5, -623.79, 7.0]),
+        (["$1,234.50", "($2,000.25)", "$ 3"], [1234.5, -2000.25, 3.0]),
+        (["1.234,5", "(2,25)", "7"], [1234.5, -2.25, 7.0]),
+    ),
+)
+def test_negative_numbers_of_accounting(texts: list[str], numbers: list[float]) -> None:
+    table = frame(amount=texts * 20)
+    column = infer(table).columns[0]
+    assert column.kind == "number"
+    assert to_numbers(table.columns["amount"], column.form)[0][:3].tolist() == numbers
+
+
+def test_parentheses_around_other_texts_are_no_numbers() -> None:
+    assert to_numbers(frame(a=["(-3)", "()", "(a)", "(1", "((2))"]).columns["a"], "1,234.5")[1] == [
+        *("(-3)", "()", "(a)", "(1"),
+        "((2))",
+    ]
+
+
+def test_integers_of_many_digits_are_codes() -> None:
+    ids = [f"{10**30 + i % 4}" for i in range(80)]
+    table = frame(account=ids, unique=[f"{10**20 + i}" for i in range(80)], short=["12", "34"] * 40)
+    assert kinds(table) == {"account": "category", "unique": "ignore", "short": "number"}
+    assert "more than 15 digits are treated as codes" in note(table, "account")
 
 
 def test_dates_with_an_offset_are_converted_to_utc() -> None:

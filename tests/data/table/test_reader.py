@@ -154,3 +154,50 @@ def test_parquet_keeps_kinds(tmp_path: Path) -> None:
         assert frame.columns[name].tolist()[0] == column.tolist()[0]
     assert np.isnan(frame.columns["x"][1]) and np.isnat(frame.columns["d"][1])
     assert frame.columns["t"][1] is None
+
+
+@pytest.mark.parametrize("name", ["in.csv", "in.tsv"])
+def test_cells_are_written_as_they_were_read(tmp_path: Path, name: str) -> None:
+    """NA, spaces, leading zeros and the format of numbers stay."""
+    rows = [["id", "x", "note"], ["007", " 1.50", "NA"], ["", "1e3 ", "?"], ["n/a", "-0", "a b "]]
+    separator = "," if name.endswith("csv") else "\t"
+    text = "".join(separator.join(row) + "\n" for row in rows)
+    (tmp_path / name).write_text(text)
+    with open_table_writer(tmp_path / f"out-{name}") as sink:
+        for part in read_parts(tmp_path / name, rows=2, keep_original=True):
+            sink.write(part, {"p": np.full(len(part), 0.5)})
+    written = (tmp_path / f"out-{name}").read_text().splitlines()
+    ends = ["p", "0.5", "0.5", "0.5"]
+    assert written == [separator.join([*row, end]) for row, end in zip(rows, ends, strict=True)]
+
+
+def test_arrow_columns_are_written_as_they_were_read(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = arrow.table({"n": arrow.array([3, None], arrow.int16()), "t": ["a", "NA"]})
+    parquet.write_table(table, tmp_path / "in.parquet")
+    for name in ("out.parquet", "out.csv"):
+        with open_table_writer(tmp_path / name) as sink:
+            for part in read_parts(tmp_path / "in.parquet", keep_original=True):
+                sink.write(part, {"p": np.array([0.25, 0.5])})
+    written = parquet.read_table(tmp_path / "out.parquet")
+    assert written.select(["n", "t"]).equals(table) and written["p"].to_pylist() == [0.25, 0.5]
+    assert (tmp_path / "out.csv").read_text() == "n,t,p\n3,a,0.25\n,NA,0.5\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_noticed"),
+    (
+        ("39,State-gov,77516\n50,Private,83311\n", True),
+        ("0.5,1.5\n2,3\n", True),
+        ("country,2019,2020\nA,1,2\nB,3,4\n", False),  # years
+        ("a,1\nx,2\nb,c\n", False),  # its second column is not numeric
+        ("x1,x2\n1,2\n", False),
+        ("a,b\nu,v\n", False),  # nothing tells
+        ("id,7\n1,2\n", False),  # only one of two names is a number
+    ),
+)
+def test_a_file_without_a_header_is_noticed(tmp_path: Path, text: str, is_noticed: bool) -> None:
+    (tmp_path / "t.csv").write_text(text)
+    notes = " ".join(read_frame(tmp_path / "t.csv").notes)
+    assert ("looks like a row" in notes) == is_noticed

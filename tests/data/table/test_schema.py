@@ -64,6 +64,23 @@ def test_target_and_ignored_columns_are_optional() -> None:
         SCHEMA.check(to_frame({"a": [1], "c": ["x"], "d": [1]}))
 
 
+def test_new_columns_are_left_out_with_a_note() -> None:
+    same = to_frame({"a": [1], "c": ["x"], "y": ["no"]})
+    assert SCHEMA.select(same) is same
+    more = SCHEMA.select(to_frame({"d": [1], "a": [1], "c": ["x"], "e": [2]}))
+    assert more.names == ["a", "c"]
+    assert more.notes == ("not used, because training did not have it: 'd', 'e'.",)
+    with pytest.raises(InputError, match=r"it lacks 'c' and has 'cc', which training did not have"):
+        SCHEMA.select(to_frame({"a": [1], "cc": ["x"]}))
+
+
+def test_a_form_does_not_outlive_its_kind() -> None:
+    price = Column(name="price", kind="number", form="$1,234.5")
+    schema = Schema(columns=(price,))
+    assert schema.change({"price": "date"}).columns[0].form == ""
+    assert schema.change({"price": "number"}).columns[0].form == "$1,234.5"
+
+
 def test_a_file_of_a_schema_can_be_edited(tmp_path: Path) -> None:
     path = tmp_path / "s.toml"
     SCHEMA.save(path)

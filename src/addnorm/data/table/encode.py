@@ -20,6 +20,8 @@ import torch
 from addnorm.data.table.frame import Array, Frame, to_texts
 from addnorm.data.table.parse import (
     MAX_NON_NUMERIC,
+    detect_date_form,
+    detect_form,
     first_non_date,
     to_dates,
     to_numbers,
@@ -222,6 +224,7 @@ def fit_encoder(
     rare = rare if rare is not None else (5 if len(frame) >= 1000 else 1)
     numbers: list[NumberRule] = []
     categories: list[CategoryRule] = []
+    schema = _with_forms(schema, frame)
     for column in schema.used:
         values = frame.column(column.name)
         if column.kind == "category":
@@ -248,6 +251,21 @@ def fit_encoder(
             f"{_reasons(schema.columns)}"
         )
     return TableEncoder(schema=schema, numbers=tuple(numbers), categories=tuple(categories))
+
+
+def _with_forms(schema: Schema, frame: Frame) -> Schema:
+    """Detect the forms of numbers and dates whose kind was given without one."""
+    columns = []
+    for column in schema.columns:
+        if not column.form and column.kind in ("number", "date"):
+            values = frame.column(column.name)
+            if column.kind == "date":
+                column = replace(column, form=detect_date_form(values) or "")
+            elif values.dtype == object:
+                texts = without_missing([text for text in values.tolist() if text is not None])
+                column = replace(column, form=detect_form(texts))
+        columns.append(column)
+    return replace(schema, columns=tuple(columns))
 
 
 def _reasons(columns: Sequence[Column]) -> str:
@@ -291,11 +309,13 @@ def _parse_column_values(values: Array, rule: NumberRule) -> Array:
             )
         # Infinities are kept here, and clipped to the finite range of their column by `scale`.
         return np.where(np.isinf(numbers), numbers, np.clip(numbers, -MAX_NUMBER, MAX_NUMBER))
-    dates = to_dates(values)
+    dates = to_dates(values, rule.form)
     if dates is None:
+        form = f" or of the form {rule.form}" if rule.form else ""
         raise InputError(
-            f"column {rule.column!r} must hold dates such as 2024-05-31: got "
-            f"{first_non_date(values)!r}. Write them as year-month-day, or leave them empty."
+            f"column {rule.column!r} must hold dates such as 2024-05-31{form}: got "
+            f"{first_non_date(values, rule.form)!r}. Write them as year-month-day, or leave them "
+            "empty."
         )
     return dates
 

@@ -2,12 +2,13 @@
 
 A column becomes one of three arrays: float64 with NaN, texts with None, or dates with NaT, each
 with its own missing value. How a model uses a column is decided by the schema, not here; the text
-of a cell is not changed, except that surrounding spaces are removed.
+of a cell is not changed, except that surrounding spaces are removed. A frame may also keep what the
+file had, to be written again unchanged.
 """
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -31,6 +32,11 @@ MISSING_CELLS = frozenset(
     ("", "?", "NA", "N/A", "n/a", "#N/A", "<NA>", "nan", "NaN", "NAN", "null", "NULL", "None")
 )
 """Cells of a file that stand for a missing value."""
+LIKE_A_ROW = "looks like a row"
+NO_HEADER = (
+    f"line {{line}} of {{path!r}} is read as the names of the columns, but it {LIKE_A_ROW} "
+    "({cells}). If the file has no header, add a line with the names."
+)
 ARROW_FORMATS = {
     ".parquet": "parquet",
     ".pq": "parquet",
@@ -54,6 +60,8 @@ class Frame:
     """Whether the columns had names; those of an array are numbered: x0, x1, ..."""
     declared: frozenset[str] = frozenset()
     """Columns that the data frame declares as categories, whatever their values."""
+    original: Any = None
+    """What the file had, if it is kept: a list of cells for each column, or an Arrow table."""
 
     @property
     def names(self) -> list[str]:
@@ -74,7 +82,8 @@ class Frame:
     def column(self, name: str) -> Array:
         """Return one column; if there is none of that name, the error suggests the nearest."""
         if name not in self.columns:
-            raise InputError(f"{self.name} has no column {name!r}. {nearest(name, self.columns)}")
+            hints = [nearest(name, self.columns), *(n for n in self.notes if LIKE_A_ROW in n)]
+            raise InputError(f"{self.name} has no column {name!r}. {' '.join(hints)}")
         return self.columns[name]
 
 
@@ -117,13 +126,23 @@ def read_frame(path: str | Path) -> Frame:
 
 
 def delimited_frames(
-    path: str | Path, rows: int | None = None, on_progress: Callable[[float], object] | None = None
+    path: str | Path,
+    rows: int | None = None,
+    on_progress: Callable[[float], object] | None = None,
+    *,
+    keep_original: bool = False,
 ) -> Iterator[Frame]:
     """Yield the rows of a .csv or .tsv file as frames of at most `rows` rows; None for one frame.
 
     Blank lines are skipped, and counted in the notes of the frame they belong to; a line of
-    separators only is a row of missing values. `on_progress` is called with the share of the file
-    that has been read, before each frame.
+    separators only is a row of missing values.
+
+    Parameters
+    ----------
+    path : the file.
+    rows : the most rows of a frame; None for one frame.
+    on_progress : called with the share of the file that has been read, before each frame.
+    keep_original : whether frames keep the cells as they are in the file.
     """
     if not is_delimited(path):
         raise InputError(
@@ -144,28 +163,63 @@ def delimited_frames(
                 blank += 1
 
     body = filled()
-    while len((columns := _parse_columns(body, len(names), rows or sys.maxsize))[0]):
+    while len((cells := _transpose(body, len(names), rows or sys.maxsize, keep_original))[0][0]):
+        columns, original = cells
+        if is_empty and _looks_like_data(names, columns):
+            notes.append(NO_HEADER.format(line=line, path=str(path), cells=list_cells(header)))
         notes += [f"blank lines skipped: {blank}."] if blank else []
         if on_progress is not None:
             on_progress(file.share_read())
-        yield Frame(repr(str(path)), dict(zip(names, columns, strict=True)), tuple(notes))
+        arrays = dict(zip(names, map(object_array, columns), strict=True))
+        yield Frame(repr(str(path)), arrays, tuple(notes), original=original)
         notes, blank, is_empty = [], 0, False
     if is_empty:
         raise InputError(f"{str(path)!r} must have rows below its header: it has none.")
 
 
-def _parse_columns(body: Iterator[list[str]], width: int, rows: int) -> list[Array]:
-    """Return the columns of the next `rows` rows, parsed in chunks that stay in the cache."""
+def _transpose(
+    body: Iterator[list[str]], width: int, rows: int, keep_original: bool
+) -> tuple[list[list[str | None]], list[list[str]] | None]:
+    """Return the columns of the next `rows` rows, in chunks that stay in the cache; and as read."""
     columns: list[list[str | None]] = [[] for _ in range(width)]
+    original: list[list[str]] | None = [[] for _ in range(width)] if keep_original else None
     while chunk := list(islice(body, min(PARSE_CHUNK, rows - len(columns[0])))):
         for place, column in enumerate(columns):
-            column += parse_cells([cells[place] for cells in chunk])
-    return [object_array(column) for column in columns]
+            cells = [row[place] for row in chunk]
+            column += parse_cells(cells)
+            if original is not None:
+                original[place] += cells
+    return columns, original
+
+
+def _looks_like_data(names: Sequence[str], columns: Sequence[Sequence[str | None]]) -> bool:
+    """Return whether the names of columns look like a row: numbers above all columns of numbers.
+
+    Years are names of columns as often as not, and no sign of a missing header.
+    """
+    are_numbers = [all(_is_number(text) for text in column[:100] if text) for column in columns]
+    headers = [name for name, numeric in zip(names, are_numbers, strict=True) if numeric]
+    are_years = all(name.isdecimal() and 1800 <= int(name) <= 2200 for name in headers)
+    return bool(headers) and not are_years and all(map(_is_number, headers))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def parse_cells(cells: Iterable[str]) -> list[str | None]:
     """Return the cells of a file without surrounding spaces, and None for a missing value."""
     return [None if (text := cell.strip()) in MISSING_CELLS else text for cell in cells]
+
+
+def list_cells(cells: Sequence[str]) -> str:
+    """Return the first cells of a row, shortened."""
+    shown = ", ".join(cell.strip()[:20] for cell in cells[:4])
+    return shown + (", …" if len(cells) > 4 else "")
 
 
 def to_texts(column: Array) -> Array:

@@ -11,8 +11,9 @@ from addnorm.data.table.column_arrays import is_missing
 from addnorm.data.table.frame import Array, Frame, to_texts
 from addnorm.data.table.parse import (
     MAX_NON_NUMERIC,
+    detect_date_form,
     detect_form,
-    look_like_dates,
+    is_ambiguous_date,
     to_dates,
     to_numbers,
     without_missing,
@@ -22,6 +23,8 @@ from addnorm.errors import InputError
 
 MANY_VALUES = 50
 """A column of texts with more distinct values than this, most of them unique, is ignored."""
+MAX_DIGITS = 15
+"""Integers with more digits are not exact as numbers: they are identifiers."""
 FEW_ROWS, NEARLY_ALL = 8, 0.75
 """From this number of rows on, a column of texts is ignored if more than this share differ."""
 IDENTIFIER = re.compile(
@@ -80,22 +83,21 @@ def _infer_column(name: str, column: Array, declared: bool) -> Column:
         return Column(name=name, kind="ignore", note=f"constant: always {shown!r}")
     if declared:
         return Column(name=name, kind="category", note=f"{len(values)} values, declared{missing}")
-    if to_dates(present[:1000]) is not None and (dates := to_dates(present)) is not None:
-        return _date_column(name, dates, present, missing)
-    are_codes = _are_codes(values)
+    if detect_date_form(present[:100]) is not None:
+        form = detect_date_form(present)
+        if form is not None and (dates := to_dates(present, form)) is not None:
+            return _date_column(name, dates, present, missing, form)
+    code_note = _code_note(values)
     numbers, non_numeric, form = _parse_numbers(present)
     is_numeric = len(without_missing(non_numeric)) <= MAX_NON_NUMERIC * len(present) and len(
         non_numeric
     ) < len(present)
-    if is_numeric and not are_codes:
+    if is_numeric and not code_note:
         return replace(_number_column(name, numbers, non_numeric, rows, missing, form), form=form)
     if _is_mostly_unique(len(values), len(present)):
         note = f"texts: {len(values)} distinct values in {len(present)} rows{missing}"
-        return Column(name=name, kind="ignore", note=note + _date_hint(values))
-    note = f"{len(values)} values{missing}"
-    if are_codes:
-        note += "; digits with leading zeros are treated as codes, not numbers"
-    return Column(name=name, kind="category", note=note + _date_hint(values))
+        return Column(name=name, kind="ignore", note=note + code_note)
+    return Column(name=name, kind="category", note=f"{len(values)} values{missing}{code_note}")
 
 
 def _is_mostly_unique(values: int, rows: int) -> bool:
@@ -106,11 +108,6 @@ def _is_mostly_unique(values: int, rows: int) -> bool:
     if values > MANY_VALUES:
         return values > rows / 2
     return rows >= FEW_ROWS and values > NEARLY_ALL * rows
-
-
-def _date_hint(values: Array) -> str:
-    texts = values[:100].tolist() if values.dtype.kind in "OU" else []
-    return "; if they are dates, write them as 2024-12-31" if look_like_dates(texts) else ""
 
 
 def _parse_numbers(present: Array) -> tuple[Array, list[str], str]:
@@ -124,20 +121,29 @@ def _parse_numbers(present: Array) -> tuple[Array, list[str], str]:
     return numbers, non_numeric, ""
 
 
-def _are_codes(values: Array) -> bool:
-    """Return whether texts are digits with leading zeros, such as postcodes."""
+def _code_note(values: Array) -> str:
+    """Return why texts of digits are codes, not numbers: leading zeros, or too many digits."""
     if values.dtype.kind not in "OU" or not all(text.isdecimal() for text in values.tolist()):
-        return False
+        return ""
+    if any(len(text.lstrip("0")) > MAX_DIGITS for text in values.tolist()):
+        return f"; integers of more than {MAX_DIGITS} digits are treated as codes, not numbers"
     zeros = sum(len(text) > 1 and text.startswith("0") for text in values.tolist())
     equal_lengths = len({len(text) for text in values.tolist()}) == 1
-    return zeros > 0 and (equal_lengths or zeros > MAX_NON_NUMERIC * len(values))
+    if zeros > 0 and (equal_lengths or zeros > MAX_NON_NUMERIC * len(values)):
+        return "; digits with leading zeros are treated as codes, not numbers"
+    return ""
 
 
-def _date_column(name: str, dates: Array, present: Array, missing: str) -> Column:
+def _date_column(name: str, dates: Array, present: Array, missing: str, form: str) -> Column:
     markers = present[np.isnat(dates)]
     if len(markers) == len(present):
         return Column(name=name, kind="ignore", note="all values are missing")
-    return Column(name=name, kind="date", note=f"dates{missing}{_invalid_note(markers, 'dates')}")
+    read_as = f", read as {form}" if form else ""
+    guess = ""
+    if form and is_ambiguous_date(present.tolist()):
+        guess = "; no part is above 12, so that the order is a guess: set its form in the schema"
+    note = f"dates{read_as}{missing}{guess}{_invalid_note(markers, 'dates')}"
+    return Column(name=name, kind="date", form=form, note=note)
 
 
 def _invalid_note(texts: Sequence[str] | Array, kind: str) -> str:
@@ -186,9 +192,10 @@ def _mark_duplicates(columns: list[Column], frame: Frame) -> list[Column]:
 
 
 def _fingerprint(values: Array, column: Column) -> bytes:
-    numbers, non_numeric = to_numbers(values, column.form)
-    if not non_numeric and column.kind != "category":
-        return numbers.tobytes()
+    if column.kind == "number":
+        numbers, non_numeric = to_numbers(values, column.form)
+        if not non_numeric:
+            return numbers.tobytes()
     return "\x1f".join("\x1e" if text is None else text for text in to_texts(values)).encode()
 
 

@@ -2,15 +2,18 @@
 
 import csv
 import gzip
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from addnorm.data.delimited import is_delimited
 from addnorm.data.table.frame import (
     ARROW_ERRORS,
     ARROW_FORMATS,
+    Array,
     Frame,
     damaged_arrow,
     delimited_frames,
@@ -20,38 +23,54 @@ from addnorm.data.text.files import require_file
 from addnorm.errors import InputError, require
 from addnorm.files import whole
 
+NOTHING: Mapping[str, Array] = MappingProxyType({})
+"""No added columns."""
+
 
 def read_parts(
-    path: str | Path, rows: int = 20_000, on_progress: Callable[[float], object] | None = None
+    path: str | Path,
+    rows: int = 20_000,
+    on_progress: Callable[[float], object] | None = None,
+    *,
+    keep_original: bool = False,
 ) -> Iterator[Frame]:
     """Yield the rows of a .csv, .tsv, .parquet or .feather file as frames of at most `rows` rows.
 
-    `on_progress` is called with the share of the file that has been read, before each frame.
+    Parameters
+    ----------
+    path : the file.
+    rows : the most rows of a frame.
+    on_progress : called with the share of the file that has been read, before each frame.
+    keep_original : whether frames keep what the file had, for `TableWriter.write`.
 
+    Examples
+    --------
     >>> _ = Path("n.csv").write_text("a,b\\n1,2\\n3,4\\n5,6\\n")
     >>> [len(part) for part in read_parts("n.csv", rows=2)]
     [2, 1]
     """
     path = require_file(Path(path))
     if path.suffix.lower() in ARROW_FORMATS:
-        yield from _arrow_parts(path, ARROW_FORMATS[path.suffix.lower()], rows, on_progress)
+        kind = ARROW_FORMATS[path.suffix.lower()]
+        for table, share in _arrow_parts(path, kind, rows):
+            if on_progress is not None:
+                on_progress(share)
+            frame = to_frame(table, repr(str(path)))
+            yield replace(frame, original=table) if keep_original else frame
     else:
-        yield from delimited_frames(path, rows, on_progress)
+        yield from delimited_frames(path, rows, on_progress, keep_original=keep_original)
 
 
-def _arrow_parts(
-    path: Path, kind: str, rows: int, on_progress: Callable[[float], object] | None
-) -> Iterator[Frame]:
+def _arrow_parts(path: Path, kind: str, rows: int) -> Iterator[tuple[Any, float]]:
+    """Yield Arrow tables of at most `rows` rows, each with the share of the file read after it."""
     arrow = require("pyarrow", "tables")
     batches = _parquet_batches(path, rows) if kind == "parquet" else _feather_batches(path)
     try:
         for batch, share in batches:
             for start in range(0, batch.num_rows, rows):
-                if on_progress is not None:
-                    on_progress(share)
                 table = arrow.Table.from_batches([batch.slice(start, rows)])
                 table.validate(full=True)
-                yield to_frame(table, repr(str(path)))
+                yield table, share
     except ARROW_ERRORS as error:
         if isinstance(error, InputError):
             raise
@@ -78,7 +97,8 @@ def _feather_batches(path: Path) -> Iterator[tuple[Any, float]]:
 class TableWriter(Protocol):
     """A file that frames are appended to."""
 
-    def write(self, frame: Frame) -> None: ...
+    def write(self, frame: Frame, added: Mapping[str, Array] = ...) -> None:
+        """Append the rows of a frame, as they were read, and columns that are added to them."""
 
 
 @contextmanager
@@ -105,11 +125,17 @@ class _DelimitedWriter:
         self.writer = csv.writer(self.file, delimiter=separator, lineterminator="\n")
         self.has_header = False
 
-    def write(self, frame: Frame) -> None:
+    def write(self, frame: Frame, added: Mapping[str, Array] = NOTHING) -> None:
         if not self.has_header:
-            self.writer.writerow(frame.names)
+            self.writer.writerow([*frame.names, *added])
             self.has_header = True
-        columns = [column.tolist() for column in frame.columns.values()]
+        if frame.original is None:
+            columns = [column.tolist() for column in frame.columns.values()]
+        elif isinstance(frame.original, list):
+            columns = frame.original
+        else:
+            columns = [column.to_pylist() for column in frame.original.columns]
+        columns = [*columns, *(column.tolist() for column in added.values())]
         for row in zip(*columns, strict=True):
             self.writer.writerow(["" if v is None or v != v else v for v in row])
 
@@ -124,16 +150,21 @@ class _ParquetWriter:
         self.path = temporary
         self.writer: Any = None
 
-    def write(self, frame: Frame) -> None:
-        kinds = {"f": self.arrow.float64(), "M": self.arrow.timestamp("s")}
-        arrays = {
-            name: self.arrow.array(column, type=kinds.get(column.dtype.kind, self.arrow.string()))
-            for name, column in frame.columns.items()
-        }
-        table = self.arrow.table(arrays)
+    def write(self, frame: Frame, added: Mapping[str, Array] = NOTHING) -> None:
+        table = frame.original
+        if not isinstance(table, self.arrow.Table):
+            table = self.arrow.table(
+                {name: self._array(column) for name, column in frame.columns.items()}
+            )
+        for name, column in added.items():
+            table = table.append_column(name, self._array(column))
         if self.writer is None:
             self.writer = self.parquet.ParquetWriter(str(self.path), table.schema)
         self.writer.write_table(table)
+
+    def _array(self, column: Array) -> Any:
+        kinds = {"f": self.arrow.float64(), "M": self.arrow.timestamp("s")}
+        return self.arrow.array(column, type=kinds.get(column.dtype.kind, self.arrow.string()))
 
     def close(self) -> None:
         if self.writer is not None:

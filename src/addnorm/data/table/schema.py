@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from addnorm.data.table.frame import Frame
-from addnorm.data.table.parse import NUMBER_FORMS, parse_form
+from addnorm.data.table.parse import DATE_FORMS, NUMBER_FORMS, parse_form
 from addnorm.errors import ConfigError, InputError, nearest
 from addnorm.files import read_text, write_whole
 from addnorm.section import parse_toml, write_value
@@ -35,7 +35,7 @@ class Column:
     note: str = ""
     """What was observed; after a semicolon, what a person should check."""
     form: str = ""
-    """How its numbers are written, if not as programs do: 1,234.5 or 1.234,5 €."""
+    """How its numbers or dates are written, if not as programs do: 1.234,5 € or day/month/year."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,16 +66,15 @@ class Schema:
         return replace(
             self,
             columns=tuple(
-                replace(c, kind=kinds[c.name], note="as requested") if c.name in kinds else c
-                for c in self.columns
+                _as_requested(column, kinds[column.name]) if column.name in kinds else column
+                for column in self.columns
             ),
         )
 
     def check(self, frame: Frame) -> None:
         """Raise InputError if columns are missing or new; their order does not matter."""
-        known = [column.name for column in self.columns]
         absent = [column.name for column in self.used if column.name not in frame.columns]
-        extra = [name for name in frame.columns if name not in known and name != self.target]
+        extra = self._extra(frame)
         if not absent and not extra:
             return
         parts = [f"lacks {list_names(absent)}"] if absent else []
@@ -85,11 +84,26 @@ class Schema:
             f"{' and '.join(parts)}. Add or drop columns to match."
         )
 
+    def select(self, frame: Frame) -> Frame:
+        """Return a table without columns that training did not have, with a note on them."""
+        extra = self._extra(frame)
+        if any(column.name not in frame.columns for column in self.used):
+            self.check(frame)
+        if not extra:
+            return frame
+        note = f"not used, because training did not have it: {list_names(extra)}."
+        return replace(frame.without(*extra), notes=(*frame.notes, note))
+
+    def _extra(self, frame: Frame) -> list[str]:
+        known = {self.target, *(column.name for column in self.columns)}
+        return [name for name in frame.columns if name not in known]
+
     def dump(self) -> str:
         """Return the schema as TOML that `parse` reads back equal."""
         lines = [f"# Kinds of column: {', '.join(COLUMN_KINDS)}. Edit, then pass with --schema."]
         lines.append(
-            f"# A number may have a form: {' or '.join(NUMBER_FORMS)}, with a sign such as $ or %."
+            f"# A number may have a form: {' or '.join(NUMBER_FORMS)}, with a sign such as $ or %; "
+            f"a date {' or '.join(DATE_FORMS)}."
         )
         lines.append(f"version = {SCHEMA_VERSION}")
         if self.target is not None:
@@ -140,6 +154,11 @@ class Schema:
         return cls.parse(read_text(path), str(path))
 
 
+def _as_requested(column: Column, kind: str) -> Column:
+    form = column.form if kind == column.kind else ""
+    return replace(column, kind=kind, form=form, note="as requested")
+
+
 def list_names(names: Sequence[str]) -> str:
     """Return the first names, each shortened to 60 characters, and how many more there are."""
     shown = ", ".join(repr(name if len(name) <= 60 else f"{name[:59]}…") for name in names[:5])
@@ -157,18 +176,29 @@ def _parse_column(row: Any, source: str) -> Column:
             )
     kind = row.get("kind", "")
     _check_kind(row["name"], kind)
-    form = _parse_form_field(row, f"{source}: column {row['name']!r}")
+    form = _parse_form_field(row, f"{source}: column {row['name']!r}", kind)
     return Column(name=row["name"], kind=kind, note=str(row.get("note", "")), form=form)
 
 
-def _parse_form_field(table: Mapping[str, Any], where: str) -> str:
+def _parse_form_field(table: Mapping[str, Any], where: str, kind: str = "number") -> str:
     form = str(table.get("form", ""))
     if form:
         try:
-            parse_form(form)
+            check_form(form, kind)
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
     return form
+
+
+def check_form(form: str, kind: str) -> None:
+    """Raise ConfigError if a form is not one of numbers, or for a date not one of dates."""
+    if kind != "date":
+        parse_form(form)
+    elif form not in DATE_FORMS:
+        raise ConfigError(
+            f"the form of a date must be {' or '.join(DATE_FORMS)}: got {form!r}. Dates such as "
+            "2024-12-31 need none."
+        )
 
 
 def _check_kind(name: str, kind: str) -> None:
