@@ -23,7 +23,7 @@ from addnorm.metrics import auc
 from addnorm.report import line_chart, write_picture
 from addnorm.report.svg import Svg
 from addnorm.tabular import load_estimator
-from addnorm.tabular.compare import boosters, matrix, small_categories
+from addnorm.tabular.compare import BaselineData, fit_scikit_learn
 from addnorm.training.calibration import probabilities_of
 from bench.tables_accuracy import adult
 
@@ -70,8 +70,7 @@ def main() -> None:
     for path in args.model:
         ours: Any = load_estimator(path)
         train, test = ours.encoder_.encode(X), ours.encoder_.encode(X_test)
-        _, theirs = next(boosters(2, small_categories(train), ours.seed_))
-        theirs.fit(matrix(train), y)
+        theirs = fit_scikit_learn(BaselineData((train, y), None, 2, ours.seed_))
 
         def predict(
             table: EncodedTable, ours: Any = ours, theirs: Any = theirs
@@ -79,7 +78,7 @@ def main() -> None:
             probabilities = probabilities_of(ours._predict_encoded(table), ours.temperature_)
             return {
                 "FTTransformer": probabilities[:, 1].numpy(),
-                "HistGradientBoosting": theirs.predict_proba(matrix(table))[:, 1],
+                "HistGradientBoosting": theirs(table)[:, 1],
             }
 
         for kind in ("missing", "noise"):

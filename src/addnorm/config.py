@@ -571,8 +571,9 @@ class TableConfig(Section):
     """Rows that are held out: random ones, or the last ones (time)."""
     test: str | None = None
     """File with rows to evaluate the trained model on."""
-    compare: bool = False
-    """Also fit gradient boosting on the same rows, as a baseline."""
+    compare: str = "none"
+    """Other models to fit on the same rows: none, default (boosting, forest, linear) or tuned
+    (also CatBoost, tuned for as long as training took)."""
     unlabelled: str | None = None
     """File with rows to pre-train on; their target is not needed."""
     pretrain: str | None = None
@@ -600,6 +601,7 @@ class TableConfig(Section):
         for name, choices in (
             ("model", ("ft", "tab", "saint")),
             ("split", ("random", "time")),
+            ("compare", ("none", "default", "tuned")),
             ("bins", ("target", "quantile")),
             ("scaling", ("quantile", "robust", "standard", "none")),
             ("impute", ("none", "median", "mean")),

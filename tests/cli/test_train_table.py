@@ -47,8 +47,8 @@ def test_train_prints_and_writes_results(
     report = json.loads((tmp_path / "run/best/report.json").read_text())
     assert report["results"] == Run.open(tmp_path / "run").summary["results"]
     assert [row["model"] for row in report["results"]][1:] == [
-        "FTTransformerClassifier",
-        "HistGradientBoosting",
+        *("FTTransformerClassifier", "HistGradientBoosting", "random forest"),
+        "logistic regression",
     ]
 
 

@@ -1,17 +1,24 @@
-"""Gradient boosting as a baseline: its inputs, its metrics, and the comparison table."""
+"""Baselines: their inputs, their metrics, and the comparison table."""
 
 import json
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+from sklearn.ensemble import HistGradientBoostingRegressor
 
 from addnorm.data.table.encode import EncodedTable
 from addnorm.tabular import compare as module
-from addnorm.tabular.compare import Comparison, boosters, compare, matrix, small_categories
+from addnorm.tabular.compare import (
+    BaselineData,
+    Comparison,
+    compare,
+    fit_scikit_learn,
+    matrix,
+    small_categories,
+    tune_catboost,
+)
 
 
 def table(rows: int, seed: int) -> EncodedTable:
@@ -20,60 +27,171 @@ def table(rows: int, seed: int) -> EncodedTable:
     return EncodedTable(torch.randn(rows, 2, generator=generator), codes)
 
 
+def targets(rows: EncodedTable, classes: int) -> Any:
+    score = rows.numbers[:, 0].numpy() + (rows.codes[:, 0] == 2).numpy()
+    return np.digitize(score, [0.3, 1.2][: classes - 1]) if classes else score
+
+
+@pytest.fixture
+def scikit_learn_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("classes", (0, 2, 3))
-def test_scikit_learn_comes_first(classes: int) -> None:
-    name, model = next(boosters(classes, [2], seed=5))
-    kind = HistGradientBoostingClassifier if classes else HistGradientBoostingRegressor
-    assert name == "HistGradientBoosting" and type(model) is kind
-    assert model.categorical_features == [2] and model.random_state == 5
-    assert next(boosters(classes, [], seed=5))[1].categorical_features is None
+@pytest.mark.parametrize("held_out", (False, True))
+def test_metrics_are_of_the_test_rows(
+    classes: int, held_out: bool, scikit_learn_only: None
+) -> None:
+    """With shuffled test targets the metrics are no better than those of a constant."""
+    train, test, valid = table(400, 0), table(200, 1), table(100, 2)
+    data = train, targets(train, classes)
+    held = (valid, targets(valid, classes)) if held_out else None
+    rng = np.random.default_rng(0)
+    comparison = compare(data, (test, targets(test, classes)), classes, valid=held)
+    linear = "logistic regression" if classes else "ridge regression"
+    assert [row["model"] for row in comparison] == [
+        *("HistGradientBoosting", "random forest"),
+        linear,
+    ]
+    assert linear in repr(comparison) and "<table>" in comparison._repr_html_()
+    shuffled = compare(data, (test, rng.permutation(targets(test, classes))), classes, valid=held)
+    for good, bad in zip(comparison, shuffled, strict=True):
+        if classes:
+            assert good["accuracy"] > 0.8 and bad["accuracy"] < 0.75
+            assert set(good) >= {"model", "log_loss", "brier", "ece"}
+        else:
+            assert good["r2"] > 0.8 and bad["r2"] < 0.1
+        assert good["fit_seconds"] > 0 and good["predict_seconds"] > 0
+        assert good["version"].startswith("scikit-learn 1.") and good["settings"]
+
+
+def test_boosting_stops_on_the_rows_that_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Held-out targets that contradict the training rows end boosting at once."""
+    train = table(200, 0)
+    target = targets(train, 2)
+    rounds = []
+    real = BaselineData.predictor
+
+    def remember(self: BaselineData, model: Any, prepare: Any) -> Any:
+        rounds.append(model.n_iter_)
+        return real(self, model, prepare)
+
+    monkeypatch.setattr(BaselineData, "predictor", remember)
+    monkeypatch.setattr(module, "BOOSTING_PATIENCE", 3)
+    fit_scikit_learn(BaselineData((train, target), (train, 1 - target), 2))
+    fit_scikit_learn(BaselineData((train, target), (train, target), 2))
+    assert rounds[0] <= 4 < rounds[1]
+
+
+class Library:
+    """Stands for another library: every estimator remembers how it was made and fitted."""
+
+    def __init__(self, fail: bool = False) -> None:
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.fail = fail
+
+    def early_stopping(self, rounds: int, verbose: bool) -> str:
+        return f"early stopping after {rounds}"
+
+    def __getattr__(self, name: str) -> Any:
+        def make(**options: Any) -> "Library":
+            self.calls.append((name, options))
+            return self
+
+        return make
+
+    def fit(self, X: Any, y: Any, **options: Any) -> "Library":
+        if self.fail:
+            raise RuntimeError("out of luck\nand more")
+        self.calls.append(("fit", {"X": X, **options}))
+        return self
+
+    def predict_proba(self, X: Any) -> Any:
+        return np.full((len(X), 2), 0.5)
+
+    def predict(self, X: Any) -> Any:
+        return np.zeros(len(X))
 
 
 @pytest.mark.parametrize("package", ("lightgbm", "xgboost", "catboost"))
 @pytest.mark.parametrize("classes", (0, 2))
-def test_other_libraries_are_used_if_installed(
+def test_other_libraries_get_native_categories_and_the_held_out_rows(
     package: str, classes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Library:
-        """Returns the name and the options of any estimator."""
-
-        def __getattr__(self, name: str) -> Any:
-            return lambda **options: (name, options)
-
-    real = module.require
-    monkeypatch.setattr(module, "find_spec", lambda name: name == package or None)
+    library, real = Library(), module.require
     monkeypatch.setattr(
-        module, "require", lambda name, extra: Library() if name == package else real(name, extra)
+        module, "require", lambda name, extra: library if name == package else real(name, extra)
     )
-    models = dict(boosters(classes, [], seed=5))
-    assert list(models) == ["HistGradientBoosting", package]
-    name, options = models[package]
+    train, valid = table(30, 0), table(10, 1)
+    data = BaselineData((train, targets(train, 2)), (valid, targets(valid, 2)), classes, seed=5)
+    predict = getattr(module, f"fit_{package}")(data)
+    assert len(predict(valid)) == 10
+    (name, made), (_, fitted) = library.calls
     assert name.endswith("Classifier" if classes else "Regressor")
-    assert 5 in (options.get("random_state"), options.get("random_seed"))
-    assert find_spec("sklearn") is not None
+    assert 5 in (made.get("random_state"), made.get("random_seed"))
+    marked = {
+        "lightgbm": fitted.get("categorical_feature") == [2],
+        "xgboost": made.get("feature_types") == ["q", "q", "c"],
+        "catboost": fitted.get("cat_features") == [2] and isinstance(fitted["X"][0, 2], str),
+    }
+    assert marked[package] and fitted["eval_set"]
+    stops = {
+        "lightgbm": fitted.get("callbacks") == ["early stopping after 50"],
+        "xgboost": made.get("early_stopping_rounds") == 50,
+        "catboost": fitted.get("early_stopping_rounds") == 50,
+    }
+    assert stops[package]
 
 
-@pytest.mark.parametrize("classes", (0, 2))
-def test_metrics_are_of_the_test_rows(classes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With shuffled test targets the metrics are no better than those of a constant."""
-    monkeypatch.setattr(module, "find_spec", lambda name: None)
-    train, test = table(400, 0), table(200, 1)
-    rng = np.random.default_rng(0)
+def test_a_library_that_fails_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "find_spec", lambda name: name == "catboost" or None)
+    monkeypatch.setattr(module, "version", lambda name: "1")
+    monkeypatch.setattr(module, "fit_scikit_learn", lambda data: lambda rows: np.zeros(len(rows)))
+    real = module.require
+    library = Library(fail=True)
+    monkeypatch.setattr(
+        module, "require", lambda name, extra: library if name == "catboost" else real(name, extra)
+    )
+    monkeypatch.setattr(module, "fit_forest", module.fit_scikit_learn)
+    train = table(30, 0)
+    messages: list[str] = []
+    rows = compare((train, targets(train, 0)), (train, targets(train, 0)), 0, say=messages.append)
+    names = [row["model"] for row in rows]
+    assert names == ["HistGradientBoosting", "random forest", "ridge regression"]
+    assert "CatBoost failed: RuntimeError: out of luck" in messages
 
-    def targets(rows: EncodedTable) -> Any:
-        score = rows.numbers[:, 0].numpy() + (rows.codes[:, 0] == 2).numpy()
-        return (score > 0.3).astype(int) if classes else score
 
-    comparison = compare((train, targets(train)), (test, targets(test)), classes)
-    assert "HistGradientBoosting" in repr(comparison) and "<table>" in comparison._repr_html_()
-    (good,) = comparison
-    (bad,) = compare((train, targets(train)), (test, rng.permutation(targets(test))), classes)
-    if classes:
-        assert good["accuracy"] > 0.93 and bad["accuracy"] < 0.7
-        assert set(good) >= {"model", "log_loss", "auc", "brier", "ece"}
-    else:
-        assert good["r2"] > 0.9 and bad["r2"] < 0
-    assert good["fit_seconds"] > 0 and good["predict_seconds"] > 0
+def test_catboost_is_tuned_for_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The held-out loss chooses among the defaults and random settings, until the time is over."""
+    losses, tried = iter((0.5, 0.3, 0.4)), []
+
+    class Model:
+        def __init__(self) -> None:
+            self.loss = next(losses)
+
+        def get_best_score(self) -> Any:
+            return {"validation": {"Logloss": self.loss, "other": 0.0}}
+
+        def get_all_params(self) -> Any:
+            return {"loss_function": "Logloss"}
+
+        def predict_proba(self, X: Any) -> Any:
+            return np.full((len(X), 2), self.loss)
+
+    def make(data: BaselineData, **parameters: Any) -> Model:
+        tried.append(parameters)
+        return Model()
+
+    monkeypatch.setattr(module, "_catboost_model", make)
+    times = iter((0.0, 4.0, 8.0, 12.0))
+    train = table(30, 0)
+    data = BaselineData((train, targets(train, 2)), (train, targets(train, 2)), 2)
+    predict = tune_catboost(10.0, clock=lambda: next(times))(data)
+    assert predict(train)[0, 0] == 0.3
+    assert tried[0] == {} and len(tried) == 3 and 4 <= tried[1]["depth"] <= 10
+    with pytest.raises(ValueError, match="tuning needs held-out rows"):
+        tune_catboost(1.0)(BaselineData(data.train, None, 2))
 
 
 def test_categories_with_too_many_values_are_left_out() -> None:

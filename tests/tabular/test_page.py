@@ -45,7 +45,7 @@ BINS = {"as trained": [(0.1, 0.2, 30), (0.9, 0.8, 30)], "calibrated": [(0.2, 0.2
 def test_results_have_metrics_reliability_and_columns() -> None:
     results = [
         {"model": "OurModel", "on": "test.csv", "log_loss": 0.5},
-        {"model": "boosting", "fit_seconds": 3.0},
+        {"model": "boosting", "fit_seconds": 3.0, "version": "x 1.2", "settings": "defaults"},
     ]
     figures = {"held_out": 2345, "temperature": 1.2345, "reliability": BINS, "results": results}
     add_results(page := Page("Run"), figures, SCHEMA)
@@ -54,9 +54,10 @@ def test_results_have_metrics_reliability_and_columns() -> None:
     for text in ("2,345 rows were held out", "1.234"):
         assert text in html
     heads = re.findall(r"<th [^>]*>(.*?)</th>", html)
-    assert heads[:3] == ["", "Our Model · test.csv", "boosting"]
+    assert heads[:6] == ["", "log loss", "fit s", "model", "version", "settings"]
     rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in html.split("<tr>")[2:4]]
-    assert rows == [["log loss", "0.5", "–"], ["fit s", "–", "3"]]
+    assert rows == [["Our Model · test.csv", "0.5", "–"], ["boosting", "–", "3"]]
+    assert ">x 1.2<" in html and ">defaults<" in html
     assert "Predicted probability and frequency" in html
     assert "The probability is that of the predicted class, on" in html
     for cell in ("age", "number", "7 values", "code", "ignore"):

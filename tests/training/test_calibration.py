@@ -13,6 +13,7 @@ from addnorm.training.calibration import (
     CALIBRATION_FILE,
     MAX_TEMPERATURE,
     MIN_TEMPERATURE,
+    PRIOR,
     fit_temperature,
     load_temperature,
     logits_of,
@@ -45,8 +46,9 @@ def test_always_right_or_wrong_logits_give_the_limits() -> None:
     """If every row is right, smaller is better; if every row is wrong, larger is better."""
     target = torch.arange(40) % 3
     confident = torch.nn.functional.one_hot(target, 3).float()
-    assert fit_temperature(confident, target, torch.ones(40)) == MIN_TEMPERATURE
-    assert fit_temperature(-confident, target, torch.ones(40)) == MAX_TEMPERATURE
+    many = torch.full((40,), 1e12)  # weights that outweigh the prior
+    assert fit_temperature(0.1 * confident, target, many) == MIN_TEMPERATURE
+    assert fit_temperature(-confident, target, many) == MAX_TEMPERATURE
     assert MIN_TEMPERATURE < 1 < MAX_TEMPERATURE
 
 
@@ -56,15 +58,42 @@ def test_fewer_than_twenty_rows_are_not_calibrated(rows: int, fitted: bool) -> N
     target = (torch.arange(rows) % 4 > 0).long()
     outputs = torch.full((rows, 1), 3 * math.log(3))
     result = fit_temperature(outputs, target, torch.ones(rows))
-    assert result == pytest.approx(3.0, rel=1e-6) if fitted else result == 1.0
+    assert 1.1 < result < 2.9 if fitted else result == 1.0
 
 
-def test_the_temperature_equals_the_closed_form() -> None:
+def test_the_temperature_of_many_rows_equals_the_closed_form() -> None:
     """All rows with logit z, a share p of the second class: z / T = log p / (1 − p)."""
     for wrong, z in ((1, 0.3), (3, 2.0), (9, 4.0)):
         target = (torch.arange(40) >= wrong).long()
-        result = fit_temperature(torch.full((40, 1), z), target, torch.ones(40))
+        many = torch.full((40,), 1e9)
+        result = fit_temperature(torch.full((40, 1), z), target, many)
         assert result == pytest.approx(z / math.log((40 - wrong) / wrong), rel=1e-6)
+
+
+@pytest.mark.parametrize("rows", (20, 60, 300))
+@pytest.mark.parametrize("classes", (2, 4))
+def test_the_temperature_of_few_rows_is_the_most_likely_one(rows: int, classes: int) -> None:
+    """By search: the smallest sum of the rows' losses and (log T)² / 2σ²."""
+    generator = torch.Generator().manual_seed(rows + classes)
+    outputs = 3 * torch.randn(rows, classes, generator=generator)
+    target = torch.randint(classes, (rows,), generator=generator)
+    target[::2] = outputs[::2].argmax(dim=1)
+    result = fit_temperature(outputs, target, torch.ones(rows))
+
+    def objective(log_t: float) -> float:
+        chosen = probabilities_of(outputs, math.exp(log_t))[torch.arange(rows), target]
+        return -float(chosen.log().sum()) + log_t**2 / (2 * PRIOR**2)
+
+    grid = [math.log(MIN_TEMPERATURE) + i * 0.002 for i in range(2900)]
+    assert math.log(result) == pytest.approx(min(grid, key=objective), abs=0.002)
+
+
+def test_a_few_rows_that_are_all_right_do_not_make_a_model_certain() -> None:
+    target = torch.arange(20) % 2
+    outputs = torch.where(target == 1, 1.0, -1.0)[:, None]
+    few = fit_temperature(outputs, target, torch.ones(20))
+    many = fit_temperature(outputs.repeat(200, 1), target.repeat(200), torch.ones(4000))
+    assert many < 0.3 < few < 0.8
 
 
 @pytest.fixture

@@ -30,6 +30,8 @@ FILE_OPTIONS = {
     *("table.schema", "table.test", "table.unlabelled"),
 }
 """Fields whose option takes a file."""
+OPTIONAL_VALUES = {"table.compare": "default"}
+"""Fields whose option may be given without a value, which is then this one."""
 
 
 def add_train_flags(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +59,13 @@ def add_task_flags(task: str) -> Callable[[argparse.ArgumentParser], None]:
                 metavar = "COLUMN" if path in COLUMN_OPTIONS else name.upper()
                 metavar = "FILE" if path in FILE_OPTIONS else metavar
                 number = int if isinstance(value, int) else str
-                parser.add_argument(flag, dest=name, metavar=metavar, help=text, type=number)
+                optional: Any = {}
+                if path in OPTIONAL_VALUES:
+                    optional = {"nargs": "?", "const": OPTIONAL_VALUES[path]}
+                    metavar = "tuned"
+                parser.add_argument(
+                    flag, dest=name, metavar=metavar, help=text, type=number, **optional
+                )
         parser.add_argument("--out", metavar="RUN", help="directory for the run")
         parser.add_argument(
             "--from",
@@ -190,10 +198,14 @@ def _print_summary(run: Any, summary: dict[str, Any]) -> None:
 
 def print_results(results: list[dict[str, Any]]) -> None:
     """Print metrics as a table, with a line for each model and set of rows."""
-    names = dict.fromkeys(n for row in results for n in row if n not in ("model", "on"))
+    words = ("model", "on", "version", "settings")
+    names = dict.fromkeys(n for row in results for n in row if n not in words)
     heads = [name.replace("_seconds", " s").replace("_", " ") for name in names]
     print(f"{'':42}" + "".join(f"{head:>11}" for head in heads))
     for row in results:
         label = f"{row['model']} · {row['on']}"
         cells = [f"{row[n]:11.4f}" if row.get(n) is not None else f"{'':11}" for n in names]
         print(f"{label[:41]:42}" + "".join(cells))
+    for row in results:
+        if "settings" in row:
+            print(f"{row['model']}: {row['version']}, {row['settings']}")

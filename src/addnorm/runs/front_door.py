@@ -56,7 +56,7 @@ def train(
     groups: str | None = None,
     split: str | None = None,
     test: str | Path | TableLike | None = None,
-    compare: bool | None = None,
+    compare: bool | str | None = None,
     unlabelled: str | Path | TableLike | None = None,
     pretrain: str | None = None,
     board: bool = False,
@@ -111,6 +111,8 @@ def train(
         **{"groups": groups, "split": split, "test": test, "compare": compare},
         **{"unlabelled": unlabelled, "pretrain": pretrain},
     }
+    if isinstance(compare, bool):
+        named["compare"] = "default" if compare else "none"
     options = {name: value for name, value in named.items() if value is not None}
     if resume is not None:
         if task is not None or out is not None or options or set:

@@ -537,6 +537,10 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         """Return targets as the loss takes them."""
         return torch.from_numpy(np.ascontiguousarray(target)).long()
 
+    def labelled(self, rows: Rows) -> tuple[EncodedTable, Array]:
+        """Return encoded rows and their targets: class indices, or numbers as they were given."""
+        return rows.table, rows.target.numpy()
+
     @abstractmethod
     def _calibrate(self, valid: Rows) -> None:
         """Set temperature and metrics from the held-out rows."""

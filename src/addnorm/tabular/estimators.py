@@ -8,6 +8,7 @@ from sklearn.base import ClassifierMixin, RegressorMixin  # type: ignore[import-
 from sklearn.utils.multiclass import check_classification_targets  # type: ignore[import-untyped]
 from torch import Tensor
 
+from addnorm.data.table.encode import EncodedTable
 from addnorm.data.table.frame import Array
 from addnorm.errors import InputError, nearest
 from addnorm.metrics import classification_metrics, regression_metrics, reliability_bins
@@ -137,6 +138,10 @@ class TableRegressor(RegressorMixin, TableEstimator):  # type: ignore[misc]
 
     def _targets(self, target: Array) -> Tensor:
         return torch.from_numpy((target - self.mean_) / self.scale_).float()
+
+    def labelled(self, rows: Rows) -> tuple[EncodedTable, Array]:
+        """Return encoded rows and their targets, not standardised."""
+        return rows.table, rows.target.double().numpy() * self.scale_ + self.mean_
 
     def _calibrate(self, valid: Rows) -> None:
         outputs = self._predict_encoded(valid.table)[:, 0].double().numpy()

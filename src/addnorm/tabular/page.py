@@ -25,21 +25,29 @@ def add_results(
     """
     results: Sequence[Mapping[str, Any]] = figures.get("results", ())
     page.section("Figures")
-    labelling = ("model", "on")
-    heads = [
-        " · ".join(split_words(row[name]) for name in labelling if name in row) for row in results
-    ]
-    names = dict.fromkeys(name for row in results for name in row if name not in labelling)
+    words = ("model", "on", "version", "settings")
+    names = dict.fromkeys(name for row in results for name in row if name not in words)
+    heads = [name.replace("_seconds", " s").replace("_", " ") for name in names]
     page.table(
         ["", *heads],
         [
             [
-                name.replace("_seconds", " s").replace("_", " "),
-                *(_figure(row, name) for row in results),
+                " · ".join(split_words(row[name]) for name in ("model", "on") if name in row),
+                *(_figure(row, name) for name in names),
             ]
-            for name in names
+            for row in results
         ],
     )
+    others = [row for row in results if "settings" in row]
+    if others:
+        page.text(
+            "The other models were fitted to the same training rows; those that stop early did so "
+            "on the same held-out rows."
+        )
+        page.table(
+            ["model", "version", "settings"],
+            [[row["model"], row["version"], row["settings"]] for row in others],
+        )
     if "temperature" in figures:
         page.text(
             f"{figures['held_out']:,} rows were held out for early stopping and calibration: all "

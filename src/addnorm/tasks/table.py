@@ -270,13 +270,12 @@ class Table(Task):
         classes: int,
         notes: list[str],
         *,
-        train: tuple[Frame, Array],
         test: TestRows | None,
         unlabelled: Frame | None,
         start: ModelConfig | None,
     ) -> None:
         self.estimator, self.split, self.classes, self.notes = estimator, split, classes, notes
-        self.train, self.test, self.unlabelled, self.start = train, test, unlabelled, start
+        self.test, self.unlabelled, self.start = test, unlabelled, start
         self.labels = [str(label) for label in getattr(estimator, "classes_", ())]
 
     @classmethod
@@ -304,7 +303,7 @@ class Table(Task):
         rows, test = table.without(options.target), None
         if options.test is not None:
             test = read_test_rows(options.test, schema, targets, notes.append)
-        elif options.compare:
+        elif options.compare != "none":
             train_rows, test_rows, note = set_aside(rows, targets, groups, schema, estimator)
             notes.append(note)
             test = TestRows(rows.take(test_rows), targets[test_rows], "rows set aside")
@@ -332,7 +331,6 @@ class Table(Task):
             split,
             classes,
             notes,
-            train=(rows, targets),
             test=test,
             unlabelled=unlabelled,
             start=None if start is None else start[0].config.trunk,
@@ -502,21 +500,22 @@ class Table(Task):
         report["seconds"] = progress.total_seconds
         held = {**report.get("valid", {}), "fit_seconds": report["seconds"]}
         report["results"] = [{"model": type(estimator).__name__, "on": "held-out rows", **held}]
+        save_estimator(estimator, path / BEST)  # before anything that may fail or take long
         if self.test is not None and progress.finished:
             for note in estimator.encoder_.unknown_notes(self.test.rows):
                 say(note)
             with without_warnings():
-                report["results"] += self._measure(estimator, self.test)
-        save_estimator(estimator, path / BEST)
+                report["results"] += self._measure(estimator, self.test, say)
+            save_estimator(estimator, path / BEST)
         kept = {k: v for k, v in report.items() if k not in ("history", "notes", "stopped")}
         return {**kept, "best": report.get("valid", {})}
 
-    def _measure(self, estimator: Any, test: TestRows) -> list[dict[str, Any]]:
-        """Return metrics on test rows: of this model, and of gradient boosting with --compare."""
-        (rows, targets), test_targets = self.train, test.targets
+    def _measure(self, estimator: Any, test: TestRows, say: Say) -> list[dict[str, Any]]:
+        """Return metrics on test rows: of this model, and of other models with --compare."""
+        test_targets = test.targets
         classes = getattr(estimator, "classes_", None)
         if classes is not None:
-            targets, test_targets = (np.searchsorted(classes, y) for y in (targets, test_targets))
+            test_targets = np.searchsorted(classes, test_targets)
         start = time.perf_counter()
         if classes is None:
             metrics = regression_metrics(estimator.predict(test.rows), test_targets)
@@ -530,10 +529,17 @@ class Table(Task):
             "predict_seconds": time.perf_counter() - start,
         }
         results = [{"model": type(estimator).__name__, **metrics, **seconds}]
-        if self.config.table.compare:
-            encode, count = estimator.encoder_.encode, 0 if classes is None else len(classes)
-            train, other = (encode(rows), targets), (encode(test.rows), test_targets)
-            results += compare(train, other, count, self.config.run.seed)
+        if self.config.table.compare != "none":
+            tuned = self.config.table.compare == "tuned"
+            results += compare(
+                (self.split.rows.table, self.split.target),
+                (estimator.encoder_.encode(test.rows), test_targets),
+                0 if classes is None else len(classes),
+                self.config.run.seed,
+                valid=None if self.split.valid is None else estimator.labelled(self.split.valid),
+                tune_seconds=estimator.report_["seconds"] if tuned else 0.0,
+                say=say,
+            )
         return [{"model": row.pop("model"), "on": test.name, **row} for row in results]
 
     def add_to_page(self, page: Page, summary: Metrics, trained: Any) -> None:

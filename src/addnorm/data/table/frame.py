@@ -197,13 +197,15 @@ def _looks_like_data(names: Sequence[str], columns: Sequence[Sequence[str | None
 
     Years are names of columns as often as not, and no sign of a missing header.
     """
-    are_numbers = [all(_is_number(text) for text in column[:100] if text) for column in columns]
+    are_numbers = [
+        all(_reads_as_number(text) for text in column[:100] if text) for column in columns
+    ]
     headers = [name for name, numeric in zip(names, are_numbers, strict=True) if numeric]
     are_years = all(name.isdecimal() and 1800 <= int(name) <= 2200 for name in headers)
-    return bool(headers) and not are_years and all(map(_is_number, headers))
+    return bool(headers) and not are_years and all(map(_reads_as_number, headers))
 
 
-def _is_number(text: str) -> bool:
+def _reads_as_number(text: str) -> bool:
     try:
         float(text)
     except ValueError:
