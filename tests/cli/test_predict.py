@@ -506,7 +506,7 @@ def test_explain_a_text(
     where, page = str(trained["translate"]), tmp_path / "why.html"
     assert main(["explain", where, "ba be", "--report", str(page)]) == 0
     said = capsys.readouterr()
-    assert said.out.startswith("ba be → ") and "completeness: the contributions" in said.out
+    assert said.out.startswith("ba be → ") and "completeness: their sum" in said.out
     assert f"page: {page}" in said.err and "Choose an output word" in page.read_text()
     second = source.read_text().splitlines()[1]
     assert main(["explain", where, str(source), "--row", "2", "--json"]) == 0

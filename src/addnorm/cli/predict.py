@@ -142,13 +142,19 @@ def add_explain_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file",
         metavar="TEXT|FILE",
-        help="a text or a file of texts; for a table, rows to explain, with the target column "
-        "unless --row is used",
+        help="a text, or a file of texts (- for stdin), of which one is explained; for a table, "
+        "rows to explain, with the target column unless --row is used",
     )
     parser.add_argument(
         "--row", type=int, metavar="N", help="explain one row or one line, counted from 1"
     )
     parser.add_argument("--report", metavar="FILE.html", help="also write an HTML page with charts")
+    parser.add_argument(
+        "--memory",
+        type=int,
+        metavar="MB",
+        help="allow the explanation of a text this much memory (default 1024)",
+    )
     _add_json(parser)
 
 
@@ -317,12 +323,31 @@ def explain(args: argparse.Namespace) -> None:
 
 
 def _explain_text(trained: Any, args: argparse.Namespace) -> None:
-    is_file = Path(args.file).is_file() if len(args.file) < 256 else False
-    texts = list(read_lines_of(args.file)) if is_file else args.file
-    explanation = trained.explain(texts, args.row, say=say)
+    texts: str | list[str] = args.file
+    if args.file == "-" or _is_file(args.file):
+        has_columns = args.file != "-" and hasattr(trained, "iter_file_texts")
+        lines = trained.iter_file_texts(args.file, say) if has_columns else read_lines_of(args.file)
+        texts = list(lines)
+    limit = None if args.memory is None else args.memory * 2**20
+    explanation = trained.explain(texts, args.row, limit=limit, say=say)
     if args.report is not None:
         say(f"page: {explanation.page().write(args.report)}")
     print(to_json(explanation.to_dict()) if args.json else explanation)
+
+
+def _is_file(text: str) -> bool:
+    """Whether an argument that is a text or a file is a file; one that is missing is an error."""
+    try:
+        if Path(text).is_file():
+            return True
+    except OSError:  # too long for a name
+        return False
+    suffix = Path(text).suffix.lower()
+    if suffix in (".txt", ".csv", ".tsv", ".text") and not any(map(str.isspace, text)):
+        raise InputError(
+            f"there is no file {text!r}. To explain these characters as a text, add a space."
+        )
+    return False
 
 
 def _print_explanation(
