@@ -361,15 +361,20 @@ def _print_explanation(
         attention_map = explanation.column_attention.tolist()
         print(to_json({**vars(explanation), "column_attention": attention_map}))
         return
-    print(f"{'':24}{'permutation':>14}{'gradient':>12}{'attention':>12}")
+    measures = {"gradient": explanation.gradient, "attention": explanation.attention}
+    measures |= {"SHAP": explanation.shap}
+    columns = {name: values for name, values in measures.items() if values is not None}
+    print(f"{'':24}{'permutation':>14}" + "".join(f"{name:>12}" for name in columns))
     for name, rise in explanation.ranked():
-        i, weights = explanation.columns.index(name), explanation.attention
-        attention = "" if weights is None else f"{weights[i]:12.4f}"
-        print(f"{name[:23]:24}{rise:14.4f}{explanation.gradient[i]:12.4f}{attention}")
+        i = explanation.columns.index(name)
+        numbers = "".join(f"{values[i]:12.4f}" for values in columns.values())
+        print(f"{name[:23]:24}{rise:14.4f}{numbers}")
     agreement = ", ".join(f"{pair} {value:.2f}" for pair, value in explanation.agreement.items())
     print(f"\nagreement of ranks: {agreement}")
-    for one, other, size, h in explanation.interactions[:5]:
-        print(f"interaction {size:10.4f} (H {h:.2f})  {one} and {other}")
+    for i, (one, other, size, h) in enumerate(explanation.interactions[:5]):
+        pairs = explanation.shap_interactions
+        beside = "" if pairs is None else f", SHAP {pairs[i]:.4f}"
+        print(f"interaction {size:10.4f} (H {h:.2f}{beside})  {one} and {other}")
 
 
 def _print_row_explanation(
@@ -378,7 +383,7 @@ def _print_row_explanation(
     from addnorm.tabular.page import row_page
 
     if args.report is not None:
-        say(f"page: {row_page(explanation, args.row, estimator).write(args.report)}")
+        say(f"page: {row_page(explanation, estimator).write(args.report)}")
     if args.json:
         print(to_json(vars(explanation) | {"row": args.row}))
         return
@@ -388,10 +393,16 @@ def _print_row_explanation(
         f"row {args.row}: {explanation.output_name} is {explanation.output:.4g}{note}; "
         f"baseline (mean of {explanation.baseline_name}): {explanation.baseline:.4g}"
     )
+    shap = dict(zip(explanation.columns, explanation.shap or (), strict=False))
+    if shap:
+        print(f"  {'':>10}{'SHAP':>12}")
     for name, value, share in explanation.ranked():
-        print(f"  {share:+10.4f}  {name} = {value}")
-    for one, other, effect in explanation.interactions[:3]:
-        print(f"  {effect:+10.4f}  {one} and {other}: joint effect beyond the sum of both")
+        beside = f"  {shap[name]:+10.4f}" if shap else ""
+        print(f"  {share:+10.4f}{beside}  {name} = {value}")
+    for i, (one, other, effect) in enumerate(explanation.interactions[:3]):
+        pairs = explanation.shap_interactions
+        beside = "" if pairs is None else f"  {pairs[i]:+10.4f}"
+        print(f"  {effect:+10.4f}{beside}  {one} and {other}: joint effect beyond the sum of both")
 
 
 def schema(args: argparse.Namespace) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from addnorm.config import ModelConfig
 from addnorm.errors import InputError
 from addnorm.layers.heads import PooledHead
 from addnorm.lens.attention import head_statistics
@@ -41,7 +42,7 @@ LARGE = 2**28
 """Bytes from which an explanation states its memory before it runs."""
 STEPS, MAX_STEPS = 4, 64
 """Nodes of the integrated gradients: at first, and at most, if the contributions do not sum up."""
-MIN_DRAWS, MAX_DRAWS, WORK = 4, 24, 10**12
+MIN_DRAWS, MAX_DRAWS, WORK = 4, 24, 10**11
 """Random texts that a text is compared with; WORK is about the multiplications to spend on it."""
 TOLERANCE = 0.02
 """The contributions may miss their sum by this share of it, or by this many logits."""
@@ -335,7 +336,8 @@ def explanation_bytes(model: nn.Module, inputs: ModelInputs, max_outputs: int = 
     width, item = last[0].box.place.width, next(model.parameters()).element_size()
     pooled = isinstance(getattr(model, "head", None), PooledHead)
     outputs = 1 if pooled else min(lengths[side], max_outputs)
-    vocab = 1 if pooled else model.config.vocab  # type: ignore[union-attr]
+    config = model.config
+    vocab = config.output_vocab if isinstance(config, ModelConfig) and not pooled else 1
     maps = sum(
         step.heads
         * lengths[step.side]
@@ -344,7 +346,7 @@ def explanation_bytes(model: nn.Module, inputs: ModelInputs, max_outputs: int = 
     )
     pieces = sum(step.heads + 2 for step in last) * width
     pieces *= lengths[side] if pooled else outputs
-    read = (len(last) + 1) * outputs * int(vocab)
+    read = (len(last) + 1) * outputs * vocab
     row = _row_bytes(model, inputs)
     return item * (maps + 3 * pieces + 2 * read) + max(row, min(CHUNK_BYTES, MAX_DRAWS * row))
 
@@ -397,7 +399,7 @@ def _input_contributions(
         for each in (errors, sizes, *totals.values()):
             each[outputs] = 0
         pairs = torch.cartesian_prod(outputs, torch.arange(draws))
-        for part in pairs.split(max(1, CHUNK_BYTES // row_bytes)):
+        for part in torch.split(pairs, max(1, CHUNK_BYTES // row_bytes)):
             rows, start = part[:, 0], {side: ids[part[:, 1]] for side, ids in texts.items()}
             many = _repeat(inputs, len(part))
             result = integrated_gradients(model, many, metric.at(rows), baseline=start, steps=steps)
@@ -409,7 +411,8 @@ def _input_contributions(
             sizes.index_add_(0, rows, change / draws)
         doubtful = errors.abs() > TOLERANCE * sizes.clamp(min=1)
         outputs, steps = doubtful.nonzero()[:, 0], 2 * steps
-        if not len(outputs) or steps > MAX_STEPS:
+        work = _row_work(model, inputs) * len(outputs) * draws * steps
+        if not len(outputs) or steps > MAX_STEPS or work > WORK:
             return totals, float(errors[errors.abs().argmax()]), draws
 
 
@@ -463,9 +466,17 @@ def _random_texts(
 
 def _affordable_draws(model: nn.Module, inputs: ModelInputs, outputs: int) -> int:
     """Return how many random texts to compare with: fewer for large models and many outputs."""
-    size = sum(each.numel() for each in model.parameters())
-    tokens = sum(side_lengths(model, inputs).values()) * outputs
-    return max(MIN_DRAWS, min(MAX_DRAWS, WORK // (size * tokens * STEPS)))
+    affordable = WORK // (_row_work(model, inputs) * outputs * STEPS)
+    return max(MIN_DRAWS, min(MAX_DRAWS, affordable))
+
+
+def _row_work(model: nn.Module, inputs: ModelInputs) -> int:
+    """Return about how many multiplications one row needs: the weights, and the attention."""
+    lengths = side_lengths(model, inputs)
+    size, longest = sum(each.numel() for each in model.parameters()), max(lengths.values())
+    steps = find_sublayers(model)
+    mixing = sum(step.box.place.width * longest for step in steps if step.heads)
+    return (size + 2 * mixing) * sum(lengths.values())
 
 
 def _row_bytes(model: nn.Module, inputs: ModelInputs) -> int:

@@ -641,8 +641,8 @@ class TrainedText(Trained):
         size = explanation_bytes(self.model, arguments["inputs"])
         if size > LARGE:
             say(f"this explanation needs about {size / 2**20:,.0f} MB.")
-        limits = {} if limit is None else {"limit": limit}
-        return explain_sequence(self.model, **arguments, **limits)
+        arguments |= {} if limit is None else {"limit": limit}
+        return explain_sequence(self.model, **arguments)
 
     def explain_arguments(self, text: str) -> dict[str, Any]:
         """Return the arguments of `explain_sequence` for a text that is one input."""
