@@ -515,8 +515,23 @@ def test_explain_a_text(
     for output in found["outputs"]:
         assert len(output["inputs"]["encoder"]) == len(found["tokens"]["encoder"])
         assert 0 <= output["probability"] <= 1 and output["pieces"]
-    assert main(["explain", where, str(source), "--row", "99"]) == 2
-    assert "--row must be 1 to" in capsys.readouterr().err
+    for row in ("99", "0", "-1"):
+        assert main(["explain", where, str(source), f"--row={row}"]) == 2
+        assert f"row must be 1 to 40: got {row}" in capsys.readouterr().err
+    assert main(["explain", where, str(source)]) == 0  # of several lines the first, which is said
+    said = capsys.readouterr()
+    assert "text 1 of 40 is explained" in said.err
+    assert said.out.startswith(source.read_text().splitlines()[0])
+    for text, message in {
+        " ": "must not be blank",
+        "": "must not be blank",
+        "missing.txt": "there is no file 'missing.txt'",
+    }.items():
+        assert main(["explain", where, text]) == 2 and message in capsys.readouterr().err
+    assert main(["explain", where, "ba", "--memory", "0"]) == 2  # the size, before anything runs
+    assert "MB, more than the limit of 0 MB" in capsys.readouterr().err
+    assert main(["explain", where, "ä" * 200]) == 0  # too long for the name of a file
+    assert main(["explain", str(source), "ba"]) == 2 and "no run in" in capsys.readouterr().err
 
 
 @pytest.mark.trains

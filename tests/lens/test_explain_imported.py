@@ -48,3 +48,22 @@ def test_a_classifier(classifier: Path) -> None:
     assert float(contributions[0]) == float(contributions[-1]) == 0
     assert bool(contributions[1:-1].abs().max() > 0)
     assert len(one.page().html()) < 2_000_000
+
+
+def test_an_encoder_decoder(tmp_path: Path) -> None:
+    vocab = write_pairs(tmp_path, ["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
+    sides = {
+        f"{side}_{name}": value
+        for side in ("encoder", "decoder")
+        for name, value in {"layers": 2, "attention_heads": 4, "ffn_dim": 48}.items()
+    }
+    config = hf.BartConfig(**sides, d_model=32, max_position_embeddings=64, vocab_size=vocab)
+    torch.manual_seed(0)
+    model = randomise_(hf.BartForConditionalGeneration(config)).eval()
+    one = addnorm.open(save(model, tmp_path)).explain("a fine day", target="two boats")
+    alignment = one.alignment()
+    assert [each.output for each in alignment] == one.outputs
+    for p, each in enumerate(alignment):
+        best = int(one.contributions["encoder"][p].argmax())
+        assert (each.position, each.source) == (best, one.tokens["encoder"][best])
+    assert "Alignment" in one.page().html()

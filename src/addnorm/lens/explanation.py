@@ -40,9 +40,9 @@ MAX_OUTPUTS = 64
 """Of more output positions, this many of the last are explained."""
 LARGE = 2**28
 """Bytes from which an explanation states its memory before it runs."""
-STEPS, MAX_STEPS = 4, 64
+STEPS, MAX_NODES = 4, 64
 """Nodes of the integrated gradients: at first, and at most, if the contributions do not sum up."""
-MIN_DRAWS, MAX_DRAWS, WORK = 4, 24, 10**11
+MIN_BASELINES, MAX_BASELINES, WORK = 4, 24, 10**11
 """Random texts that a text is compared with; WORK is about the multiplications to spend on it."""
 TOLERANCE = 0.02
 """The contributions may miss their sum by this share of it, or by this many logits."""
@@ -245,7 +245,7 @@ def explain_sequence(
     title
         What is explained.
     steps
-        Nodes of the integrated gradients; doubled, up to MAX_STEPS, where completeness needs it.
+        Nodes of the integrated gradients; doubled, up to MAX_NODES, where completeness needs it.
     temperature
         Divisor of all logits, as of a calibrated classifier.
     max_outputs
@@ -348,7 +348,7 @@ def explanation_bytes(model: nn.Module, inputs: ModelInputs, max_outputs: int = 
     pieces *= lengths[side] if pooled else outputs
     read = (len(last) + 1) * outputs * vocab
     row = _row_bytes(model, inputs)
-    return item * (maps + 3 * pieces + 2 * read) + max(row, min(CHUNK_BYTES, MAX_DRAWS * row))
+    return item * (maps + 3 * pieces + 2 * read) + max(row, min(CHUNK_BYTES, MAX_BASELINES * row))
 
 
 def _names(
@@ -412,7 +412,7 @@ def _input_contributions(
         doubtful = errors.abs() > TOLERANCE * sizes.clamp(min=1)
         outputs, steps = doubtful.nonzero()[:, 0], 2 * steps
         work = _row_work(model, inputs) * len(outputs) * draws * steps
-        if not len(outputs) or steps > MAX_STEPS or work > WORK:
+        if not len(outputs) or steps > MAX_NODES or work > WORK:
             return totals, float(errors[errors.abs().argmax()]), draws
 
 
@@ -467,7 +467,7 @@ def _random_texts(
 def _affordable_draws(model: nn.Module, inputs: ModelInputs, outputs: int) -> int:
     """Return how many random texts to compare with: fewer for large models and many outputs."""
     affordable = WORK // (_row_work(model, inputs) * outputs * STEPS)
-    return max(MIN_DRAWS, min(MAX_DRAWS, affordable))
+    return max(MIN_BASELINES, min(MAX_BASELINES, affordable))
 
 
 def _row_work(model: nn.Module, inputs: ModelInputs) -> int:

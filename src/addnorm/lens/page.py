@@ -13,7 +13,7 @@ from addnorm.report import Page, heat_map
 
 MAX_MAP_BYTES = 500_000
 """Maps beyond this size are shown as the mean of their heads, then of their layers."""
-MAX_TOKENS = 256
+MAX_PAGE_TOKENS = 256
 """Tokens of a side that the page shows: the first of an encoder, the last of a decoder."""
 MAX_PICTURE_TOKENS = 48
 """Longest axis of the picture that needs no scripts."""
@@ -109,14 +109,18 @@ def axes_of(explanation: SequenceExplanation, place: str) -> tuple[list[str], li
 def _window(explanation: SequenceExplanation, side: str) -> slice:
     """Return the positions of a side that the page shows."""
     count = len(explanation.tokens[side])
-    return slice(0, MAX_TOKENS) if side == "encoder" else slice(max(0, count - MAX_TOKENS), count)
+    return (
+        slice(0, MAX_PAGE_TOKENS)
+        if side == "encoder"
+        else slice(max(0, count - MAX_PAGE_TOKENS), count)
+    )
 
 
 def _window_notes(explanation: SequenceExplanation) -> list[str]:
     return [
-        f"The page shows {MAX_TOKENS} of the {len(tokens)} tokens of the {side}."
+        f"The page shows {MAX_PAGE_TOKENS} of the {len(tokens)} tokens of the {side}."
         for side, tokens in explanation.tokens.items()
-        if len(tokens) > MAX_TOKENS
+        if len(tokens) > MAX_PAGE_TOKENS
     ]
 
 
