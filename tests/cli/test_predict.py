@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from addnorm.cli.main import main
+from addnorm.cli.predict import _is_file
 from addnorm.data.table.frame import read_frame
 from addnorm.errors import AddnormError
 from addnorm.runs.run import Run
@@ -506,7 +507,7 @@ def test_explain_a_text(
     where, page = str(trained["translate"]), tmp_path / "why.html"
     assert main(["explain", where, "ba be", "--report", str(page)]) == 0
     said = capsys.readouterr()
-    assert said.out.startswith("ba be → ") and "completeness: the contributions" in said.out
+    assert said.out.startswith("ba be → ") and "completeness: their sum" in said.out
     assert f"page: {page}" in said.err and "Choose an output word" in page.read_text()
     second = source.read_text().splitlines()[1]
     assert main(["explain", where, str(source), "--row", "2", "--json"]) == 0
@@ -515,8 +516,23 @@ def test_explain_a_text(
     for output in found["outputs"]:
         assert len(output["inputs"]["encoder"]) == len(found["tokens"]["encoder"])
         assert 0 <= output["probability"] <= 1 and output["pieces"]
-    assert main(["explain", where, str(source), "--row", "99"]) == 2
-    assert "--row must be 1 to" in capsys.readouterr().err
+    for row in ("99", "0", "-1"):
+        assert main(["explain", where, str(source), f"--row={row}"]) == 2
+        assert f"row must be 1 to 6: got {row}" in capsys.readouterr().err
+    assert main(["explain", where, str(source)]) == 0  # of several lines the first, which is said
+    said = capsys.readouterr()
+    assert "text 1 of 6 is explained" in said.err
+    assert said.out.startswith(source.read_text().splitlines()[0])
+    for text, message in {
+        " ": "must not be blank",
+        "": "must not be blank",
+        "missing.txt": "there is no file 'missing.txt'",
+    }.items():
+        assert main(["explain", where, text]) == 2 and message in capsys.readouterr().err
+    assert main(["explain", where, "ba", "--memory", "0"]) == 2  # the size, before anything runs
+    assert "MB, more than the limit of 0 MB" in capsys.readouterr().err
+    assert not _is_file("ä" * 200)  # too long for the name of a file
+    assert main(["explain", str(source), "ba"]) == 2 and "no run in" in capsys.readouterr().err
 
 
 @pytest.mark.trains

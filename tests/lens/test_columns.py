@@ -13,6 +13,7 @@ from addnorm.lens.columns import (
     column_interactions,
     embed_columns,
     outputs_from,
+    scores_from,
 )
 from tests.conftest import close
 from tests.lens.test_look import table_model, table_rows
@@ -34,10 +35,10 @@ def test_outputs_from_tokens_are_those_of_the_model(kind: str) -> None:
 def test_contributions_are_complete(kind: str, members: int) -> None:
     model = table_model(kind, members=members)
     rows, rest = tokens_of(model, 3), tokens_of(model, 7)
-    result = column_contributions(model, rows, rest, steps=64)
+    result = column_contributions(model, rows, rest, steps=256)
     spread = float((result.output - result.baseline).abs().max())
     assert result.contributions.shape == (3, 4) and result.completeness < 0.1 * spread
-    whole = outputs_from(model, rest).detach()
+    whole = scores_from(model, rest).detach()
     for row in range(3):  # 7 draws: every row is compared with every background row
         assert float(result.baseline[row]) == pytest.approx(
             float(whole[:, int(result.output_index[row])].mean())
@@ -56,14 +57,14 @@ def test_interactions_by_hand() -> None:
     rows, rest = tokens_of(model, 2), tokens_of(model, 5)
     result = column_interactions(model, rows, rest, (0, 0, 1, 2), (0, 1, 2))
     assert result.pairs == ((0, 1), (0, 2), (1, 2))
-    output = outputs_from(model, rows).argmax(dim=1)
+    output = scores_from(model, rows).argmax(dim=1)
 
     def mean(row: int, kept: list[int]) -> float:
         total = 0.0
         for other in rest:
             mixed = other.clone()
             mixed[kept] = rows[row, kept]
-            total += float(outputs_from(model, mixed[None]).detach()[0, output[row]]) / 5
+            total += float(scores_from(model, mixed[None]).detach()[0, output[row]]) / 5
         return total
 
     for row in range(2):
@@ -87,6 +88,15 @@ def test_columns_that_only_add_up_do_not_interact() -> None:
     close(result.values, torch.zeros_like(result.values), 1e-8)
     with pytest.raises(InputError, match="at least one row"):
         column_contributions(model, rows, rest[:0])
+
+
+def test_what_is_added_to_all_logits_is_not_explained() -> None:
+    model, rows = table_model("ft"), tokens_of(table_model("ft"), 2)
+    raw, margins = outputs_from(model, rows), scores_from(model, rows)
+    assert raw.shape[1] > 1  # the model has several classes
+    close(margins.sum(dim=1), torch.zeros_like(margins[:, 0]))
+    others = (raw.sum(dim=1) - raw[:, 0]) / (raw.shape[1] - 1)
+    close(margins[:, 0], raw[:, 0] - others)
 
 
 @pytest.mark.slow

@@ -90,8 +90,27 @@ def test_the_page_holds_the_maps_and_escapes_the_words() -> None:
 
 def test_large_maps_are_averaged() -> None:
     _, _, found = explain_some("decoder")
-    big = {"decoder.0.attention": torch.rand(4, 600, 600)}
-    large = SequenceExplanation(**{**vars(found), "maps": big, "tokens": {"decoder": ["x"] * 600}})
-    data, shortened = page_data(large)
-    assert shortened and data["maps"][0]["heads"] == 1
-    assert len(data["maps"][0]["data"]) < 1.5 * MAX_MAP_BYTES
+    for depth, averaged, names in (
+        (2, "heads", ["decoder.0.attention", "decoder.1.attention"]),
+        (12, "heads and layers", ["decoder.*.attention"]),
+    ):
+        big = {f"decoder.{n}.attention": torch.rand(12, 600, 600) for n in range(depth)}
+        tokens = {"decoder": [f"word{n}" for n in range(600)]}
+        many = {
+            "outputs": ["word"] * 64,
+            "probabilities": [0.5] * 64,
+            "candidates": [[("word", 0.5)] * 5] * 64,
+            "pieces": (found.pieces[0], torch.rand(len(found.pieces[0]), 64)),
+            "layers": (found.layers[0], [[[("word", 0.5)] * 3] * 64] * len(found.layers[0])),
+            "contributions": {"decoder": torch.rand(64, 600)},
+            "first": 536,
+        }
+        large = SequenceExplanation(**{**vars(found), "maps": big, "tokens": tokens, **many})
+        data, what = page_data(large)
+        assert what == averaged and [each["name"] for each in data["maps"]] == names
+        assert {each["heads"] for each in data["maps"]} == {1}
+        assert data["tokens"]["decoder"][-1] == "word599" and data["starts"] == {"decoder": 344}
+        assert data["maps"][0]["start"] == 344 and len(data["maps"][0]["rows"]) == 256
+        assert sum(len(each["data"]) for each in data["maps"]) < 1.4 * MAX_MAP_BYTES
+        html = large.page().html()
+        assert len(html.encode()) < 2_000_000 and "256 of the 600 tokens" in html

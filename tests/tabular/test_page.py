@@ -127,8 +127,9 @@ def test_a_row_page_shows_the_largest_contribution_first() -> None:
         baseline=-0.25,
         output_name="the log-odds of yes",
         probability=0.817,
+        title="Why paid: row 17",
     )
-    page = row_page(one, 17, model())
+    page = row_page(one, model())
     html = page.html()
     assert sections(page) == ["Contribution of each column"]
     for text in ("Why paid: row 17", "the log-odds of yes", "1.5", "baseline", "−0.25"):
@@ -136,3 +137,30 @@ def test_a_row_page_shows_the_largest_contribution_first() -> None:
     shown = ("age = 31", "job = cook", "town = missing")
     title = "Contribution to the difference from the baseline"
     assert order_of(page, title, shown) == ["job = cook", "town = missing", "age = 31"]
+    assert one._repr_html_().startswith("<iframe") and "Why paid: row 17" in one._repr_html_()
+
+
+def test_shap_stands_beside_our_numbers() -> None:
+    one = RowExplanation(
+        columns=("age", "job"),
+        values=("31", "cook"),
+        contributions=(0.5, -2.0),
+        output=1.5,
+        baseline=3.0,
+        output_name="the predicted number",
+        interactions=(("age", "job", 0.25),),
+        shap=(0.375, -1.875),
+        shap_interactions=(0.3125,),
+    )
+    page = row_page(one)
+    assert sections(page) == ["Contribution of each column", "Interactions", "Beside SHAP"]
+    for text in ("−1.875", "0.3125", "0.375"):
+        assert text in page.html()
+    pairs = {"interactions": (("age", "job", 0.25, 0.9),), "shap_interactions": (0.3125,)}
+    whole = explanation(**pairs, shap=(1.5, 2.5, 0.5))
+    page = explanation_page(whole)
+    title = "Mean absolute SHAP value of the column, to compare"
+    assert order_of(page, title, ("age", "job", "town")) == ["job", "age", "town"]
+    assert ">SHAP<" in page.html() and "0.3125" in page.html()
+    assert ">SHAP<" not in explanation_page(explanation()).html()
+    assert whole._repr_html_().startswith("<iframe")

@@ -142,13 +142,19 @@ def add_explain_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file",
         metavar="TEXT|FILE",
-        help="a text or a file of texts; for a table, rows to explain, with the target column "
-        "unless --row is used",
+        help="a text, or a file of texts (- for stdin), of which one is explained; for a table, "
+        "rows to explain, with the target column unless --row is used",
     )
     parser.add_argument(
         "--row", type=int, metavar="N", help="explain one row or one line, counted from 1"
     )
     parser.add_argument("--report", metavar="FILE.html", help="also write an HTML page with charts")
+    parser.add_argument(
+        "--memory",
+        type=int,
+        metavar="MB",
+        help="allow the explanation of a text this much memory (default 1024)",
+    )
     _add_json(parser)
 
 
@@ -317,12 +323,31 @@ def explain(args: argparse.Namespace) -> None:
 
 
 def _explain_text(trained: Any, args: argparse.Namespace) -> None:
-    is_file = Path(args.file).is_file() if len(args.file) < 256 else False
-    texts = list(read_lines_of(args.file)) if is_file else args.file
-    explanation = trained.explain(texts, args.row, say=say)
+    texts: str | list[str] = args.file
+    if args.file == "-" or _is_file(args.file):
+        has_columns = args.file != "-" and hasattr(trained, "iter_file_texts")
+        lines = trained.iter_file_texts(args.file, say) if has_columns else read_lines_of(args.file)
+        texts = list(lines)
+    limit = None if args.memory is None else args.memory * 2**20
+    explanation = trained.explain(texts, args.row, limit=limit, say=say)
     if args.report is not None:
         say(f"page: {explanation.page().write(args.report)}")
     print(to_json(explanation.to_dict()) if args.json else explanation)
+
+
+def _is_file(text: str) -> bool:
+    """Whether an argument that is a text or a file is a file; one that is missing is an error."""
+    try:
+        if Path(text).is_file():
+            return True
+    except OSError:  # too long for a name
+        return False
+    suffix = Path(text).suffix.lower()
+    if suffix in (".txt", ".csv", ".tsv", ".text") and not any(map(str.isspace, text)):
+        raise InputError(
+            f"there is no file {text!r}. To explain these characters as a text, add a space."
+        )
+    return False
 
 
 def _print_explanation(
@@ -336,15 +361,20 @@ def _print_explanation(
         attention_map = explanation.column_attention.tolist()
         print(to_json({**vars(explanation), "column_attention": attention_map}))
         return
-    print(f"{'':24}{'permutation':>14}{'gradient':>12}{'attention':>12}")
+    measures = {"gradient": explanation.gradient, "attention": explanation.attention}
+    measures |= {"SHAP": explanation.shap}
+    columns = {name: values for name, values in measures.items() if values is not None}
+    print(f"{'':24}{'permutation':>14}" + "".join(f"{name:>12}" for name in columns))
     for name, rise in explanation.ranked():
-        i, weights = explanation.columns.index(name), explanation.attention
-        attention = "" if weights is None else f"{weights[i]:12.4f}"
-        print(f"{name[:23]:24}{rise:14.4f}{explanation.gradient[i]:12.4f}{attention}")
+        i = explanation.columns.index(name)
+        numbers = "".join(f"{values[i]:12.4f}" for values in columns.values())
+        print(f"{name[:23]:24}{rise:14.4f}{numbers}")
     agreement = ", ".join(f"{pair} {value:.2f}" for pair, value in explanation.agreement.items())
     print(f"\nagreement of ranks: {agreement}")
-    for one, other, size, h in explanation.interactions[:5]:
-        print(f"interaction {size:10.4f} (H {h:.2f})  {one} and {other}")
+    for i, (one, other, size, h) in enumerate(explanation.interactions[:5]):
+        pairs = explanation.shap_interactions
+        beside = "" if pairs is None else f", SHAP {pairs[i]:.4f}"
+        print(f"interaction {size:10.4f} (H {h:.2f}{beside})  {one} and {other}")
 
 
 def _print_row_explanation(
@@ -353,7 +383,7 @@ def _print_row_explanation(
     from addnorm.tabular.page import row_page
 
     if args.report is not None:
-        say(f"page: {row_page(explanation, args.row, estimator).write(args.report)}")
+        say(f"page: {row_page(explanation, estimator).write(args.report)}")
     if args.json:
         print(to_json(vars(explanation) | {"row": args.row}))
         return
@@ -363,10 +393,16 @@ def _print_row_explanation(
         f"row {args.row}: {explanation.output_name} is {explanation.output:.4g}{note}; "
         f"baseline (mean of {explanation.baseline_name}): {explanation.baseline:.4g}"
     )
+    shap = dict(zip(explanation.columns, explanation.shap or (), strict=False))
+    if shap:
+        print(f"  {'':>10}{'SHAP':>12}")
     for name, value, share in explanation.ranked():
-        print(f"  {share:+10.4f}  {name} = {value}")
-    for one, other, effect in explanation.interactions[:3]:
-        print(f"  {effect:+10.4f}  {one} and {other}: joint effect beyond the sum of both")
+        beside = f"  {shap[name]:+10.4f}" if shap else ""
+        print(f"  {share:+10.4f}{beside}  {name} = {value}")
+    for i, (one, other, effect) in enumerate(explanation.interactions[:3]):
+        pairs = explanation.shap_interactions
+        beside = "" if pairs is None else f"  {pairs[i]:+10.4f}"
+        print(f"  {effect:+10.4f}{beside}  {one} and {other}: joint effect beyond the sum of both")
 
 
 def schema(args: argparse.Namespace) -> None:

@@ -238,12 +238,12 @@ def weigh_maps(
         for handle in handles:
             handle.remove()
     want = [f"{kind}:{step.name}" for step in chosen for kind in ("maps", "reads")]
-    seen = look(model, inputs, want)
+    capture = look(model, inputs, want)
     weighted = {}
     for step, grad in zip(chosen, grads, strict=True):
-        values = _values(step, memory[0] if step.role == "memory" else seen.reads[step.name])
+        values = _values(step, memory[0] if step.role == "memory" else capture.reads[step.name])
         split = torch.unflatten(grad, -1, (step.heads, -1)).transpose(1, 2)
-        weighted[step.name] = seen.maps[step.name] * (split @ values.transpose(-1, -2))
+        weighted[step.name] = capture.maps[step.name] * (split @ values.transpose(-1, -2))
     return {name: each.detach() for name, each in weighted.items()}
 
 

@@ -6,7 +6,7 @@ Sundararajan et al. 2017 (1703.01365), eq. 1. The integral is a sum at Gauss-Leg
 the contributions are from their known sum (completeness) is returned with them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from addnorm.errors import InputError
 from addnorm.layers.embeddings import Tokens
 from addnorm.lens.attention import Metric
 from addnorm.lens.look import look
-from addnorm.lens.places import ModelInputs, call, find_sides, require_eval
+from addnorm.lens.places import ModelInputs, as_tensors, call, find_sides, require_eval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,13 +29,23 @@ class Attribution:
     ----------
     contributions
         Of each side (encoder, decoder), (batch, length).
-    value, baseline
-        The metric of the input and of the baseline, summed over the batch.
+    values, baselines
+        The metric of the inputs and of the baselines: one number, or one for each row.
     """
 
     contributions: dict[str, Tensor]
-    value: float
-    baseline: float
+    values: Tensor
+    baselines: Tensor
+
+    @property
+    def value(self) -> float:
+        """The metric of the input, summed over the batch."""
+        return float(self.values.double().sum())
+
+    @property
+    def baseline(self) -> float:
+        """The metric of the baseline, summed over the batch."""
+        return float(self.baselines.double().sum())
 
     @property
     def completeness(self) -> float:
@@ -43,13 +53,20 @@ class Attribution:
         total = sum(float(each.double().sum()) for each in self.contributions.values())
         return total - (self.value - self.baseline)
 
+    def row_errors(self) -> Tensor:
+        """Return the completeness of each row, (batch,), if the metric has a value for each."""
+        totals = torch.stack([each.double().sum(dim=1) for each in self.contributions.values()])
+        if self.values.shape != totals.shape[1:]:
+            raise InputError("this metric has one value for the whole batch: see `completeness`.")
+        return totals.sum(dim=0) - (self.values - self.baselines).double()
+
 
 def integrated_gradients(
     model: nn.Module,
     inputs: ModelInputs,
     metric: Metric,
     *,
-    baseline: str = "mean",
+    baseline: str | Mapping[str, Tensor] = "mean",
     steps: int = 32,
 ) -> Attribution:
     """Return the contribution of every input token to a metric of the output.
@@ -61,8 +78,10 @@ def integrated_gradients(
     metric
         From the output to a number, or to one for each row; see `logit_metric`.
     baseline
-        What the path starts from at every position: `mean`, the mean token embedding, or `zero`.
-        Positions are the same at both ends, and a summary token is not moved.
+        What the path starts from at every position: `mean`, the mean token embedding; `zero`; or
+        of each side other token ids, of the shape of the inputs. Positions are the same at both
+        ends, and a summary token is not moved. A model has never read a mean embedding, and may
+        answer anything for it: where that matters, use ids, and the mean over several draws.
     steps
         Nodes of the integral.
 
@@ -75,19 +94,22 @@ def integrated_gradients(
     """
     require_eval(model, "integrated_gradients")
     ends = {name: pair[0] for name, pair in look(model, inputs, ()).embeddings.items()}
-    starts = {name: _start(model, name, x, baseline) for name, x in ends.items()}
+    if isinstance(baseline, str):
+        starts = {name: _start(model, name, x, baseline) for name, x in ends.items()}
+    else:
+        starts = _starts_from_ids(model, inputs, ends, baseline)
     nodes, weights = gauss_legendre(steps)
     totals = {name: torch.zeros_like(x) for name, x in ends.items()}
     for node, weight in zip(nodes, weights, strict=True):
         at = {n: (starts[n] + node * (ends[n] - starts[n])).requires_grad_() for n in ends}
         with torch.enable_grad():
-            value = _call_from(model, inputs, at, metric)
+            value = _call_from(model, inputs, at, metric).sum()
         for name, grad in zip(at, torch.autograd.grad(value, list(at.values())), strict=True):
             totals[name] += weight * grad
     with torch.no_grad():
-        high, low = (float(_call_from(model, inputs, x, metric)) for x in (ends, starts))
+        high, low = (_call_from(model, inputs, x, metric) for x in (ends, starts))
     contributions = {n: ((ends[n] - starts[n]) * total).sum(dim=-1) for n, total in totals.items()}
-    return Attribution(contributions=contributions, value=high, baseline=low)
+    return Attribution(contributions=contributions, values=high, baselines=low)
 
 
 def gauss_legendre(count: int) -> tuple[list[float], list[float]]:
@@ -107,7 +129,7 @@ def _start(model: nn.Module, side: str, x: Tensor, baseline: str) -> Tensor:
         raise InputError(f"baseline must be mean or zero: got {baseline!r}.")
     start = torch.zeros_like(x)
     if baseline == "mean":
-        tokens = _token_embedding(model, side)
+        tokens = token_embedding(model, side)
         if tokens is None:
             raise InputError("a mean baseline needs token ids as input. Try baseline='zero'.")
         start = start + (tokens.weight.mean(dim=0) * tokens.scale).detach()
@@ -116,17 +138,39 @@ def _start(model: nn.Module, side: str, x: Tensor, baseline: str) -> Tensor:
     return start
 
 
-def _token_embedding(model: nn.Module, side: str) -> Tokens | None:
-    found = getattr(model, "tokens", None)
+def _starts_from_ids(
+    model: nn.Module,
+    inputs: ModelInputs,
+    ends: Mapping[str, Tensor],
+    baseline: Mapping[str, Tensor],
+) -> dict[str, Tensor]:
+    """Return the embeddings with other tokens; segments and a summary stay as they are."""
+    starts = {}
+    for (name, x), ids in zip(ends.items(), as_tensors(inputs), strict=False):
+        tokens, other = token_embedding(model, name), baseline.get(name)
+        if tokens is None or other is None or other.shape != ids.shape:
+            raise InputError(
+                f"baseline must have token ids of the shape of the inputs for {name!r}: "
+                f"{tuple(ids.shape)}. Got {None if other is None else tuple(other.shape)}."
+            )
+        with torch.no_grad():
+            change = tokens(other) - tokens(ids)
+        starts[name] = x + nn.functional.pad(change, (0, 0, x.shape[1] - change.shape[1], 0))
+    return starts
+
+
+def token_embedding(model: nn.Module, side: str) -> Tokens | None:
+    """Return the embedding of a side's token ids, or None if it reads no ids."""
+    tokens = getattr(model, "tokens", None)
     if side == "encoder" and "decoder" in find_sides(model):
-        found = model.source_tokens or found
-    return found if isinstance(found, Tokens) else None
+        tokens = model.source_tokens or tokens
+    return tokens if isinstance(tokens, Tokens) else None
 
 
 def _call_from(
     model: nn.Module, inputs: ModelInputs, at: dict[str, Tensor], metric: Metric
 ) -> Tensor:
-    """Return the metric, summed over rows, with other embeddings entering the sides."""
+    """Return the metric with other embeddings entering the sides."""
 
     def replace(x: Tensor) -> Callable[..., Any]:
         return lambda side, args: (x, *args[1:])
@@ -134,7 +178,7 @@ def _call_from(
     sides = find_sides(model)
     handles = [sides[name].register_forward_pre_hook(replace(x)) for name, x in at.items()]
     try:
-        return metric(call(model, inputs)).sum()
+        return metric(call(model, inputs))
     finally:
         for handle in handles:
             handle.remove()

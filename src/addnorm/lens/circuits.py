@@ -71,7 +71,7 @@ class Factored:
         return torch.linalg.svdvals(a @ b.T)
 
     def top(self, count: int = 10) -> list[tuple[int, int, float]]:
-        """Return the largest entries as (row, column, value), found a few rows at a time."""
+        """Return the largest entries as (row, column, value), largest a few rows at a time."""
         best: list[tuple[int, int, float]] = []
         chunk = max(1, 2**22 // self.right.shape[1])
         for start in range(0, len(self.left), chunk):
@@ -178,15 +178,15 @@ def head_weights(model: nn.Module, head: str, *, fold: bool = True) -> HeadWeigh
     assert isinstance(sublayer, Attention)
     size, matrices = sublayer.head_width, sublayer.matrices()
     shared = number * sublayer.kv_heads // sublayer.heads
-    own, theirs = (slice(n * size, (n + 1) * size) for n in (number, shared))
+    query_rows, shared_rows = (slice(n * size, (n + 1) * size) for n in (number, shared))
     gain = read_gain(model, step) if fold else torch.ones_like(matrices["query"][0])
     memory = torch.ones_like(gain) if step.role == "memory" else gain
     with torch.no_grad():
         return HeadWeights(
-            matrices["query"][own] * gain,
-            matrices["key"][theirs] * memory,
-            matrices["value"][theirs] * memory,
-            matrices["output"][:, own].clone(),
+            matrices["query"][query_rows] * gain,
+            matrices["key"][shared_rows] * memory,
+            matrices["value"][shared_rows] * memory,
+            matrices["output"][:, query_rows].clone(),
         )
 
 
@@ -371,21 +371,21 @@ def neuron(model: nn.Module, place: str, number: int, count: int = 10) -> Neuron
 
 
 def top_activations(
-    seen: Look, place: str, number: int, count: int = 10
+    capture: Look, place: str, number: int, count: int = 10
 ) -> list[tuple[int, int, float]]:
     """Return where a neuron fired most in a look at `neurons`: (row, position, activation)."""
-    if place not in seen.neurons:
+    if place not in capture.neurons:
         raise InputError(f"this look has no neurons of {place!r}. Ask for 'neurons:{place}'.")
-    values = seen.neurons[place][..., number]
-    found = values.flatten().topk(min(count, values.numel()))
+    values = capture.neurons[place][..., number]
+    largest = values.flatten().topk(min(count, values.numel()))
     length = values.shape[1]
-    pairs = zip(found.indices.tolist(), found.values.tolist(), strict=True)
+    pairs = zip(largest.indices.tolist(), largest.values.tolist(), strict=True)
     return [(place // length, place % length, value) for place, value in pairs]
 
 
 def _largest(values: Tensor, count: int) -> list[tuple[int, float]]:
-    found = values.topk(min(count, len(values)))
-    return list(zip(found.indices.tolist(), found.values.tolist(), strict=True))
+    largest = values.topk(min(count, len(values)))
+    return list(zip(largest.indices.tolist(), largest.values.tolist(), strict=True))
 
 
 def name_entries(

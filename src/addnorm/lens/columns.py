@@ -79,6 +79,19 @@ def outputs_from(model: TabularModel, tokens: Tensor) -> Tensor:
     return model.from_tokens(tokens[:, :count, 0], tokens[:, count:]).mean(dim=1)
 
 
+def scores_from(model: TabularModel, tokens: Tensor) -> Tensor:
+    """Return what is explained, (rows, outputs): the output, or of several classes their margins.
+
+    The margin of a class is its logit minus the mean of the other logits. Probabilities depend on
+    margins alone: what is added to all logits has no effect, and no contribution.
+    """
+    outputs = outputs_from(model, tokens)
+    count = outputs.shape[1]
+    if count == 1:
+        return outputs
+    return (outputs - outputs.mean(dim=1, keepdim=True)) * (count / (count - 1))
+
+
 def column_contributions(
     model: TabularModel, tokens: Tensor, background: Tensor, *, draws: int = 64, steps: int = 8
 ) -> ColumnContributions:
@@ -101,7 +114,7 @@ def column_contributions(
     model.eval()
     tokens, background = tokens.detach(), background.detach()
     with torch.no_grad():
-        outputs = outputs_from(model, tokens)
+        outputs = scores_from(model, tokens)
         index = outputs.argmax(dim=1, keepdim=True)
         output = outputs.gather(1, index)[:, 0]
     contributions = torch.zeros(tokens.shape[:2], dtype=tokens.dtype)
@@ -127,10 +140,10 @@ def _integrate(
     for node, weight in zip(*gauss_legendre(steps), strict=True):
         point = (start + node * (end - start)).requires_grad_()
         with torch.enable_grad():
-            value = outputs_from(model, point).gather(1, index).sum()
+            value = scores_from(model, point).gather(1, index).sum()
         total += weight * torch.autograd.grad(value, point)[0]
     with torch.no_grad():
-        start_output = outputs_from(model, start).gather(1, index)[:, 0]
+        start_output = scores_from(model, start).gather(1, index)[:, 0]
     return ((end - start) * total).sum(dim=2), start_output
 
 
@@ -185,7 +198,7 @@ def column_interactions(
     """
     model.eval()
     if output_index is None:
-        output_index = outputs_from(model, tokens).argmax(dim=1)
+        output_index = scores_from(model, tokens).argmax(dim=1)
     owner = torch.tensor(list(column_of_token))
 
     def dependence(kept: Tensor) -> Tensor:
@@ -213,7 +226,7 @@ def _partial_dependence(
     for first in range(0, len(background), together):
         rest = background[first : first + together]
         mixed = torch.where(kept[:, None], tokens[None], rest[:, None])
-        outputs = outputs_from(model, mixed.flatten(0, 1))
+        outputs = scores_from(model, mixed.flatten(0, 1))
         chosen = outputs.gather(1, index.repeat(len(rest))[:, None])
         total += chosen.view(len(rest), len(tokens)).sum(dim=0)
     return total / len(background)

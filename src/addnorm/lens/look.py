@@ -47,7 +47,7 @@ LIMIT = 2**30
 
 @dataclass(kw_only=True)
 class Look:
-    """What was seen in one forward pass; every table is by the name of the place.
+    """The captured values of one forward pass; every table is by the name of the place.
 
     Parameters
     ----------
@@ -113,8 +113,8 @@ def look(
 
     >>> from addnorm import ModelConfig, build
     >>> model = build(ModelConfig(mode="decoder", vocab=9, width=8, heads=2, depth=2)).eval()
-    >>> seen = look(model, torch.tensor([[3, 1, 4]]), "maps:decoder.1.attention")
-    >>> {name: tuple(each.shape) for name, each in seen.maps.items()}
+    >>> capture = look(model, torch.tensor([[3, 1, 4]]), "maps:decoder.1.attention")
+    >>> {name: tuple(each.shape) for name, each in capture.maps.items()}
     {'decoder.1.attention': (1, 2, 3, 3)}
     """
     steps = find_sublayers(model)
@@ -126,10 +126,10 @@ def look(
             f"{limit / 2**20:,.0f} MB. Ask for fewer places, such as "
             f"want='maps:{steps[-1].name}', for a shorter input, or pass limit={size}."
         )
-    seen = Look(model=model, inputs=inputs)
-    with torch.no_grad(), _hooks(seen, steps, chosen):
-        seen.output = call(model, inputs)
-    return seen
+    capture = Look(model=model, inputs=inputs)
+    with torch.no_grad(), _hooks(capture, steps, chosen):
+        capture.output = call(model, inputs)
+    return capture
 
 
 Chosen = dict[str, dict[str, tuple[int, ...] | None]]
@@ -142,11 +142,11 @@ def _parse(steps: Sequence[NamedSublayer], want: Sequence[str]) -> Chosen:
         kind, _, pattern = item.partition(":")
         if kind not in KINDS:
             raise InputError(f"look has no kind {kind!r}. {nearest(kind, KINDS)}")
-        mine = chosen.setdefault(kind, {})
+        places = chosen.setdefault(kind, {})
         able = [step for step in steps if _has(step, kind)]
         for name, heads in select(able, pattern or "*").items():
-            before = mine.get(name, ())
-            mine[name] = None if heads is None or before is None else (*before, *heads)
+            before = places.get(name, ())
+            places[name] = None if heads is None or before is None else (*before, *heads)
     return chosen
 
 
@@ -161,17 +161,17 @@ def _has(step: NamedSublayer, kind: str) -> bool:
 
 
 @contextmanager
-def _hooks(seen: Look, steps: Sequence[NamedSublayer], chosen: Chosen) -> Iterator[None]:
+def _hooks(capture: Look, steps: Sequence[NamedSublayer], chosen: Chosen) -> Iterator[None]:
     """Place the hooks of a capture, and remove them."""
     handles: list[Any] = []
     maps: dict[nn.Module, Tensor] = {}
     for block in {s.block for s in steps if s.name in chosen.get("maps", {})}:
         handles.append(block.register_forward_pre_hook(_with_maps(maps)))
     for step in steps:
-        handles += _step_hooks(seen, step, chosen)
+        handles += _step_hooks(capture, step, chosen)
     if "norms" in chosen:
-        handles += _norm_hooks(seen)
-    handles += _side_hooks(seen)
+        handles += _norm_hooks(capture)
+    handles += _side_hooks(capture)
     try:
         yield
     finally:
@@ -181,7 +181,7 @@ def _hooks(seen: Look, steps: Sequence[NamedSublayer], chosen: Chosen) -> Iterat
         if step.sublayer in maps and step.name in chosen["maps"]:
             heads = chosen["maps"][step.name]
             each = maps[step.sublayer]
-            seen.maps[step.name] = each if heads is None else each[:, list(heads)]
+            capture.maps[step.name] = each if heads is None else each[:, list(heads)]
 
 
 def _with_maps(maps: dict[nn.Module, Tensor]) -> Callable[..., Any]:
@@ -193,7 +193,7 @@ def _with_maps(maps: dict[nn.Module, Tensor]) -> Callable[..., Any]:
     return hook
 
 
-def _step_hooks(seen: Look, step: NamedSublayer, chosen: Chosen) -> Iterator[Any]:
+def _step_hooks(capture: Look, step: NamedSublayer, chosen: Chosen) -> Iterator[Any]:
     name, own = step.name, {module for module in step.box.modules() if is_model_norm(module)}
     outputs: dict[nn.Module, Tensor] = {}
 
@@ -203,15 +203,15 @@ def _step_hooks(seen: Look, step: NamedSublayer, chosen: Chosen) -> Iterator[Any
     def before(box: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         stream, f = args
         if name in chosen.get("stream", {}) and step.layer == 0 and step.box.place.first:
-            seen.stream[f"{step.side}.input".lstrip(".")] = stream
+            capture.stream[f"{step.side}.input".lstrip(".")] = stream
 
         def branch(x: Tensor) -> Tensor:
-            seen.read_only |= {norm for norm in own if outputs.get(norm) is x}
+            capture.read_only |= {norm for norm in own if outputs.get(norm) is x}
             y = f(x)
             if name in chosen.get("reads", {}):
-                seen.reads[name] = x
+                capture.reads[name] = x
             if name in chosen.get("branches", {}):
-                seen.branches[name] = y
+                capture.branches[name] = y
             return y
 
         return stream, branch
@@ -220,12 +220,12 @@ def _step_hooks(seen: Look, step: NamedSublayer, chosen: Chosen) -> Iterator[Any
         outputs.clear()
 
     def after(box: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        seen.stream[name] = output
+        capture.stream[name] = output
 
     def inside(inner: nn.Module, args: tuple[Any, ...]) -> None:
-        (seen.heads if step.heads else seen.neurons)[name] = args[0]
+        (capture.heads if step.heads else capture.neurons)[name] = args[0]
         if is_model_norm(inner):
-            seen.measured[inner] = measure(inner, args[0])
+            capture.measured[inner] = measure(inner, args[0])
 
     if any(name in chosen.get(kind, {}) for kind in ("branches", "reads", "stream")):
         yield step.box.register_forward_pre_hook(before)
@@ -238,28 +238,28 @@ def _step_hooks(seen: Look, step: NamedSublayer, chosen: Chosen) -> Iterator[Any
         yield step.sublayer.inner.register_forward_pre_hook(inside)
 
 
-def _norm_hooks(seen: Look) -> Iterator[Any]:
-    whole = {norm for step in find_sublayers(seen.model) for norm in mixing_norms(step.box)}
+def _norm_hooks(capture: Look) -> Iterator[Any]:
+    whole = {norm for step in find_sublayers(capture.model) for norm in mixing_norms(step.box)}
 
     def hook_of(name: str) -> Callable[..., None]:
         def hook(norm: nn.Module, args: tuple[Any, ...]) -> None:
-            seen.measured[norm] = measure(norm, args[0])
-            seen.norms[name] = seen.measured[norm].scale
+            capture.measured[norm] = measure(norm, args[0])
+            capture.norms[name] = capture.measured[norm].scale
 
         return hook
 
     def keep(norm: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
         one = output.new_ones(())
-        seen.measured[norm] = Measured(one, one, None, None, output)
+        capture.measured[norm] = Measured(one, one, None, None, output)
 
-    for name, norm in find_norms(seen.model).items():
+    for name, norm in find_norms(capture.model).items():
         if norm not in whole:
             yield norm.register_forward_pre_hook(hook_of(name))
     for norm in whole:
         yield norm.register_forward_hook(keep)
 
 
-def _side_hooks(seen: Look) -> Iterator[Any]:
+def _side_hooks(capture: Look) -> Iterator[Any]:
     """Hooks that remember only references: what enters each side, and what enters the head."""
     inputs: dict[str, Tensor] = {}
 
@@ -271,25 +271,25 @@ def _side_hooks(seen: Look) -> Iterator[Any]:
 
     def embed(name: str) -> Callable[..., None]:
         def hook(norm: nn.Module, args: tuple[Any, ...]) -> None:
-            seen.embeddings[name] = (inputs[name], args[0])
+            capture.embeddings[name] = (inputs[name], args[0])
 
         return hook
 
     def leave(name: str) -> Callable[..., None]:
         def hook(side: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-            seen.hidden[name] = output
+            capture.hidden[name] = output
 
         return hook
 
     def head(module: nn.Module, args: tuple[Any, ...]) -> None:
-        seen.head_inputs = args
+        capture.head_inputs = args
 
-    for name, side in find_sides(seen.model).items():
+    for name, side in find_sides(capture.model).items():
         yield side.register_forward_pre_hook(enter(name))
         yield side.norm.register_forward_pre_hook(embed(name))
         yield side.register_forward_hook(leave(name))
-    if isinstance(getattr(seen.model, "head", None), nn.Module):
-        yield seen.model.head.register_forward_pre_hook(head)  # type: ignore[union-attr]
+    if isinstance(getattr(capture.model, "head", None), nn.Module):
+        yield capture.model.head.register_forward_pre_hook(head)  # type: ignore[union-attr]
 
 
 # ── Memory ────────────────────────────────────────────────────────────────────────────────────────

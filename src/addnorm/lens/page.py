@@ -11,8 +11,12 @@ from addnorm.lens.explanation import SequenceExplanation
 from addnorm.lens.page_script import PAGE_SCRIPT, PAGE_STYLE
 from addnorm.report import Page, heat_map
 
-MAX_MAP_BYTES = 1_000_000
-"""Maps beyond this size are shown as the mean of their heads."""
+MAX_MAP_BYTES = 500_000
+"""Maps beyond this size are shown as the mean of their heads, then of their layers."""
+MAX_PAGE_TOKENS = 256
+"""Tokens of a side that the page shows: the first of an encoder, the last of a decoder."""
+MAX_PICTURE_TOKENS = 48
+"""Longest axis of the picture that needs no scripts."""
 SHOWN_PIECES = 14
 """Pieces of a logit that are listed; the rest are summed."""
 
@@ -20,19 +24,32 @@ SHOWN_PIECES = 14
 def sequence_page(explanation: SequenceExplanation) -> Page:
     """Return the page of an explanation."""
     page = Page("Why this output", explanation.title)
-    for note in explanation.notes:
+    for note in (*explanation.notes, *_window_notes(explanation)):
         page.remark(note)
     page.section("Words, layers and heads")
     page.text(
-        "Choose an output word: the input words are shaded by their contribution to its logit "
-        "(integrated gradients), the bars show the pieces that the logit is the exact sum of, and "
-        "the table what the model would predict after each layer. Below, choose a layer and a "
-        "head and point at a cell."
+        f"Choose an output word: the input words are shaded by their contribution to its "
+        f"{explanation.kind} (integrated gradients), the bars show the pieces that the "
+        f"{explanation.kind} is the exact sum of, and the table what the model would predict after "
+        "each layer. Point at an input word for its contribution and for the attention to it. "
+        "Below, choose a layer and a head and point at a cell."
     )
-    data, shortened = page_data(explanation)
+    data, averaged = page_data(explanation)
     page.widget(PAGE_SCRIPT, data, PAGE_STYLE)
-    if shortened:
-        page.remark("The maps are large: the mean over heads is shown.", "note")
+    if averaged:
+        page.remark(f"The maps are large: the mean over {averaged} is shown.", "note")
+    alignment = explanation.alignment()
+    if alignment:
+        page.section("Alignment")
+        page.table(
+            ["output", "rests on", "contribution", "attends to", "weight"],
+            [
+                [each.output, each.source, each.contribution, each.attended, each.weight]
+                for each in alignment
+            ],
+            "For each output, the source token that contributes most to its logit, and the one "
+            "with the largest attention weight (mean over heads and layers).",
+        )
     page.section("Outputs")
     page.table(
         ["output", "probability", "other candidates"],
@@ -48,9 +65,9 @@ def sequence_page(explanation: SequenceExplanation) -> Page:
         ],
     )
     page.text(
-        "The contributions of the input words sum to each logit's difference from the baseline "
-        "(the mean token embedding); over all outputs they are off by "
-        f"{explanation.completeness:+.2g} logits."
+        f"The contributions of the input words sum to the difference of each {explanation.kind} "
+        f"from its mean over {explanation.baseline}; completeness: their sum is off by "
+        f"{explanation.completeness:+.2g} at most."
     )
     if explanation.statistics:
         page.section("Heads")
@@ -63,8 +80,10 @@ def sequence_page(explanation: SequenceExplanation) -> Page:
         )
         page.text("; ".join(f"{name}: {what}" for name, what in STATISTICS.items()) + ".")
     last = list(explanation.maps)[-1]
-    page.section("Attention, without scripts")
     rows, columns = axes_of(explanation, last)
+    if max(len(rows), len(columns)) > MAX_PICTURE_TOKENS:
+        return page
+    page.section("Attention, without scripts")
     picture = heat_map(
         explanation.maps[last].mean(dim=0).tolist(), rows, columns, title=f"Mean of {last}", low=0.0
     )
@@ -77,37 +96,71 @@ def axes_of(explanation: SequenceExplanation, place: str) -> tuple[list[str], li
 
     Queries of encoder-decoder attention are named by what is written there.
     """
-    side = (
-        place.split(".")[0]
-        if place.split(".")[0] in explanation.tokens
-        else next(iter(explanation.tokens))
-    )
-    queries = explanation.tokens[side]
-    keys = queries
+    side = place.split(".")[0]
+    queries = keys = explanation.tokens.get(side) or next(iter(explanation.tokens.values()))
     if place.endswith(".memory"):
         keys = explanation.tokens["encoder"]
-        queries = [f"→ {output}" for output in explanation.outputs]
+        before = explanation.tokens["decoder"][1 : explanation.first + 1]
+        queries = [f"→ {output}" for output in (*before, *explanation.outputs)]
     count = explanation.maps[place].shape
     return queries[: count[1]], keys[: count[2]]
 
 
-def page_data(explanation: SequenceExplanation) -> tuple[dict[str, Any], bool]:
-    """Return what the page's script reads, and whether heads were averaged to save space."""
-    size = sum(each.numel() for each in explanation.maps.values())
-    shortened = size > MAX_MAP_BYTES
-    maps = []
+def _window(explanation: SequenceExplanation, side: str) -> slice:
+    """Return the positions of a side that the page shows."""
+    count = len(explanation.tokens[side])
+    return (
+        slice(0, MAX_PAGE_TOKENS)
+        if side == "encoder"
+        else slice(max(0, count - MAX_PAGE_TOKENS), count)
+    )
+
+
+def _window_notes(explanation: SequenceExplanation) -> list[str]:
+    return [
+        f"The page shows {MAX_PAGE_TOKENS} of the {len(tokens)} tokens of the {side}."
+        for side, tokens in explanation.tokens.items()
+        if len(tokens) > MAX_PAGE_TOKENS
+    ]
+
+
+def page_data(explanation: SequenceExplanation) -> tuple[dict[str, Any], str]:
+    """Return what the page's script reads, and what was averaged to save space: heads, layers."""
+    windows = {side: _window(explanation, side) for side in explanation.tokens}
+    tables, axes = {}, {}
     for place, each in explanation.maps.items():
-        table = each.mean(dim=0, keepdim=True) if shortened else each
-        rows, columns = axes_of(explanation, place)
-        shape = {"heads": len(table), "rows": rows, "columns": columns}
-        maps.append({"name": place, **shape, "data": _encode_weights(table)})
+        side = place.split(".")[0]
+        rows = windows.get(side, slice(None))
+        columns = windows["encoder"] if place.endswith(".memory") else rows
+        tables[place] = each[:, rows, columns]
+        queries, keys = axes_of(explanation, place)
+        axes[place] = {"rows": queries[rows], "columns": keys[columns], "start": rows.start or 0}
+    averaged = ""
+    if sum(each.numel() for each in tables.values()) > MAX_MAP_BYTES:
+        averaged = "heads"
+        tables = {place: each.mean(dim=0, keepdim=True) for place, each in tables.items()}
+    if sum(each.numel() for each in tables.values()) > MAX_MAP_BYTES:
+        averaged, tables, axes = "heads and layers", *_mean_of_layers(tables, axes)
+    maps = [
+        {"name": place, "heads": len(table), **axes[place], "data": _encode_weights(table)}
+        for place, table in tables.items()
+    ]
     names, values = explanation.pieces
     return {
-        "tokens": explanation.tokens,
+        "kind": explanation.kind,
+        "first": explanation.first,
+        "tokens": {side: tokens[windows[side]] for side, tokens in explanation.tokens.items()},
+        "starts": {side: windows[side].start for side in explanation.tokens},
         "outputs": explanation.outputs,
         "probabilities": [round(p, 4) for p in explanation.probabilities],
-        "contributions": {side: _rounded(each) for side, each in explanation.contributions.items()},
-        "pieces": [_strongest(names, values[:, p]) for p in range(len(explanation.outputs))],
+        "contributions": {
+            side: _rounded(each[:, windows[side]])
+            for side, each in explanation.contributions.items()
+        },
+        "pieces": [
+            _strongest(names, values[:, p], explanation.kind)
+            for p in range(len(explanation.outputs))
+        ],
         "layers": {
             "names": explanation.layers[0],
             "cells": [
@@ -116,7 +169,22 @@ def page_data(explanation: SequenceExplanation) -> tuple[dict[str, Any], bool]:
             ],
         },
         "maps": maps,
-    }, shortened
+    }, averaged
+
+
+def _mean_of_layers(
+    tables: dict[str, Tensor], axes: dict[str, dict[str, Any]]
+) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:
+    """Return one map for each side and role: the mean over the layers."""
+    groups: dict[str, list[str]] = {}
+    for place in tables:
+        side, _, role = place.split(".")
+        groups.setdefault(f"{side}.*.{role}", []).append(place)
+    means = {
+        name: torch.stack([tables[place] for place in places]).mean(dim=0)
+        for name, places in groups.items()
+    }
+    return means, {name: axes[places[0]] for name, places in groups.items()}
 
 
 def _encode_weights(weights: Tensor) -> str:
@@ -129,12 +197,12 @@ def _rounded(table: Tensor) -> list[list[float]]:
     return [[round(value, 4) for value in row] for row in table.tolist()]
 
 
-def _strongest(names: list[str], values: Tensor) -> list[tuple[str, float]]:
+def _strongest(names: list[str], values: Tensor, kind: str) -> list[tuple[str, float]]:
     """Return the strongest pieces, the sum of the rest, and the sum of all."""
     pairs = zip(names, values.tolist(), strict=True)
     ordered = sorted(pairs, key=lambda pair: -abs(pair[1]))
     shown, rest = ordered[:SHOWN_PIECES], ordered[SHOWN_PIECES:]
     if rest:
         shown.append((f"{len(rest)} others", sum(value for _, value in rest)))
-    shown.append(("sum: the logit", float(values.sum())))
+    shown.append((f"sum: the {kind}", float(values.sum())))
     return [(name, round(value, 4)) for name, value in shown]

@@ -6,6 +6,8 @@ PAGE_STYLE = """
 background:transparent;color:var(--ink);min-height:1.9rem;white-space:pre}
 .lens button.word{cursor:pointer}
 .lens button.word[aria-pressed=true]{border-color:var(--c0);box-shadow:inset 0 0 0 1px var(--c0)}
+.lens button.word.near{border-style:dashed;border-color:var(--c0)}
+.lens span.word{cursor:default}
 .lens h3{font-size:.95rem;margin:1.25rem 0 .35rem;color:var(--soft);font-weight:600}
 .lens .bars{display:grid;grid-template-columns:minmax(7rem,auto) 1fr 4.5rem;gap:.15rem .6rem;
 font-size:.85rem;align-items:center;font-variant-numeric:tabular-nums}
@@ -19,8 +21,10 @@ background:var(--raised);border:1px solid var(--line);border-radius:5px;padding:
 font-variant-numeric:tabular-nums;margin:.25rem 0}
 .lens .map{overflow-x:auto}
 .lens .map svg{max-width:none;touch-action:pan-x pan-y}
-.lens .map rect.cell{fill:var(--plus)}.lens .map rect.on{stroke:var(--c1);stroke-width:1.5}
+.lens .map rect.weight{fill:var(--plus)}.lens .map rect.on{stroke:var(--c1);stroke-width:1.5}
 .lens .map text{font-size:11px;fill:var(--ink)}
+@media (max-width:520px){.lens .bars{grid-template-columns:minmax(4rem,38%) 1fr 3.2rem;
+font-size:.8rem}}
 .lens table td{white-space:nowrap;padding-left:.4rem}.lens .dim{color:var(--soft)}
 """
 
@@ -54,26 +58,51 @@ function (root, data) {
   for (const side in data.tokens) {
     const label = Object.keys(data.tokens).length > 1
       ? (side === "encoder" ? "Source" : "Target so far") : names[side] || "Input";
-    make("h3", "", label + ": shaded by its contribution to the logit", root);
+    make("h3", "", label + ": shaded by its contribution to the " + data.kind, root);
     sides[side] = make("div", "words", undefined, root);
-    data.tokens[side].forEach((token) => make("span", "word", token, sides[side]));
+    data.tokens[side].forEach((token, i) => {
+      const e = make("span", "word", token, sides[side]);
+      e.tabIndex = 0;
+      const tell = () => { describe(side, i); };
+      for (const kind of ["pointerenter", "focus", "click"]) e.addEventListener(kind, tell);
+    });
   }
   const status = make("p", "status", "", root);
-  make("h3", "", "The logit, taken apart", root);
+  make("h3", "", "The " + data.kind + ", taken apart", root);
   const bars = make("div", "bars", undefined, root);
   make("h3", "", "What the model would have said after each layer", root);
   const layers = make("table", "", undefined, make("div", "wide", undefined, root));
 
-  let chosen = 0;
+  let chosen = 0, fixed = 0;
+  // Weight of the chosen output's row on an input word: mean of heads, in the layer shown below.
+  function attention(side, i) {
+    const n = Number(place.value), m = data.maps[n];
+    const memory = m.name.endsWith(".memory");
+    if ((memory ? "encoder" : m.name.split(".")[0]) !== side) return "";
+    const q = data.first + chosen - m.start;
+    if (q < 0 || q >= m.rows.length || data.outputs.length < m.rows.length - data.first) return "";
+    return "; " + m.name + " gives it " + percent(weight(n, Number(head.value), q, i)) +
+      " of its attention (" + head.selectedOptions[0].textContent + ")";
+  }
+  function describe(side, i) {
+    const v = data.contributions[side][chosen][i];
+    status.textContent = "“" + data.tokens[side][i] + "” adds " + shown(v) + " to the " +
+      data.kind + " of “" + data.outputs[chosen] + "”" + attention(side, i) + ".";
+  }
   const buttons = data.outputs.map((text, p) => {
     const b = make("button", "word", text, outputs);
     b.type = "button";
     b.title = percent(data.probabilities[p]);
-    b.addEventListener("click", () => { chosen = p; show(); });
+    b.addEventListener("click", () => { chosen = fixed = p; show(); });
+    b.addEventListener("pointerenter", (e) => {
+      if (e.pointerType === "mouse") { chosen = p; show(); }
+    });
     return b;
   });
+  outputs.addEventListener("pointerleave", () => { chosen = fixed; show(); });
   function show() {
-    buttons.forEach((b, p) => b.setAttribute("aria-pressed", String(p === chosen)));
+    buttons.forEach((b, p) => b.setAttribute("aria-pressed", String(p === fixed)));
+    buttons.forEach((b, p) => b.classList.toggle("near", p === chosen && p !== fixed));
     let most = 0;
     for (const side in data.contributions)
       data.contributions[side][chosen].forEach((v) => { most = Math.max(most, Math.abs(v)); });
@@ -81,7 +110,6 @@ function (root, data) {
       [...sides[side].children].forEach((e, i) => {
         const v = data.contributions[side][chosen][i];
         e.style.background = shade(v, most);
-        e.title = shown(v) + " logits";
       });
     status.textContent = "“" + data.outputs[chosen] + "” has probability " +
       percent(data.probabilities[chosen]) + ".";
@@ -135,6 +163,18 @@ function (root, data) {
     for (let i = 0; i < m.heads; i++) total += bytes[n][i * area + at];
     return total / m.heads / 255;
   }
+  // What the key adds to the output at the query's position, if that output is explained.
+  function effect(m, q, k) {
+    const side = m.name.endsWith(".memory") ? "encoder" : m.name.split(".")[0];
+    const p = m.start + q - data.first;
+    const table = data.contributions[side];
+    if (!table || p < 0 || p >= data.outputs.length || m.rows.length > data.outputs.length +
+      data.first) return "";
+    if (!m.name.endsWith(".memory") && Object.keys(data.tokens).length > 1 && side === "encoder")
+      return "";
+    return "; in all, “" + m.columns[k] + "” adds " + shown(table[p][k]) + " to the " +
+      data.kind + " of “" + data.outputs[p] + "”";
+  }
   function paint() {
     const n = Number(place.value), h = Number(head.value), m = data.maps[n];
     const size = m.columns.length > 40 ? 12 : 20;
@@ -154,7 +194,7 @@ function (root, data) {
       draw("text", {x: left - 6, y, "text-anchor": "end"}, svg).textContent = cut(t);
       m.columns.forEach((_, k) => {
         draw("rect", {
-          class: "cell", x: left + size * k, y: top + size * q, width: size - 1,
+          class: "weight", x: left + size * k, y: top + size * q, width: size - 1,
           height: size - 1, "fill-opacity": (0.04 + 0.96 * weight(n, h, q, k)).toFixed(3),
           "data-q": q, "data-k": k,
         }, svg);
@@ -162,7 +202,7 @@ function (root, data) {
     });
     tip.textContent = "Rows are queries, columns keys; point at a cell.";
     let last = null;
-    svg.addEventListener("pointermove", (event) => {
+    const point = (event) => {
       const e = event.target;
       if (!e.dataset || e.dataset.q === undefined || e === last) return;
       if (last) last.classList.remove("on");
@@ -170,8 +210,10 @@ function (root, data) {
       e.classList.add("on");
       const q = Number(e.dataset.q), k = Number(e.dataset.k);
       tip.textContent = "“" + m.rows[q] + "” gives “" + m.columns[k] + "” " +
-        (100 * weight(n, h, q, k)).toFixed(1) + " % of its attention.";
-    });
+        (100 * weight(n, h, q, k)).toFixed(1) + " % of its attention" + effect(m, q, k) + ".";
+    };
+    svg.addEventListener("pointermove", point);
+    svg.addEventListener("pointerdown", point);
   }
   place.value = data.maps.length - 1;
   place.addEventListener("change", () => { const h = head.value; heads();

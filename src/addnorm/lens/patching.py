@@ -250,8 +250,8 @@ def _expand(model: nn.Module, places: Sequence[str]) -> list[str]:
             names += [f"{name}.{head}" for name in whole for head in range(heads[name])]
             continue
         head = split_head(pattern)[1]
-        found = select(find_sublayers(model), pattern)
-        names += [name if head is None else f"{name}.{head}" for name in found]
+        chosen = select(find_sublayers(model), pattern)
+        names += [name if head is None else f"{name}.{head}" for name in chosen]
     return names
 
 
@@ -262,8 +262,8 @@ def _captured(model: nn.Module, inputs: ModelInputs, names: Sequence[str]) -> di
     for name in names:
         place, head = split_head(name)
         want.append(f"{'branches' if head is None else 'heads'}:{place}")
-    seen = look(model, inputs, list(dict.fromkeys(want)))
-    return {name: _written(seen.branches, seen.heads, steps, name) for name in names}
+    capture = look(model, inputs, list(dict.fromkeys(want)))
+    return {name: _written(capture.branches, capture.heads, steps, name) for name in names}
 
 
 def _written(
@@ -286,10 +286,10 @@ def _reference_values(
         return {}
     if method == "resample" and len(as_tensors(reference)[0]) < 2:
         raise InputError("resampling needs two rows or more: got one. Pass reference=, or mean.")
-    found = _captured(model, reference, names)
+    activations = _captured(model, reference, names)
     if method == "mean":
-        return {name: each.mean(dim=(0, 1), keepdim=True) for name, each in found.items()}
-    return {name: each.roll(1, dims=0) for name, each in found.items()}
+        return {name: each.mean(dim=(0, 1), keepdim=True) for name, each in activations.items()}
+    return {name: each.roll(1, dims=0) for name, each in activations.items()}
 
 
 def _measure_metric(model: nn.Module, inputs: ModelInputs, metric: Metric) -> float:

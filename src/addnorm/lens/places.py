@@ -156,7 +156,7 @@ def find_norms(model: nn.Module) -> dict[str, nn.Module]:
 
     Norms inside a sublayer (of queries and keys, before an output projection) are not among them.
     """
-    found: dict[str, nn.Module] = {}
+    norms: dict[str, nn.Module] = {}
     for side, module in find_sides(model).items():
         prefix = f"{side}." if side else ""
         parts: dict[str, nn.Module] = {f"{prefix}input.norm": module.norm}
@@ -165,8 +165,8 @@ def find_norms(model: nn.Module) -> dict[str, nn.Module]:
         ends = module.stack.ends
         parts |= {f"{prefix}close.{name}": child for name, child in ends.named_modules()}
         parts[f"{prefix}output.norm"] = module.stack.norm
-        found |= {name: child for name, child in parts.items() if is_model_norm(child)}
-    return found
+        norms |= {name: child for name, child in parts.items() if is_model_norm(child)}
+    return norms
 
 
 def no_grad_call(model: nn.Module, inputs: ModelInputs) -> Tensor:

@@ -7,6 +7,7 @@ sum to the model's. Where a head has an activation, its gate is frozen as the sc
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -61,7 +62,7 @@ class LogitAttribution:
 def attribute_logits(
     parts: Decomposition,
     outputs: int | Tensor | None = None,
-    against: int | Tensor | None = None,
+    against: int | Tensor | Literal["others"] | None = None,
 ) -> LogitAttribution:
     """Return how much every piece of a decomposition adds to an output of the model.
 
@@ -73,26 +74,34 @@ def attribute_logits(
         Token, class or output number: one for all, or one for each position (batch, positions).
         By default the largest at each position.
     against
-        Subtract this output: the attribution of a difference of logits.
+        Subtract this output: the attribution of a difference of logits. `others` subtracts the mean
+        of all other outputs; with two classes that is the log-odds.
     """
-    seen = parts.seen
-    if parts.side != list(find_sides(seen.model))[-1]:
+    capture = parts.capture
+    if parts.side != list(find_sides(capture.model))[-1]:
         raise InputError(
             f"the head reads the other side: {parts.side!r} was taken apart. Leave out side=."
         )
     with torch.no_grad():
         features, weight, bias = _prepare(parts)
-        ends = seen.output
+        ends = capture.output
         if ends.ndim == 3 and features.ndim == 4:
             ends = ends[:, list(parts.positions)]
-        if isinstance(getattr(seen.model, "head", None), MemberHead):
+        if isinstance(getattr(capture.model, "head", None), MemberHead):
             ends = ends.mean(dim=1)
         if outputs is None:
             outputs = ends.argmax(dim=-1)
         chosen = torch.as_tensor(outputs).expand(features.shape[1:-1])
         direction = weight[chosen]  # (batch, positions, width)
         offset, total = bias[chosen], ends.gather(-1, chosen[..., None])[..., 0]
-        if against is not None:
+        if isinstance(against, str):
+            count = _count_outputs(against, weight)
+            direction, offset = (
+                (part - whole.mean(dim=0)) * (count / (count - 1))
+                for part, whole in ((direction, weight), (offset, bias))
+            )
+            total = (total - ends.mean(dim=-1)) * (count / (count - 1))
+        elif against is not None:
             other = torch.as_tensor(against).expand(chosen.shape)
             direction, offset = direction - weight[other], offset - bias[other]
             total = total - ends.gather(-1, other[..., None])[..., 0]
@@ -106,13 +115,23 @@ def attribute_logits(
     )
 
 
+def _count_outputs(against: str, weight: Tensor) -> int:
+    """Return the number of outputs, or raise InputError if there are no others to compare with."""
+    if against != "others" or len(weight) < 2:
+        raise InputError(
+            "against must be an output, or 'others' where there are two outputs or more: got "
+            f"{against!r} and {len(weight)} outputs."
+        )
+    return len(weight)
+
+
 def _prepare(parts: Decomposition) -> tuple[Tensor, Tensor, Tensor]:
     """Return what the output matrix is applied to, in pieces; the matrix; and its offset.
 
     If the head adds an offset before its matrix, there is one piece more than `parts` has: the
     offsets of the head, to which its last offset is then added.
     """
-    model, pieces = parts.seen.model, parts.pieces
+    model, pieces = parts.capture.model, parts.pieces
     head = getattr(model, "head", None)
     if isinstance(head, MemberHead):
         return _members(parts, head)
@@ -170,8 +189,8 @@ def _masked(parts: Decomposition, head: MaskedHead) -> Tensor:
 
 def _pooled(parts: Decomposition, head: PooledHead) -> Tensor:
     """Return the pooled pieces, after the pooler; (pieces + 1, batch, width + 1)."""
-    real = parts.seen.head_inputs[1]
-    hidden = parts.seen.hidden[parts.side]
+    real = parts.capture.head_inputs[1]
+    hidden = parts.capture.hidden[parts.side]
     if parts.positions != tuple(range(hidden.shape[1])):
         raise InputError("this head pools positions: take all of them apart (positions=None).")
     pool = POOLS[head.pool]
@@ -189,7 +208,7 @@ def _pooled(parts: Decomposition, head: PooledHead) -> Tensor:
 
 def _members(parts: Decomposition, head: MemberHead) -> tuple[Tensor, Tensor, Tensor]:
     """Return the summary of all members side by side; the matrix divides by their number."""
-    model = parts.seen.model
+    model = parts.capture.model
     assert isinstance(model, FTTransformerModel)
     members = model.config.members
     place = parts.positions.index(0) if 0 in parts.positions else -1
@@ -222,8 +241,8 @@ class LensTable:
 
     def top(self, count: int = 5) -> tuple[Tensor, Tensor]:
         """Return the most probable outputs and their probabilities, (places, ..., count)."""
-        found = self.logits.softmax(dim=-1).topk(min(count, self.logits.shape[-1]), dim=-1)
-        return found.indices, found.values
+        largest = self.logits.softmax(dim=-1).topk(min(count, self.logits.shape[-1]), dim=-1)
+        return largest.indices, largest.values
 
     def divergence(self) -> Tensor:
         """Return KL(final ‖ here) of each place, in nats, (places, ...)."""
@@ -231,11 +250,26 @@ class LensTable:
         return (final.exp() * (final - here)).sum(dim=-1)
 
 
-def logit_lens(model: nn.Module, inputs: ModelInputs, *, side: str | None = None) -> LensTable:
+def logit_lens(
+    model: nn.Module,
+    inputs: ModelInputs,
+    *,
+    side: str | None = None,
+    positions: Sequence[int] | None = None,
+) -> LensTable:
     """Return the head's output for the stream after every box (nostalgebraist 2020).
 
     The stream is closed by the arrangement's own ends (final norm, second stream, history so far),
     then the head reads it, so this works for every arrangement; the last row is the model's output.
+
+    Parameters
+    ----------
+    model, inputs
+        What is called, with what.
+    side
+        encoder or decoder; by default the last.
+    positions
+        Positions to read, for a head that reads each position alone; all by default.
 
     >>> from addnorm import ModelConfig, build
     >>> model = build(ModelConfig(mode="decoder", vocab=9, width=8, heads=2, depth=1)).eval()
@@ -246,47 +280,51 @@ def logit_lens(model: nn.Module, inputs: ModelInputs, *, side: str | None = None
     require_eval(model, "logit_lens")
     name = list(find_sides(model))[-1] if side is None else side
     prefix = f"{name}." if name else ""
-    seen = look(model, inputs, f"stream:{prefix}*")
-    streams = streams_of(seen, name)
+    capture = look(model, inputs, f"stream:{prefix}*")
+    streams = streams_of(capture, name)
+    chosen = None if positions is None else torch.tensor(list(positions))
+    if chosen is not None and not isinstance(getattr(model, "head", None), TokenHead):
+        raise InputError("this head pools positions: leave out positions=.")
     with torch.no_grad():
-        logits = [read_out(seen, name, stream) for stream in streams.values()]
+        logits = [read_out(capture, name, stream, chosen) for stream in streams.values()]
     return LensTable(names=tuple(streams), logits=torch.stack(logits))
 
 
-def streams_of(seen: Look, side: str) -> dict[str, Stream]:
+def streams_of(capture: Look, side: str) -> dict[str, Stream]:
     """Return the stream before the first box, as `input`, and after every box of a side."""
-    names = [step.name for step in find_sublayers(seen.model) if step.side == side]
-    first = seen.stream[f"{side}.input".lstrip(".")]
-    return {"input": first, **{name: seen.stream[name] for name in names}}
+    names = [step.name for step in find_sublayers(capture.model) if step.side == side]
+    first = capture.stream[f"{side}.input".lstrip(".")]
+    return {"input": first, **{name: capture.stream[name] for name in names}}
 
 
-def close_stream(seen: Look, side: str, stream: Stream) -> Tensor:
+def close_stream(capture: Look, side: str, stream: Stream) -> Tensor:
     """Return what the stack would return if it ended with this stream."""
-    stack = find_sides(seen.model)[side].stack
+    stack = find_sides(capture.model)[side].stack
     closed: Tensor = stack.norm(stack.ends.close(stream))
     return closed
 
 
-def read_out(seen: Look, side: str, stream: Stream) -> Tensor:
-    """Return the model's output if its stack ended with this stream."""
-    return apply_head(seen, close_stream(seen, side, stream))
+def read_out(capture: Look, side: str, stream: Stream, positions: Tensor | None = None) -> Tensor:
+    """Return the model's output if its stack ended with this stream, at all or some positions."""
+    hidden = close_stream(capture, side, stream)
+    return apply_head(capture, hidden if positions is None else hidden[:, positions])
 
 
-def apply_head(seen: Look, hidden: Tensor) -> Tensor:
+def apply_head(capture: Look, hidden: Tensor) -> Tensor:
     """Return the output of the model's head for another output of its stack."""
-    model = seen.model
+    model = capture.model
     if isinstance(model, FTTransformerModel):
         summary = torch.unflatten(hidden[:, 0], 0, (-1, model.config.members))
         return model.head(summary).mean(dim=1)
     if isinstance(model, Base):
         if model.head is None:
             return hidden
-        return model.head(hidden, *seen.head_inputs[1:])
+        return model.head(hidden, *capture.head_inputs[1:])
     raise InputError(f"the lens cannot read out a {type(model).__name__}.")
 
 
 def top_outputs(logits: Tensor, names: Sequence[str] | None, count: int = 5) -> list[str]:
     """Return the most probable outputs as text: name and probability."""
-    found = logits.softmax(dim=-1).topk(min(count, logits.shape[-1]))
-    pairs = zip(found.indices.tolist(), found.values.tolist(), strict=True)
+    largest = logits.softmax(dim=-1).topk(min(count, logits.shape[-1]))
+    pairs = zip(largest.indices.tolist(), largest.values.tolist(), strict=True)
     return [f"{i if names is None else names[i]} {p:.0%}" for i, p in pairs]

@@ -59,7 +59,7 @@ class Decomposition:
         What the model computed, (batch, positions, width).
     positions
         Which positions these are.
-    seen
+    capture
         The forward pass.
     side
         The side that was taken apart.
@@ -69,7 +69,7 @@ class Decomposition:
     pieces: Tensor
     total: Tensor
     positions: tuple[int, ...]
-    seen: Look
+    capture: Look
     side: str
 
     @property
@@ -136,21 +136,27 @@ def decompose(
     want = [f"branches:{prefix}*", "norms"]
     if heads:
         want += [f"heads:{step.name}" for step in steps if step.heads]
-    seen = look(model, inputs, want, limit=limit)
-    return _replay_pieces(seen, side, steps, heads, positions)
+    capture = look(model, inputs, want, limit=limit)
+    return _replay_pieces(capture, side, steps, heads, positions)
 
 
 def _replay_pieces(
-    seen: Look, side: str, steps: list[NamedSublayer], heads: bool, positions: Sequence[int] | None
+    capture: Look,
+    side: str,
+    steps: list[NamedSublayer],
+    heads: bool,
+    positions: Sequence[int] | None,
 ) -> Decomposition:
     """Send the pieces through the model's own stack, with its norms frozen."""
-    module, total = find_sides(seen.model)[side], seen.hidden[side]
-    own = {norm: name for name, norm in find_norms(seen.model).items() if norm in seen.measured}
+    module, total = find_sides(capture.model)[side], capture.hidden[side]
+    own = {
+        norm: name for name, norm in find_norms(capture.model).items() if norm in capture.measured
+    }
     mixing = {norm for step in steps for norm in mixing_norms(step.box)}
-    mine = [child for child in module.modules() if child in own or child in mixing]
-    start = _embedding_pieces(seen, side)
-    branches = {step.name: _branch_pieces(seen, step, heads) for step in steps}
-    owners = _owners_of_offsets(seen, mine, steps)
+    side_norms = [child for child in module.modules() if child in own or child in mixing]
+    start = _embedding_pieces(capture, side)
+    branches = {step.name: _branch_pieces(capture, step, heads) for step in steps}
+    owners = _owners_of_offsets(capture, side_norms, steps)
     # Pieces in the order in which they appear: of the input, then of each box.
     names = [*start, *(f"{own[norm]}.bias" for norm in owners["input"])]
     for step in steps:
@@ -159,12 +165,12 @@ def _replay_pieces(
     # Along a sequence an instance norm mixes positions: then all are kept to the end.
     kept = torch.arange(total.shape[1], device=total.device)
     wanted = kept if positions is None else _check_positions(positions, total.shape[1])
-    mixes = any(seen.measured[norm].centre == -2 for norm in mine)
+    mixes = any(capture.measured[norm].centre == -2 for norm in side_norms)
     kept = kept if mixes else wanted.to(kept.device)
     count, slots = len(names), {name: slot for slot, name in enumerate(names)}
     others = {
-        norm: _frozen(seen, norm, kept, norm in mixing, slots.get(f"{own.get(norm)}.bias", 0))
-        for norm in mine
+        norm: _frozen(capture, norm, kept, norm in mixing, slots.get(f"{own.get(norm)}.bias", 0))
+        for norm in side_norms
     }
     boxes: dict[nn.Module, nn.Module] = {}
     for step in steps:
@@ -189,47 +195,47 @@ def _replay_pieces(
         pieces=pieces[alive],
         total=total.index_select(1, wanted.to(total.device)),
         positions=tuple(wanted.tolist()),
-        seen=seen,
+        capture=capture,
         side=side,
     )
 
 
-def _frozen(seen: Look, norm: nn.Module, kept: Tensor, mixes: bool, slot: int) -> nn.Module:
+def _frozen(capture: Look, norm: nn.Module, kept: Tensor, mixes: bool, slot: int) -> nn.Module:
     """Return what stands for a norm: a linear map, or what it returned if it decides weights."""
-    measured = seen.measured[norm].take(kept)
+    measured = capture.measured[norm].take(kept)
     if mixes:
         assert measured.output is not None
         return Constant(measured.output)
-    if norm in seen.read_only:
+    if norm in capture.read_only:
         return ReadOnly()
-    return FrozenNorm(measured, next(iter(seen.hidden.values())).shape[0], slot)
+    return FrozenNorm(measured, next(iter(capture.hidden.values())).shape[0], slot)
 
 
 def _owners_of_offsets(
-    seen: Look, mine: list[nn.Module], steps: list[NamedSublayer]
+    capture: Look, side_norms: list[nn.Module], steps: list[NamedSublayer]
 ) -> dict[str, list[nn.Module]]:
     """Return the norms with offsets by where they join; those of the end join with the last box."""
     boxes = {norm: step.name for step in steps for norm in step.box.modules()}
-    side = find_sides(seen.model)[steps[0].side]
+    side = find_sides(capture.model)[steps[0].side]
     early = {side.norm, getattr(side.stack.ends, "first", None)}
     owners: dict[str, list[nn.Module]] = {"input": [], **{step.name: [] for step in steps}}
-    for norm in mine:
-        if seen.measured[norm].offset is not None and norm not in seen.read_only:
+    for norm in side_norms:
+        if capture.measured[norm].offset is not None and norm not in capture.read_only:
             place = "input" if norm in early else boxes.get(norm, steps[-1].name)
             owners[place].append(norm)
     return owners
 
 
-def _embedding_pieces(seen: Look, side: str) -> dict[str, Tensor]:
+def _embedding_pieces(capture: Look, side: str) -> dict[str, Tensor]:
     """Return what enters the stack, taken apart: tokens, positions, segments, summary."""
-    x, placed = seen.embeddings[side]
-    model = seen.model
+    x, placed = capture.embeddings[side]
+    model = capture.model
     pieces = {"tokens": x}
     if isinstance(model, Encoder) and model.segments is not None:
-        given = seen.inputs.get("segments") if isinstance(seen.inputs, dict) else None
-        ids = as_tensors(seen.inputs)[0]
+        segment_ids = capture.inputs.get("segments") if isinstance(capture.inputs, dict) else None
+        ids = as_tensors(capture.inputs)[0]
         with torch.no_grad():
-            part = model.segments(torch.zeros_like(ids) if given is None else given)
+            part = model.segments(torch.zeros_like(ids) if segment_ids is None else segment_ids)
         more = x.shape[1] - part.shape[1]
         segments = nn.functional.pad(part, (0, 0, more, 0))
         pieces = {"tokens": x - segments, "segments": segments}
@@ -253,13 +259,13 @@ def _embedding_pieces(seen: Look, side: str) -> dict[str, Tensor]:
     return pieces
 
 
-def _branch_pieces(seen: Look, step: NamedSublayer, heads: bool) -> dict[str, Tensor]:
+def _branch_pieces(capture: Look, step: NamedSublayer, heads: bool) -> dict[str, Tensor]:
     """Return what a branch wrote: as a whole, or of each head and of the output's offset."""
-    whole = seen.branches[step.name]
+    whole = capture.branches[step.name]
     if not heads or not isinstance(step.sublayer, Attention):
         return {step.name: whole}
-    sublayer, mixed = step.sublayer, seen.heads[step.name]
-    measured = seen.measured.get(sublayer.inner)
+    sublayer, mixed = step.sublayer, capture.heads[step.name]
+    measured = capture.measured.get(sublayer.inner)
     with torch.no_grad():
         parts = split_output(sublayer.output, sublayer.inner, measured, mixed, step.heads)
     if step.role.startswith("row_"):  # (heads, 1, rows, columns · width)
@@ -271,12 +277,12 @@ def _branch_pieces(seen: Look, step: NamedSublayer, heads: bool) -> dict[str, Te
 
 
 def _check_positions(positions: Sequence[int], length: int) -> Tensor:
-    found = [p + length if p < 0 else p for p in positions]
-    if not found or min(found) < 0 or max(found) >= length:
+    indices = [p + length if p < 0 else p for p in positions]
+    if not indices or min(indices) < 0 or max(indices) >= length:
         raise InputError(
             f"positions must be one or more of 0 to {length - 1}: got {list(positions)}."
         )
-    return torch.tensor(found)
+    return torch.tensor(indices)
 
 
 def _check_size(

@@ -35,15 +35,15 @@ class TunedLens(nn.Module):
         for each in self.maps.parameters():
             nn.init.zeros_(each)
 
-    def read(self, seen: Look) -> Tensor:
+    def read(self, capture: Look) -> Tensor:
         """Return the logits after every box, (places, batch, ...); the last row is the model's."""
-        streams = streams_of(seen, self.side)
+        streams = streams_of(capture, self.side)
         rows = []
         for place, stream in enumerate(streams.values()):
-            hidden = close_stream(seen, self.side, stream)
+            hidden = close_stream(capture, self.side, stream)
             if place < len(self.maps):
                 hidden = hidden + self.maps[place](hidden)
-            rows.append(apply_head(seen, hidden))
+            rows.append(apply_head(capture, hidden))
         return torch.stack(rows)
 
     def table(self, model: nn.Module, inputs: ModelInputs) -> LensTable:
@@ -79,16 +79,16 @@ def fit_tuned_lens(
     seconds
         Time after which training ends in any case.
     """
-    lens, given = TunedLens(model), list(batches)
-    if not given:
+    lens, examples = TunedLens(model), list(batches)
+    if not examples:
         raise InputError("a tuned lens needs one batch of inputs or more: got none.")
     optimizer = torch.optim.Adam(lens.parameters(), lr=rate)
     end = time.monotonic() + seconds
-    for step, inputs in enumerate(cycle(given)):
+    for step, inputs in enumerate(cycle(examples)):
         if step == steps or time.monotonic() > end:
             break
-        seen = lens._look(model, inputs)
-        logits = lens.read(seen)
+        capture = lens._look(model, inputs)
+        logits = lens.read(capture)
         final = logits[-1].detach().log_softmax(dim=-1)
         here = logits[:-1].log_softmax(dim=-1)
         loss = (final.exp() * (final - here)).sum(dim=-1).mean()

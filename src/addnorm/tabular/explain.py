@@ -20,13 +20,14 @@ from torch import Tensor
 
 from addnorm.data.table.encode import FIRST_VALUE, EncodedTable
 from addnorm.data.table.frame import Array, Frame, to_texts
-from addnorm.errors import InputError
+from addnorm.errors import InputError, require
 from addnorm.lens.columns import (
     Interactions,
     column_contributions,
     column_interactions,
     embed_columns,
 )
+from addnorm.lens.shap_values import ShapValues, has_shap, shap_values
 from addnorm.models.tabular import TabTransformerModel, TabularModel
 from addnorm.tabular.base import TableEstimator
 from addnorm.tabular.estimators import TableClassifier
@@ -56,6 +57,9 @@ class Explanation:
     interactions : (column, column, strength, H) of pairs of the most important columns, the
         strongest first: their joint effect beyond the sum of their single effects, as its root
         mean square and as Friedman's H; see lens/columns.py
+    shap : mean |SHAP value| of each column, for the first rows; None without the package `shap`
+    shap_interactions : SHAP's joint effect of each pair of `interactions`, as its root mean square
+    title : what is explained
     """
 
     columns: tuple[str, ...]
@@ -66,6 +70,14 @@ class Explanation:
     attention_columns: tuple[str, ...]
     agreement: Mapping[str, float]
     interactions: tuple[tuple[str, str, float, float], ...] = ()
+    shap: tuple[float, ...] | None = None
+    shap_interactions: tuple[float, ...] | None = None
+    title: str = ""
+
+    def _repr_html_(self) -> str:
+        from addnorm.tabular.page import explanation_page
+
+        return explanation_page(self)._repr_html_()
 
     def ranked(self) -> list[tuple[str, float]]:
         """Return (column, permutation importance), the most important first."""
@@ -82,14 +94,18 @@ class RowExplanation:
     columns : the columns
     values : their values as text
     contributions : their sum is `output` − `baseline`, up to the error of the numerical integral
-    output : output of the network for the row; for classes the calibrated logit, which is divided
+    output : output of the network for the row; for classes on the calibrated scale, logits divided
         by the temperature
     baseline : mean output for the background rows, on the same scale
-    output_name : what the output is: the log-odds or logit of a class, or the predicted number
+    output_name : what the output is: the log-odds of the second of two classes; of more, the margin
+        of the likeliest (its logit minus the mean of the others'); or the predicted number
     probability : calibrated probability of that class; None for regression
     baseline_name : what the background rows are, such as "64 rows of the table"
     interactions : (column, column, effect): the joint effect of two columns beyond the sum of
         their single effects, the strongest first
+    shap : SHAP value of each column, to compare with; None without the package `shap`
+    shap_interactions : SHAP's joint effect of each pair of `interactions`
+    title : what is explained
     """
 
     columns: tuple[str, ...]
@@ -101,6 +117,14 @@ class RowExplanation:
     probability: float | None = None
     baseline_name: str = ""
     interactions: tuple[tuple[str, str, float], ...] = ()
+    shap: tuple[float, ...] | None = None
+    shap_interactions: tuple[float, ...] | None = None
+    title: str = ""
+
+    def _repr_html_(self) -> str:
+        from addnorm.tabular.page import row_page
+
+        return row_page(self)._repr_html_()
 
     def ranked(self) -> list[tuple[str, str, float]]:
         """Return (column, value, contribution), the largest absolute contribution first."""
@@ -109,7 +133,13 @@ class RowExplanation:
 
 
 def explain_table(
-    estimator: TableEstimator, X: Any, y: Any, *, seed: int = 0, repeats: int = 3
+    estimator: TableEstimator,
+    X: Any,
+    y: Any,
+    *,
+    seed: int = 0,
+    repeats: int = 3,
+    shap: bool | None = None,
 ) -> Explanation:
     """Return which columns matter to a fitted estimator, on labelled rows.
 
@@ -119,6 +149,7 @@ def explain_table(
     X, y : rows and their targets, preferably not those of the training.
     seed : seed of the permutations, and of the rows that are drawn if there are many.
     repeats : number of permutations of each column.
+    shap : also ask the package `shap`; by default if it is installed.
     """
     rows = estimator.rows(X, y)
     table, target = rows.table, rows.target
@@ -132,8 +163,9 @@ def explain_table(
     )
     contributions = expected_gradients(estimator.model_, table)[0]
     gradient = _sum_by_column(contributions, column_of_token, len(names)).abs().mean(dim=0).numpy()
-    interactions = _interactions(estimator, table, table, gradient, rows=INTERACTION_ROWS)
-    scale = _output_scale(estimator)
+    pairs_of = _interactions(estimator, table, table, gradient, rows=INTERACTION_ROWS)
+    others = _shap_values(estimator, table, table, pairs_of, INTERACTION_ROWS, shap)
+    scale, order = _output_scale(estimator), _by_strength(pairs_of)
     column_attention, attention_columns, summary = mean_attention(estimator, table)
     attention = None
     if summary is not None:
@@ -150,14 +182,28 @@ def explain_table(
         attention_columns=tuple(attention_columns),
         agreement={f"{a} and {b}": spearman(measures[a], measures[b]) for a, b in pairs},
         interactions=tuple(
-            (names[j], names[k], float(interactions.strength[i]) * scale, float(interactions.h[i]))
-            for i, (j, k) in _by_strength(interactions)
+            (names[j], names[k], float(pairs_of.strength[i]) * scale, float(pairs_of.h[i]))
+            for i, (j, k) in order
         ),
+        shap=None
+        if others is None
+        else tuple((np.abs(others.values).mean(axis=0) * scale).tolist()),
+        shap_interactions=None
+        if others is None
+        else tuple(
+            float(np.sqrt(np.square(others.interactions[:, i]).mean())) * scale for i, _ in order
+        ),
+        title=_title(estimator),
     )
 
 
 def explain_row(
-    estimator: TableEstimator, X: Any, row: int, *, background: Any = None
+    estimator: TableEstimator,
+    X: Any,
+    row: int,
+    *,
+    background: Any = None,
+    shap: bool | None = None,
 ) -> RowExplanation:
     """Return what each column contributes to the prediction for one row.
 
@@ -168,6 +214,7 @@ def explain_row(
     row : its index, counted from 0.
     background : rows to compare it with, such as training rows; by default the other rows of X,
         or if there are too few, rows whose columns are drawn from the ranges of the encoder.
+    shap : also ask the package `shap`; by default if it is installed.
     """
     check_is_fitted(estimator)
     frame = estimator._frame(X, fitting=False)
@@ -182,8 +229,9 @@ def explain_row(
     )
     contributions = _sum_by_column(by_token, column_of_token, len(names))[0]
     importance = contributions.abs().numpy()
-    interactions = _interactions(estimator, table, others, importance, rows=BACKGROUND_ROWS)
-    scale = _output_scale(estimator)
+    pairs_of = _interactions(estimator, table, others, importance, rows=BACKGROUND_ROWS)
+    compared = _shap_values(estimator, table, others, pairs_of, BACKGROUND_ROWS, shap)
+    scale, order = _output_scale(estimator), _by_strength(pairs_of)
     offset = getattr(estimator, "mean_", 0.0)
     return RowExplanation(
         columns=tuple(names),
@@ -193,9 +241,13 @@ def explain_row(
         baseline=float(start[0]) * scale + offset,
         baseline_name=baseline_name,
         interactions=tuple(
-            (names[j], names[k], float(interactions.values[i, 0]) * scale)
-            for i, (j, k) in _by_strength(interactions)
+            (names[j], names[k], float(pairs_of.values[i, 0]) * scale) for i, (j, k) in order
         ),
+        shap=None if compared is None else tuple((compared.values[0] * scale).tolist()),
+        shap_interactions=None
+        if compared is None
+        else tuple(float(compared.interactions[0, i]) * scale for i, _ in order),
+        title=f"{_title(estimator)}: row {row + 1}",
         **_describe_output(estimator, one),
     )
 
@@ -247,7 +299,7 @@ def expected_gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return contributions by token, (rows, tokens), the outputs and the mean background outputs.
 
-    f is the output, with several classes that of the most likely one; the formula is in
+    f is the output, with several classes the margin of the most likely one; the formula is in
     lens/columns.py.
 
     Parameters
@@ -322,6 +374,37 @@ def _interactions(
     return column_interactions(model, tokens, other_tokens, column_of_token, columns)
 
 
+def _shap_values(
+    estimator: TableEstimator,
+    table: EncodedTable,
+    background: EncodedTable,
+    interactions: Interactions,
+    rows: int,
+    wanted: bool | None,
+) -> ShapValues | None:
+    """Return what SHAP says of the first rows, or None if it is not asked.
+
+    It is asked one row at a time, so a model whose rows attend to one another is left out.
+    """
+    if wanted:
+        require("shap", "shap")
+    model, (_, column_of_token) = estimator.model_, _columns(estimator)
+    if wanted is False or model.along_rows or not has_shap():
+        return None
+    with torch.no_grad():
+        tokens, other_tokens = (
+            embed_columns(model, part.numbers[:rows], part.codes[:rows])
+            for part in (table, background)
+        )
+    columns = sorted({column for pair in interactions.pairs for column in pair})
+    return shap_values(model, tokens, other_tokens, column_of_token, columns)
+
+
+def _title(estimator: TableEstimator) -> str:
+    target = estimator.encoder_.schema.target
+    return f"Why {target}" if target else "Why this prediction"
+
+
 def _by_strength(interactions: Interactions) -> list[tuple[int, tuple[int, int]]]:
     """Return (index, pair of columns), the strongest pair first."""
     order = interactions.strength.argsort(descending=True).tolist()
@@ -385,11 +468,17 @@ def _describe_output(estimator: TableEstimator, one: Frame) -> dict[str, Any]:
         return {"output_name": "the predicted number"}
     probabilities = estimator.predict_proba(one)[0]
     binary = len(probabilities) == 2
-    kind, index = ("log-odds", 1) if binary else ("logit", int(probabilities.argmax()))
+    kind, index = ("log-odds", 1) if binary else ("margin", int(probabilities.argmax()))
     name = f"the {kind} of {estimator.classes_[index]!s}"
     return {"output_name": name, "probability": float(probabilities[index])}
 
 
 def _format_value(one: Frame, name: str) -> str:
     text = to_texts(one.columns[name])[0]
-    return "missing" if text is None else str(text)
+    if text is None:
+        return "missing"
+    text = str(text)
+    try:  # of a long fraction, six digits
+        return f"{float(text):.6g}" if len(text) > 9 and "." in text else text
+    except ValueError:
+        return text

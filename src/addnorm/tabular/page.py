@@ -82,14 +82,15 @@ def split_words(name: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)
 
 
-def explanation_page(explanation: Explanation, estimator: TableEstimator) -> Page:
+def explanation_page(explanation: Explanation, estimator: TableEstimator | None = None) -> Page:
     """Return a page with the three measures of which columns matter, and their attention map."""
-    page = Page(f"Why {estimator.encoder_.schema.target}", type(estimator).__name__)
+    page = Page(explanation.title, "" if estimator is None else type(estimator).__name__)
     page.section("Which columns matter")
     measures: dict[str, Sequence[float] | None] = {
         "Increase of the loss when the column is shuffled": explanation.permutation,
         "Mean absolute contribution of the column, by integrated gradients": explanation.gradient,
         "Attention of the summary to the column": explanation.attention,
+        "Mean absolute SHAP value of the column, to compare": explanation.shap,
     }
     for title, values in measures.items():
         if values is not None:
@@ -103,11 +104,19 @@ def explanation_page(explanation: Explanation, estimator: TableEstimator) -> Pag
     page.table(["measures", "rank correlation"], list(explanation.agreement.items()))
     if explanation.interactions:
         page.section("Interactions")
+        effects = explanation.interactions
+        bars = [(f"{one} and {other}", size) for one, other, size, _ in effects]
+        title = "Joint effect of two columns beyond the sum of their single effects"
+        page.figure(bar_chart(bars, title=title), f"{title}: its root mean square.")
+        compared = explanation.shap_interactions
         page.table(
-            ["columns", "strength", "H"],
-            [[f"{one} and {other}", size, h] for one, other, size, h in explanation.interactions],
-            "Joint effect of two columns beyond the sum of their single effects: its root mean "
-            "square in units of the output, and relative to the joint effect (Friedman's H).",
+            ["columns", "strength", "H", *(["SHAP"] if compared is not None else [])],
+            [
+                [f"{one} and {other}", size, h, *(compared[i : i + 1] if compared else ())]
+                for i, (one, other, size, h) in enumerate(effects)
+            ],
+            "Strength in units of the output, and relative to the joint effect (Friedman's H); "
+            "beside it the Shapley interaction, if the package shap is installed.",
         )
     if explanation.attention_columns:
         page.section("Attention between columns")
@@ -120,9 +129,9 @@ def explanation_page(explanation: Explanation, estimator: TableEstimator) -> Pag
     return page
 
 
-def row_page(explanation: RowExplanation, row: int, estimator: TableEstimator) -> Page:
-    """Return a page with the contribution of each column for one row, counted from 1."""
-    page = Page(f"Why {estimator.encoder_.schema.target}: row {row}", type(estimator).__name__)
+def row_page(explanation: RowExplanation, estimator: TableEstimator | None = None) -> Page:
+    """Return a page with the contribution of each column for one row."""
+    page = Page(explanation.title, "" if estimator is None else type(estimator).__name__)
     facts = [(explanation.output_name, explanation.output)]
     if explanation.probability is not None:
         facts.append(("its probability", explanation.probability))
@@ -137,4 +146,18 @@ def row_page(explanation: RowExplanation, row: int, estimator: TableEstimator) -
         effects = [(f"{one} and {other}", value) for one, other, value in explanation.interactions]
         title = "Joint effect of two columns beyond the sum of their single effects"
         page.figure(bar_chart(effects, title=title), f"{title}, for this row.")
+    if explanation.shap is not None and explanation.shap_interactions is not None:
+        page.section("Beside SHAP")
+        rows = zip(explanation.columns, explanation.contributions, explanation.shap, strict=True)
+        page.table(
+            ["column", "contribution", "SHAP"],
+            [list(row) for row in sorted(rows, key=lambda row: -abs(row[1]))],
+            "Expected gradients and Shapley values, from the same background rows.",
+        )
+        pairs = zip(explanation.interactions, explanation.shap_interactions, strict=True)
+        page.table(
+            ["columns", "joint effect", "SHAP"],
+            [[f"{one} and {other}", value, effect] for (one, other, value), effect in pairs],
+            "By partial dependence, and by the Shapley-Taylor index.",
+        )
     return page

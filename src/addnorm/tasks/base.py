@@ -31,7 +31,12 @@ from addnorm.errors import ConfigError, InputError, SavedError
 from addnorm.generate import pack, quantise
 from addnorm.generate.frozen import can_pack
 from addnorm.layers.init import measure_
-from addnorm.lens.explanation import SequenceExplanation, explain_sequence
+from addnorm.lens.explanation import (
+    LARGE,
+    SequenceExplanation,
+    explain_sequence,
+    explanation_bytes,
+)
 from addnorm.models.adapters import (
     Adapter,
     adapt_,
@@ -606,6 +611,7 @@ class TrainedText(Trained):
         text: str | Sequence[str],
         row: int | None = None,
         *,
+        limit: int | None = None,
         say: Say = say_nothing,
         **options: Any,
     ) -> SequenceExplanation:
@@ -615,18 +621,28 @@ class TrainedText(Trained):
         ----------
         text : a text, or a list of texts of which one is explained.
         row : which one of a list, counted from 1; the first by default.
+        limit : bytes above which the explanation is refused, with its size; 1 GB by default.
         say : receives messages for the user.
         options : `target`, a translation to explain instead of the model's own.
         """
         if self.int8:
             raise ConfigError("explanations need the float weights: leave out int8.")
-        texts, number = list(list_of_texts(text)), row or 1
+        texts, number = list(list_of_texts(text)), 1 if row is None else row
+        if not texts:
+            raise InputError("there must be a text to explain: got none.")
         if not 1 <= number <= len(texts):
-            raise InputError(f"--row must be 1 to {len(texts)}: got {number}.")
+            raise InputError(f"row must be 1 to {len(texts)}: got {number}.")
+        if row is None and len(texts) > 1:
+            say(f"text 1 of {len(texts):,} is explained; choose another with row (--row N).")
         chosen = require_text(texts[number - 1], number)
         if is_blank(chosen):
             raise InputError(f"a text to explain must not be blank: text {number} is.")
-        return explain_sequence(self.model, **self.explain_arguments(chosen, **options))
+        arguments = self.explain_arguments(chosen, **options)
+        size = explanation_bytes(self.model, arguments["inputs"])
+        if size > LARGE:
+            say(f"this explanation needs about {size / 2**20:,.0f} MB.")
+        arguments |= {} if limit is None else {"limit": limit}
+        return explain_sequence(self.model, **arguments)
 
     def explain_arguments(self, text: str) -> dict[str, Any]:
         """Return the arguments of `explain_sequence` for a text that is one input."""
@@ -636,6 +652,7 @@ class TrainedText(Trained):
             "tokens": {self.task.mode: [self.tokenizer.piece(i) for i in ids]},
             "name_of": self.tokenizer.piece,
             "title": text,
+            "special": {self.task.mode: self.tokenizer.special.ids()},
         }
 
     def evaluate(self, *data: Any, say: Say = say_nothing, **options: Any) -> Metrics:

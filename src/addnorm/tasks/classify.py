@@ -140,7 +140,9 @@ class TrainedClassifier(TrainedEncoder):
     def explain_arguments(self, text: str) -> dict[str, Any]:
         """Return the arguments of `explain_sequence`: the text, and the most probable label."""
         max_tokens = (self.config.data.max_length or MAX_CLASSIFY_LENGTH) - 2
-        ids = self.tokenizer.encode(text)[:max_tokens]
+        encoded = self.tokenizer.encode(text)
+        ids = encoded[:max_tokens]
+        cut = f"The text has {len(encoded):,} tokens; the first {max_tokens:,} are read."
         inputs = collate_labelled([ids], [0], self.tokenizer.special).inputs
         return {
             "inputs": inputs,
@@ -148,6 +150,8 @@ class TrainedClassifier(TrainedEncoder):
             "name_of": self.labels.__getitem__,
             "title": text,
             "temperature": self.temperature,
+            "special": {"encoder": self.tokenizer.special.ids()},
+            "notes": [cut] if len(ids) < len(encoded) else [],
         }
 
     def evaluate_files(self, source: str, *, say: Say = say_nothing, **options: Any) -> Metrics:

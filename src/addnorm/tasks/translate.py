@@ -135,6 +135,7 @@ class TrainedTranslator(TrainedText):
             "name_of": other.piece,
             "targets": [*ids, other.end],
             "title": f"{text} → {target}",
+            "special": {"encoder": one.special.ids(), "decoder": other.special.ids()},
         }
 
     def evaluate_files(

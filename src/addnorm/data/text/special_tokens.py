@@ -47,8 +47,12 @@ class SpecialIds:
     opening: tuple[int, ...] = ()
 
     def __contains__(self, number: int) -> bool:
-        named = (self.pad, self.begin, self.end, self.unknown, self.mask)
-        return number in named or number in self.opening
+        return number in self.ids()
+
+    def ids(self) -> set[int]:
+        """Return all special ids."""
+        named = (self.pad, self.begin, self.end, self.unknown, self.mask, *self.opening)
+        return {number for number in named if number is not None}
 
 
 OURS = SpecialIds()
