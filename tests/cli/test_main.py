@@ -18,8 +18,8 @@ from addnorm.tasks import TASKS
 
 HELP = {"--help", "-h"}
 ALWAYS = (
-    "--help -h --config --source --out --from --minutes --seed --set --dry-run --board --clinic "
-    "--json"
+    "--help -h --config --source --out --from --minutes --steps --seed --set --dry-run --board "
+    "--clinic --json"
 )
 TRAIN = {
     "translate": "--target --valid-source --valid-target --text --label --size",

@@ -79,6 +79,7 @@ COMMANDS: dict[str, Command] = {
         (
             *(entry.examples[0] for entry in TASKS.values()),
             "addnorm train run.toml --out runs/mine --set train.lr=1e-3",
+            "addnorm train --resume runs/ende --minutes +10",
             "addnorm train --resume runs/ende",
         ),
     ),

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from addnorm.runs.train import Observers, PlannedRun
 
 RESUME_ALONE = (
-    "--resume takes no other options than --board, --clinic and --json. To start a new run with "
-    "changes, use --from."
+    "--resume takes no other options than --minutes +N, --steps +N, --board, --clinic and --json. "
+    "To start a new run with changes, use --from."
 )
 NO_TASK = (
     f"train needs a task ({', '.join(TASKS)}), a TOML file or --resume RUN as its first argument."
@@ -35,6 +35,10 @@ FILE_OPTIONS = {
 def add_train_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `addnorm train` without a task."""
     parser.add_argument("--resume", metavar="RUN", help="continue a run that was stopped")
+    parser.add_argument(
+        "--minutes", metavar="+N", help="with --resume: extend a finished or stopped run by a time"
+    )
+    parser.add_argument("--steps", metavar="+N", help="with --resume: extend it by steps")
     _add_output_flags(parser)
 
 
@@ -64,6 +68,7 @@ def add_task_flags(task: str) -> Callable[[argparse.ArgumentParser], None]:
         parser.add_argument(
             "--minutes", type=float, help="training time (default: chosen from the data)"
         )
+        parser.add_argument("--steps", type=int, help="training steps, instead of a time")
         parser.add_argument("--seed", type=int, help="random seed (default 0)")
         add_set(parser)
         parser.add_argument(
@@ -98,7 +103,11 @@ def train(args: argparse.Namespace) -> None:
     if args.resume is not None:
         from addnorm.runs.train import resume_run
 
-        _finish(resume_run(args.resume, observers=_observers(args), say=say), args)
+        observers = _observers(args)
+        outcome = resume_run(
+            args.resume, observers=observers, minutes=args.minutes, steps=args.steps, say=say
+        )
+        _finish(outcome, args)
         return
     from addnorm.runs.request import make_request
     from addnorm.runs.train import plan_run, start_run
@@ -111,7 +120,7 @@ def train(args: argparse.Namespace) -> None:
         )
     if args.out is None and not args.dry_run:
         raise ConfigError("--out must name a directory for the run. Try --out runs/first.")
-    names = (*TASKS[args.task].options, "start", "minutes", "seed")
+    names = (*TASKS[args.task].options, "start", "minutes", "steps", "seed")
     options = {name: getattr(args, name) for name in names}
     options["source"] = options["source"] or args.file
     request = make_request(args.config or args.task, options, args.settings)

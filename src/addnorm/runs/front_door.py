@@ -46,7 +46,8 @@ def train(
     label: Texts | Values | None = None,
     start: str | Path | None = None,
     size: str | None = None,
-    minutes: float | None = None,
+    minutes: float | str | None = None,
+    steps: int | str | None = None,
     seed: int | None = None,
     set: Settings = (),
     model: str | None = None,
@@ -67,7 +68,8 @@ def train(
     task : translate, language, masked, classify or table; or a TOML file that names one of them.
     data : a file, a list of texts or a data frame to learn from.
     out : directory for the run; a temporary one if None, deleted with the returned object.
-    resume : a run to continue; nothing else is given then, but `progress`, `board` and `clinic`.
+    resume : a run to continue; nothing else is given then, but `progress`, `board`, `clinic`, and
+        minutes="+10" or steps="+500" to extend it, finished or stopped, with a new warm-up.
     progress : show progress on stderr, or in a notebook; False for silence.
     source, target : texts to translate, and their translations. For a table, `target` is the
         column to predict, or the values to predict.
@@ -77,6 +79,7 @@ def train(
     start : a run whose weights training starts from (`--from` on the command line).
     size : tiny, small, base or big; chosen from the data if None.
     minutes : time to train; chosen from the data if None.
+    steps : steps to train; chosen from the data or from `minutes` if None.
     seed : random seed.
     set : settings, as {"model.depth": 4} or ["model.depth=4"].
     model, schema, groups, split, test, compare, unlabelled, pretrain : options of tables; see
@@ -104,15 +107,18 @@ def train(
         "source": data if data is not None else source,
         **{"target": target, "valid_source": valid_source, "valid_target": valid_target},
         **{"text": text, "label": label, "size": size, "start": start},
-        **{"minutes": minutes, "seed": seed, "model": model, "schema": schema},
+        **{"minutes": minutes, "steps": steps, "seed": seed, "model": model, "schema": schema},
         **{"groups": groups, "split": split, "test": test, "compare": compare},
         **{"unlabelled": unlabelled, "pretrain": pretrain},
     }
     options = {name: value for name, value in named.items() if value is not None}
     if resume is not None:
-        if task is not None or out is not None or options or set:
-            raise ConfigError("resume takes no other options. To start a new run, use start=RUN.")
-        return resume_run(resume, observers=observers, say=say).run
+        if task is not None or out is not None or {*options} - {"minutes", "steps"} or set:
+            raise ConfigError(
+                "resume takes no other options than minutes='+N' or steps='+N'. To start a new "
+                "run, use start=RUN."
+            )
+        return resume_run(resume, observers=observers, minutes=minutes, steps=steps, say=say).run
     name = task if task in TASKS else make_request(task, {}).task
     temporary = out is None
     folder = Path(tempfile.mkdtemp(prefix="addnorm-")) if out is None else require_unused(out)

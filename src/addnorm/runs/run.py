@@ -53,6 +53,12 @@ class RunRecord:
     notes: list[str] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
     addnorm: str = __version__
+    requested: dict[str, int | None] = field(default_factory=dict)
+    """Steps and intervals as requested; None for those that follow from the data and the time."""
+    threads: int | None = None
+    """Number of threads at the start, if it was chosen by measurement."""
+    extensions: list[dict[str, Any]] = field(default_factory=list)
+    """Further training, in order: the fields of `training.pace.Extension`."""
 
 
 class Run:
