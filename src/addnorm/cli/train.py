@@ -68,7 +68,6 @@ def add_task_flags(task: str) -> Callable[[argparse.ArgumentParser], None]:
         parser.add_argument(
             "--minutes", type=float, help="training time (default: chosen from the data)"
         )
-        parser.add_argument("--steps", type=int, help="training steps, instead of a time")
         parser.add_argument("--seed", type=int, help="random seed (default 0)")
         add_set(parser)
         parser.add_argument(
@@ -120,7 +119,7 @@ def train(args: argparse.Namespace) -> None:
         )
     if args.out is None and not args.dry_run:
         raise ConfigError("--out must name a directory for the run. Try --out runs/first.")
-    names = (*TASKS[args.task].options, "start", "minutes", "steps", "seed")
+    names = (*TASKS[args.task].options, "start", "minutes", "seed")
     options = {name: getattr(args, name) for name in names}
     options["source"] = options["source"] or args.file
     request = make_request(args.config or args.task, options, args.settings)

@@ -47,7 +47,7 @@ def train(
     start: str | Path | None = None,
     size: str | None = None,
     minutes: float | str | None = None,
-    steps: int | str | None = None,
+    steps: str | None = None,
     seed: int | None = None,
     set: Settings = (),
     model: str | None = None,
@@ -79,7 +79,7 @@ def train(
     start : a run whose weights training starts from (`--from` on the command line).
     size : tiny, small, base or big; chosen from the data if None.
     minutes : time to train; chosen from the data if None.
-    steps : steps to train; chosen from the data or from `minutes` if None.
+    steps : further steps, such as "+500", with `resume`; else use set={"train.steps": 500}.
     seed : random seed.
     set : settings, as {"model.depth": 4} or ["model.depth=4"].
     model, schema, groups, split, test, compare, unlabelled, pretrain : options of tables; see
@@ -107,18 +107,23 @@ def train(
         "source": data if data is not None else source,
         **{"target": target, "valid_source": valid_source, "valid_target": valid_target},
         **{"text": text, "label": label, "size": size, "start": start},
-        **{"minutes": minutes, "steps": steps, "seed": seed, "model": model, "schema": schema},
+        **{"minutes": minutes, "seed": seed, "model": model, "schema": schema},
         **{"groups": groups, "split": split, "test": test, "compare": compare},
         **{"unlabelled": unlabelled, "pretrain": pretrain},
     }
     options = {name: value for name, value in named.items() if value is not None}
     if resume is not None:
-        if task is not None or out is not None or {*options} - {"minutes", "steps"} or set:
+        if task is not None or out is not None or {*options} - {"minutes"} or set:
             raise ConfigError(
                 "resume takes no other options than minutes='+N' or steps='+N'. To start a new "
                 "run, use start=RUN."
             )
         return resume_run(resume, observers=observers, minutes=minutes, steps=steps, say=say).run
+    if steps is not None:
+        raise ConfigError(
+            f"steps extends a run that is resumed: got {steps!r} for a new one. Try "
+            'set={"train.steps": 500}.'
+        )
     name = task if task in TASKS else make_request(task, {}).task
     temporary = out is None
     folder = Path(tempfile.mkdtemp(prefix="addnorm-")) if out is None else require_unused(out)

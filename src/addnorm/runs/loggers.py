@@ -176,8 +176,10 @@ class Journal(Observer):
                     continue
         write_whole(self.path, "".join(line + "\n" for line in kept).encode())
         self.file = self.path.open("a", encoding="utf-8")
-        while self.changes:
-            self._write(**self.changes.pop(0))
+        for row in self.changes:
+            if to_json(row, indent=None) not in kept:  # a killed run has written it already
+                self._write(**row)
+        self.changes.clear()
 
     def on_step(self, loop: Loop, step: Step) -> None:
         if step.number % self.every == 0 or step.number <= self.every or not step.applied:

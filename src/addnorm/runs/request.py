@@ -14,7 +14,6 @@ from addnorm.tasks import TASKS
 COMMON_OPTIONS = {
     "start": "run.start",
     "minutes": "run.minutes",
-    "steps": "train.steps",
     "seed": "run.seed",
 }
 """Options of every task, each with the configuration field that it sets."""
