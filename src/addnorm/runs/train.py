@@ -28,7 +28,7 @@ from addnorm.training.loop import Loop, LoopSettings, Observer, TrainingState
 from addnorm.training.optimizer import make_optimizer
 from addnorm.training.pace import Extension
 from addnorm.training.schedule import make_schedule
-from addnorm.training.threads import ThreadTuner, gradient_timer
+from addnorm.training.threads import ThreadTuner, gradient_timer, time_matrix_products
 
 Observers = Callable[[Path], Sequence[Observer]]
 """A function from the directory of a run to its observers."""
@@ -120,7 +120,7 @@ def make_tuner(config: Config, task: Task, model: nn.Module) -> ThreadTuner | No
         batch = task.batch(parts[len(parts) // 2])
         return task.loss(model, batch, max(task.tokens(batch), 1))
 
-    return ThreadTuner(candidates, gradient_timer(model, loss))
+    return ThreadTuner(candidates, gradient_timer(model, loss), probe=time_matrix_products)
 
 
 def choose_threads(config: Config, task: Task, model: nn.Module, say: Say) -> ThreadTuner | None:

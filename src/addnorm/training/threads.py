@@ -60,12 +60,19 @@ class ThreadTuner:
     candidates : numbers of threads to choose from
     measure : returns the seconds of a gradient computed with a number of threads
     chosen : the number in use; by default the largest candidate
+    probe : the same for a few matrix products: beside a load, a gradient of several threads may
+        take minutes, and this shows it in a moment. None to measure gradients always.
     """
 
     def __init__(
-        self, candidates: Sequence[int], measure: Measure, chosen: int | None = None
+        self,
+        candidates: Sequence[int],
+        measure: Measure,
+        chosen: int | None = None,
+        probe: Measure | None = None,
     ) -> None:
         self.candidates, self.measure = sorted(set(candidates), reverse=True), measure
+        self.probe = probe
         self.chosen = chosen or self.candidates[0]
         self.pace = 0.0
         """Median seconds of the first steps with the chosen number; 0 before they are done."""
@@ -79,18 +86,23 @@ class ThreadTuner:
         or seconds is not measured; others are measured for about a hundredth of their time, but
         at least once for each number of threads.
         """
-        spent = first = self.measure(self.chosen)  # allocates memory and starts threads
-        expected = seconds or gradients * first or math.inf
-        if len(self.candidates) == 1 or expected < max(MIN_SECONDS, MIN_GRADIENTS * first):
-            return self.chosen
-        times: dict[int, list[float]] = {threads: [] for threads in self.candidates}
-        for turn in range(ROUNDS):
-            for threads in self.candidates if turn % 2 else reversed(self.candidates):
-                times[threads].append(self.measure(threads))
-                spent += times[threads][-1]
-            medians = sorted(statistics.median(values) for values in times.values())
-            if medians[-1] > CLEAR * medians[0] or spent > MAX_SHARE * expected:
-                break
+        fewest = self.candidates[-1]
+        times = {} if self.probe is None else {n: [self.probe(n)] for n in self.candidates}
+        spent = sum(sum(values) for values in times.values())
+        crowded = bool(times) and times[fewest][0] * CLEAR < times[self.candidates[0]][0]
+        if not crowded:
+            first = self.measure(fewest)  # allocates memory that later ones reuse
+            spent, expected = spent + first, seconds or gradients * first or math.inf
+            if len(self.candidates) == 1 or expected < max(MIN_SECONDS, MIN_GRADIENTS * first):
+                return self.chosen
+            times = {threads: [] for threads in self.candidates}
+            for turn in range(ROUNDS):
+                for threads in self.candidates if turn % 2 else reversed(self.candidates):
+                    times[threads].append(self.measure(threads))
+                    spent += times[threads][-1]
+                medians = sorted(statistics.median(values) for values in times.values())
+                if medians[-1] > CLEAR * medians[0] or spent > MAX_SHARE * expected:
+                    break
         best = fastest(times)
         changed = best != self.chosen
         self.chosen, self.pace = best, 0.0
@@ -117,6 +129,25 @@ class ThreadTuner:
             return False
         before = self.chosen
         return self.choose() != before
+
+
+def time_matrix_products(threads: int) -> float:
+    """Return the seconds of twenty small matrix products with a number of threads.
+
+    It takes about 20 ms with one thread. Beside a load, several threads wait for each other at the
+    end of each product.
+    """
+    before = torch.get_num_threads()
+    left, right = torch.full((256, 256), 0.5), torch.full((256, 1024), 0.5)
+    torch.set_num_threads(threads)
+    try:
+        left @ right  # starts the threads
+        start = time.perf_counter()
+        for _ in range(20):
+            left @ right
+        return time.perf_counter() - start
+    finally:
+        torch.set_num_threads(before)
 
 
 def gradient_timer(
