@@ -61,8 +61,10 @@ def thread_candidates() -> tuple[int, ...]:
     import torch
 
     threads = torch.get_num_threads()
-    if "OMP_NUM_THREADS" in os.environ or "MKL_NUM_THREADS" in os.environ:
-        return (threads,)
+    variables = torch.__config__.parallel_info()
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        if f"{name} : " in variables and f"{name} : [not set]" not in variables:
+            return (threads,)
     processors = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )

@@ -15,7 +15,7 @@ from addnorm.training.optimizer import make_optimizer
 
 MAX_SECONDS = 8.0
 """Seconds after which no further step is measured."""
-MAX_SHARE = 0.05
+MAX_BUDGET_SHARE = 0.05
 """Share of run.minutes after which no further step is measured."""
 MAX_STEPS = 24
 """Steps to measure at most."""
@@ -24,7 +24,7 @@ MAX_STEPS = 24
 def measure_steps(model: nn.Module, task: Task, config: Config) -> StepTimes:
     """Return the median seconds of real steps of a copy; weights and RNG state do not change."""
     train, began = config.train, time.perf_counter()
-    limit = min(MAX_SECONDS, MAX_SHARE * 60 * (config.run.minutes or MAX_SECONDS))
+    limit = min(MAX_SECONDS, MAX_BUDGET_SHARE * 60 * (config.run.minutes or MAX_SECONDS))
     state = torch.get_rng_state()
     copied = copy.deepcopy(model).train()
     device = next(copied.parameters()).device
