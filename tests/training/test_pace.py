@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from addnorm.training.pace import MAX_EVALUATING, Extension, Pace, Segment, refit
@@ -92,6 +92,7 @@ def test_evaluations_take_at_most_a_fifth(name: str) -> None:
     assert run.evaluations <= 45
 
 
+@settings(max_examples=30)
 @given(
     st.lists(st.floats(min_value=0.5, max_value=8.0), min_size=1, max_size=12),
     st.floats(min_value=0.0, max_value=4.0),
