@@ -15,7 +15,7 @@ from addnorm.runs.resolve import StepTimes, resolve, schedule_within
 from addnorm.runs.train import plan_run
 from addnorm.tasks.base import DataFacts
 from addnorm.training import checkpoint
-from tests.runs.common import ALL_TASKS, RecordingObserver, quiet, request_for, train
+from tests.runs.common import ALL_TASKS, quiet, request_for, train
 
 
 @pytest.mark.trains
@@ -65,14 +65,16 @@ def test_schedule_within_a_time() -> None:
     assert train_config.steps == int((570 - 57) / 0.1) and train_config.evaluate_every == int(
         train_config.steps / 5.7
     )
-    # Evaluations of 40 s: four of them fit into a third of the time.
-    train_config = fitted(StepTimes(1.0, 40.0))
-    assert train_config.steps == 570 - 160 and train_config.evaluate_every == 102
-    # Evaluations of 100 s: as many as fit into a third; of 400 s: one, and half the time for steps.
-    train_config = fitted(StepTimes(1.0, 100.0))
-    assert train_config.steps == 570 - 190 and train_config.evaluate_every == 200
+    # Evaluations of 20 s: four of them fit into a fifth of the time.
+    train_config = fitted(StepTimes(1.0, 20.0))
+    assert train_config.steps == 570 - 80 and train_config.evaluate_every == 122
+    # Evaluations of 50 s: as many as fit into a fifth; of 400 s: one, and half the time for steps.
+    train_config = fitted(StepTimes(1.0, 50.0))
+    assert train_config.steps == 570 - 114 and train_config.evaluate_every == 200
     train_config = fitted(StepTimes(1.0, 400.0))
     assert train_config.steps == 285 and train_config.evaluate_every == 285
+    # The time of measuring is part of the time.
+    assert fitted(StepTimes(1.0, 0.0, spent=20.0)).steps == 550
     train_config = fitted(StepTimes(1000.0, 0.0))
     assert train_config.steps == 1 and train_config.evaluate_every == 1
 
@@ -99,7 +101,7 @@ def test_steps_follow_the_time_if_minutes_are_set() -> None:
         train_config.warmup,
         train_config.evaluate_every,
         train_config.save_every,
-    ) == (200, 20, 5, 5)
+    ) == (200, 20, 14, 14)
     train_config = resolve(request, facts, StepTimes(0.1, 1.0)).train
     assert (
         train_config.steps,
@@ -121,19 +123,17 @@ def test_the_total_counts_evaluations() -> None:
 
 
 @pytest.mark.trains
-def test_the_clock_stops_a_run_that_was_planned_too_long(
+def test_a_run_that_was_planned_too_long_is_refitted(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         "addnorm.runs.train.measure_steps", lambda *arguments: StepTimes(1e-7, 1e-7)
     )
-    observer = RecordingObserver()
-    done = train(
-        request_for("language", data, "run.minutes=0.005", steps=10**6), tmp_path / "run", observer
-    )
+    done = train(request_for("language", data, "run.minutes=0.005", steps=10**6), tmp_path / "run")
     at = done.progress
     assert at.finished and 0 < at.step < 10**6
-    assert observer.messages == [f"time limit reached after {at.step} steps."]
+    refits = [row["step"] for row in done.run.history if row.get("change") == "refit"]
+    assert refits == [segment.step for segment in at.segments] and refits
     assert at.history[-1]["step"] == at.step, "evaluated at the end"
     assert checkpoint.steps(done.run.path)[-1].name == f"step-{at.step:08d}"
 
