@@ -176,7 +176,8 @@ def digests(out: Path) -> dict[str, str]:
     found = {str(p.relative_to(out)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
     saved = checkpoint.read(last)
     plain = saved.plain
-    plain["state"] = {k: v for k, v in plain["state"].items() if not k.endswith("_seconds")}
+    timed = ("_seconds", "pace")
+    plain["state"] = {k: v for k, v in plain["state"].items() if not k.endswith(timed)}
     total = hashlib.sha256(json.dumps(plain).encode())
     for part in _bytes_of(saved.state):
         total.update(part)
@@ -199,7 +200,8 @@ def run_kind(kind: Kind, folder: Path, kills: int, per_run: int, seed: int) -> d
             if wait(start(kind, data, out), draw.uniform(0, 0.8 * seconds)):
                 count += 1
                 early += not (out / "run.json").is_file()
-        if not is_finished(out) and wait(start(kind, data, out), 300):
+        unended = not is_finished(out) or (out / "run.lock").exists()
+        if unended and wait(start(kind, data, out), 300):
             raise SystemExit(f"{kind.name} took too long")
         actual = digests(out)
         differing |= {name for name in expected | actual if expected.get(name) != actual.get(name)}

@@ -1,12 +1,12 @@
 """Time budgets and threads beside a load that starts and stops.
 
-    python -m bench.time_budget [--minutes 0.6] [--rounds 2] [--seconds 15] [--part budget|threads]
+    python -m bench.time_budget [--minutes 1] [--rounds 2] [--seconds 30] [--part budget|threads]
 
-budget: runs of `addnorm train language --minutes N` beside busy processes; reports the duration
-relative to the budget, the learning rate at the end relative to its peak, refits and changes of the
-number of threads. threads: runs through the Python API for a fixed time with the number of threads
-chosen by the run, with one thread and with all, in turn; reports steps per second. A decoder of
-width 128 and depth 4 on generated text; nothing is downloaded.
+budget: runs of `addnorm train language --minutes N` beside busy processes; reports the duration of
+the whole command relative to the budget, the learning rate at the end relative to its peak, refits
+and changes of the number of threads. threads: runs through the Python API for a fixed time with the
+number of threads chosen by the run, with one thread and with all, in turn; reports steps per second
+of training. A decoder of width 128 and depth 4 on generated text; nothing is downloaded.
 """
 
 import argparse
@@ -116,13 +116,14 @@ def run_budget(text: Path, out: Path, minutes: float) -> dict[str, float]:
     rates = [row["rate"] for row in rows if "rate" in row]
     changes = [row["change"] for row in rows if "change" in row]
     return {
-        "ratio": summary["seconds"] / (60 * minutes),
-        "wall": wall,
+        "ratio": wall / (60 * minutes),
+        "before": summary["seconds"],
         "steps": summary["steps"],
         "end": rates[-1] / max(rates),
         "refits": changes.count("refit"),
         "threads": changes.count("threads"),
         "evaluations": sum("valid_loss" in row for row in rows),
+        "load": os.getloadavg()[0],
     }
 
 
@@ -133,7 +134,8 @@ fields = dict(field.split("=") for field in model)
 settings = {f"model.{name}": float(v) if "." in v else int(v) for name, v in fields.items()}
 settings |= {"train.batch": 2048} | ({"run.threads": threads} if threads else {})
 run = addnorm.train("language", text, out=out, minutes=minutes, progress=False, set=settings)
-print(json.dumps([run.summary["steps"], run.summary["seconds"]]))
+rows = [(row["step"], row["seconds"]) for row in run.history if "rate" in row]
+print(json.dumps([rows[-1][0] - rows[0][0], rows[-1][1] - rows[0][1]]))
 """
 
 
@@ -145,18 +147,22 @@ def run_threads(text: Path, out: Path, minutes: float, threads: int) -> float:
         env=environment(), check=True, capture_output=True, text=True,
     )  # fmt: skip
     steps, seconds = json.loads(done.stdout.splitlines()[-1])
-    return float(steps) / float(seconds)
+    return float(steps) / max(float(seconds), 1e-9)
 
 
 def show_budget(folder: Path, text: Path, minutes: float, names: list[str]) -> None:
-    print("| load | time / budget | wall, s | steps | rate at the end / peak | refits | threads |")
-    print("|---|---|---|---|---|---|---|")
+    print(
+        "| load of the bench | command / budget | s before the summary | steps | evaluations | "
+        "rate at the end / peak | refits | thread changes | load average |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
     for number, name in enumerate(names):
         with BusyProcess(name, 60 * minutes):
             row = run_budget(text, folder / f"budget-{number}", minutes)
         print(
-            f"| {name} | {row['ratio']:.3f} | {row['wall']:.0f} | {row['steps']} | "
-            f"{row['end']:.3f} | {row['refits']} | {row['threads']} |",
+            f"| {name} | {row['ratio']:.3f} | {row['before']:.0f} | {row['steps']} | "
+            f"{row['evaluations']} | {row['end']:.3f} | {row['refits']} | {row['threads']} | "
+            f"{row['load']:.1f} |",
             flush=True,
         )
 
@@ -183,9 +189,9 @@ def show_threads(folder: Path, text: Path, seconds: float, rounds: int, names: l
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=0.6, help="budget of a run")
+    parser.add_argument("--minutes", type=float, default=1.0, help="budget of a run")
     parser.add_argument(
-        "--seconds", type=float, default=15, help="time of a run with fixed threads"
+        "--seconds", type=float, default=30, help="time of a run of the part on threads"
     )
     parser.add_argument("--rounds", type=int, default=2, help="runs of each number of threads")
     parser.add_argument("--part", choices=["budget", "threads"], help="only this part")

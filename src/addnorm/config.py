@@ -534,7 +534,7 @@ class RunConfig(Section):
     size: str | None = None
     """tiny, small, base or big; chosen from the size of the data if unset."""
     minutes: float | None = None
-    """Minutes to train; the number of steps follows from their measured duration."""
+    """Minutes for all of the run; the number of steps follows from their measured duration."""
     start: str | None = None
     """Run or saved model to take the initial weights from."""
     seed: int = 0

@@ -73,8 +73,9 @@ def test_schedule_within_a_time() -> None:
     assert train_config.steps == 570 - 114 and train_config.evaluate_every == 200
     train_config = fitted(StepTimes(1.0, 400.0))
     assert train_config.steps == 285 and train_config.evaluate_every == 285
-    # The time of measuring is part of the time.
-    assert fitted(StepTimes(1.0, 0.0, spent=20.0)).steps == 550
+    # Reading and measuring are part of the time.
+    assert fitted(StepTimes(1.0, 0.0, elapsed=20.0)).steps == 550
+    assert fitted(StepTimes(1.0, 0.0, elapsed=900.0)).steps == 1
     train_config = fitted(StepTimes(1000.0, 0.0))
     assert train_config.steps == 1 and train_config.evaluate_every == 1
 
@@ -101,7 +102,7 @@ def test_steps_follow_the_time_if_minutes_are_set() -> None:
         train_config.warmup,
         train_config.evaluate_every,
         train_config.save_every,
-    ) == (200, 20, 14, 14)
+    ) == (200, 20, 5, 5)
     train_config = resolve(request, facts, StepTimes(0.1, 1.0)).train
     assert (
         train_config.steps,

@@ -7,10 +7,12 @@ import torch
 
 from addnorm.config import Config
 from addnorm.errors import ConfigError, SavedError
-from addnorm.runs.resolve import make_extension
-from addnorm.runs.run import Run
-from addnorm.runs.train import make_tuner, plan_run, resume_run
+from addnorm.runs.resolve import StepTimes, make_extension
+from addnorm.runs.run import Run, RunRecord
+from addnorm.runs.train import PlannedRun, loop_settings, make_tuner, plan_run, resume_run
 from addnorm.training import checkpoint
+from addnorm.training.loop import LoopSettings
+from addnorm.training.pace import Extension
 from tests.runs.common import ALL_TASKS, default_observers, quiet, request_for, resume, train
 from tests.runs.test_train import Cut, PowerCut, same_runs
 
@@ -27,10 +29,10 @@ def test_a_finished_run_is_extended(task: str, data: Path, tmp_path: Path) -> No
     assert state.history[:2] == first.progress.history and state.history[-1]["step"] == 10
     run = Run.open(out)
     (extension,) = run.record.extensions
-    assert extension == {"step": 6, "steps": 4, "warmup": 1, "evaluate_every": 2, "minutes": 0.0}
+    assert extension == Extension(step=6, steps=4, warmup=1, evaluate_every=1)
     assert run.summary["steps"] == 10 and run.config.train.steps == 6
     changes = [row for row in run.history if "change" in row]
-    assert changes == [{"step": 6, "change": "extension", "steps": 10, "evaluate_every": 2}]
+    assert changes == [{"step": 6, "change": "extension", "steps": 10, "evaluate_every": 1}]
     assert resume(out).progress.step == 10, "it is finished again"
     assert resume_run(out, observers=default_observers, steps="+3", say=quiet).progress.step == 13
 
@@ -71,7 +73,7 @@ def test_a_run_without_a_checkpoint_cannot_be_extended(data: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("steps", "warmup", "every"), [(1, 1, 1), (400, 20, 20), (10**6, 1000, 50)]
+    ("steps", "warmup", "every"), [(1, 1, 1), (400, 20, 40), (10**6, 1000, 50)]
 )
 def test_an_extension_has_a_short_warm_up(steps: int, warmup: int, every: int) -> None:
     extension = make_extension(Config().override("train.evaluate_every=50"), 7, steps=steps)
@@ -79,15 +81,23 @@ def test_an_extension_has_a_short_warm_up(steps: int, warmup: int, every: int) -
     assert extension.evaluate_every == every
 
 
-@pytest.mark.trains
-def test_intervals_that_were_not_requested_follow_the_clock(data: Path, tmp_path: Path) -> None:
-    request = request_for("language", data, steps=30)
-    table = {**request.table, "train": {**request.table["train"]}}
-    del table["train"]["evaluate_every"]
-    run = train(type(request)(table), tmp_path / "run").run
-    assert run.record.requested == {"steps": 30, "evaluate_every": None, "save_every": None}
-    assert [row["step"] for row in run.history if "valid_loss" in row] == [5, 10, 15, 20, 25, 30]
-    assert checkpoint.steps(run.path)[-1].name == "step-00000030"
+def test_intervals_that_were_not_requested_follow_the_clock(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("addnorm.runs.train.measure_steps", lambda *given: StepTimes(0.1, 0.1))
+    request = request_for("language", data, "run.minutes=1", steps=30)
+    settings = loop_settings_of(plan_run(request, say=quiet))
+    assert settings.fixed_evaluations and settings.max_steps == 30
+    table = {**request.table, "train": {"batch": 8}}
+    planned = plan_run(type(request)(table, request.settings), say=quiet)
+    settings = loop_settings_of(planned)
+    assert planned.requested == {} and settings.max_steps is None
+    assert settings.save_every is None and not settings.fixed_evaluations
+
+
+def loop_settings_of(planned: PlannedRun) -> LoopSettings:
+    record = RunRecord("language", "", requested=planned.requested)
+    return loop_settings(planned.config, torch.device("cpu"), record)
 
 
 def test_the_user_may_set_the_number_of_threads(
@@ -113,5 +123,5 @@ def test_threads_of_a_run_are_used_recorded_and_given_back(data: Path, tmp_path:
         train(request_for("language", data, "run.threads=2"), tmp_path / "run", Cut(2))
     assert torch.get_num_threads() == before
     done = resume(tmp_path / "run")
-    assert done.run.record.threads == 2 and torch.get_num_threads() == before
+    assert torch.get_num_threads() == before
     assert done.progress.threads == [{"step": 0, "threads": 2}]

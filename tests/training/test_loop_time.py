@@ -1,6 +1,7 @@
 """The loop against a simulated clock: refits, extensions, checkpoints, threads, and resume."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,8 @@ import torch
 from torch import nn
 
 from addnorm.training import checkpoint
-from addnorm.training.loop import Loop, LoopSettings, Observer, Step, TrainingState
-from addnorm.training.pace import Extension, Segment
+from addnorm.training.loop import Loop, Observer, Step, TrainingState
+from addnorm.training.pace import Extension
 from addnorm.training.schedule import make_schedule
 from addnorm.training.threads import ThreadTuner
 from tests.training.test_loop import Counting, make, same, weights
@@ -113,7 +114,8 @@ def test_a_resumed_run_continues_with_its_segments(tmp_path: Path) -> None:
     for later in checkpoint.steps(tmp_path / "whole"):
         if later.name > path.name:
             later.rename(tmp_path / later.name)
-    saved = TrainingState.load(checkpoint.read(path).plain["state"])
+    read = checkpoint.read(path)
+    saved = TrainingState.parse(read.plain["state"], read)
     again, _ = timed(110, slower, saved.total_seconds, run=tmp_path / "whole", **fields)
     assert again.resume() and again.state.segments == saved.segments
     again.run()
@@ -181,26 +183,34 @@ def test_a_time_extends_a_run(tmp_path: Path) -> None:
     assert state.finished and 54 <= state.total_seconds - before <= 66
 
 
-class SlowDisk(Loop):
-    """Checkpoints that take 3 s."""
-
-    def save(self) -> None:
-        start = self.clock()
-        self.task.clock.spend(3.0)  # type: ignore[attr-defined]
-        self.state.saving_seconds += self.clock() - start
-        self.state.pace.add("saves", self.clock() - start)
-        self.saved = [*getattr(self, "saved", []), self.state.step]
+@pytest.mark.trains
+def test_checkpoints_follow_evaluations_if_their_interval_is_not_set(tmp_path: Path) -> None:
+    loop, _ = timed(9, lambda s: 1.0, run=tmp_path, evaluate_every=4, save_every=None)
+    loop.settings = replace(loop.settings, keep_checkpoints=9)
+    loop.run()
+    assert [path.name[-2:] for path in checkpoint.steps(tmp_path)] == ["04", "08", "09"]
 
 
 @pytest.mark.trains
-def test_checkpoints_take_a_tenth_of_the_time_if_their_interval_is_not_set() -> None:
-    made, _ = make(60)
-    clock = Clock()
-    settings = LoopSettings(60, lambda step: 1.0, evaluate_every=2, save_share=0.1)
-    loop = SlowDisk(made.model, TimedTask(clock), made.optimizer, settings, clock=clock)
-    loop.run()
-    assert loop.saved[0] == 2 and loop.saved[-1] == 60 and len(loop.saved) < 9
-    assert loop.state.saving_seconds <= 0.1 * loop.state.total_seconds + 3.0
+def test_the_time_before_and_after_training_counts() -> None:
+    """30 s of reading come before the first step; some seconds are kept for the summary."""
+    loop, observer = timed(80, lambda s: 1.0, 30.0, refit=True, max_seconds=120.0)
+    loop.began = 0.0
+    loop.state.pace.add_evaluation(2.0)
+    state = loop.run()
+    assert state.other_seconds == 30.0 and loop.clock() == state.total_seconds
+    assert 108 <= state.total_seconds + state.pace.summary(120.0) <= 122
+    assert state.pace.summary(120.0) == 6.0 and state.pace.summary(15.0) == 1.0
+    assert observer.rates[-1] < 0.05 * max(observer.rates)
+
+
+@pytest.mark.trains
+def test_a_time_that_is_over_before_training_leaves_one_step() -> None:
+    loop, observer = timed(80, lambda s: 1.0, 200.0, refit=True, max_seconds=120.0)
+    loop.began = 0.0
+    state = loop.run()
+    assert state.finished and state.step == 1 and len(state.history) == 1
+    assert observer.messages == ["time limit reached after 1 step."]
 
 
 @pytest.mark.trains
@@ -232,10 +242,3 @@ def test_a_change_of_threads_is_recorded_and_restored(tmp_path: Path) -> None:
     again.state.finished = False
     again.run()
     assert set(used) == {1} and again.state.threads == loop.state.threads
-
-
-def test_a_state_of_an_earlier_version_has_no_segments() -> None:
-    state = TrainingState.load({"step": 3, "history": []})
-    assert state.segments == [] and state.step == 3 and state.pace.steps == []
-    state.segments.append(Segment(steps=3, end=2.0))
-    assert TrainingState.load({"segments": [{"steps": 3, "end": 2.0}]}).segments == state.segments

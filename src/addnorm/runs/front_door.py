@@ -82,7 +82,8 @@ def train(
     start : a run, or a Hugging Face directory, whose weights training starts from (`--from` on
         the command line).
     size : tiny, small, base or big; chosen from the data if None.
-    minutes : time to train; chosen from the data if None.
+    minutes : time for all of the call, from reading the data to the summary; if None, the number
+        of steps is chosen from the data.
     steps : further steps, such as "+500", with `resume`; else use set={"train.steps": 500}.
     seed : random seed.
     set : settings, as {"model.depth": 4} or ["model.depth=4"].

@@ -16,7 +16,7 @@ from addnorm.training.pace import MAX_EVALUATING, Extension
 MAX_TOKENS = 300_000_000
 """Tokens that are trained on by default: data with more are read once."""
 RESERVE = 0.95
-"""Share of the time for steps and evaluations; the rest is for checkpoints and the like."""
+"""Share of the time for steps and evaluations; the rest is for checkpoints and the summary."""
 EVALUATING = 0.1
 """Share of the time for evaluations; up to MAX_EVALUATING if fewer than four would fit."""
 

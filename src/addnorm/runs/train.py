@@ -454,8 +454,8 @@ def find_precision(config: Config, device: torch.device) -> torch.dtype:
 
 
 def describe_plan(planned: PlannedRun) -> str:
-    """Return two lines on the model and the training plan."""
-    task, train = planned.task, planned.config.train
+    """Return two lines on the model and the training plan, and one on the time budget."""
+    task, train, minutes = planned.task, planned.config.train, planned.config.run.minutes
     parts = len(task.epoch(0))
     epochs = (train.steps or 0) * train.accumulate / max(parts, 1)
     return (
@@ -463,6 +463,21 @@ def describe_plan(planned: PlannedRun) -> str:
         f"{train.steps:,} step{'s'[: train.steps != 1]} of {train.batch:,} {task.unit} "
         f"({epochs:.1f} epochs), "
         f"{train.optimizer}, rate {train.lr:g}, {train.schedule} after {train.warmup} steps."
+        + ("" if minutes is None else f"\n{_describe_budget(minutes, planned.times)}")
+    )
+
+
+def _describe_budget(minutes: float, times: StepTimes | None) -> str:
+    """Return what the time budget covers, and what is left of it."""
+    elapsed = 0.0 if times is None else times.elapsed
+    if elapsed > 60 * minutes:
+        return (
+            f"run.minutes={minutes:g} is over after reading the data and measuring ({elapsed:.0f} "
+            "s): only one step is trained. Try more minutes."
+        )
+    return (
+        f"{minutes:g} minutes are for all of the run, its summary included; {elapsed:.0f} s are "
+        "over. The number of steps follows the measured pace."
     )
 
 

@@ -351,10 +351,12 @@ class Loop:
         if self.settings.refit and self.segment.until:
             self._refit(total, excluded)
         done, limit = state.step >= self.steps, self.segment.until
-        reserve = state.pace.evaluation + state.pace.summary if self.settings.refit else 0.0
+        reserve = 0.0
+        if self.settings.refit:
+            reserve = state.pace.evaluation + state.pace.summary(limit - self.segment.began)
         late = bool(limit) and not done and total + reserve > limit
         if late:
-            self.log(f"time limit reached after {state.step} steps.")
+            self.log(f"time limit reached after {state.step} step{'s'[: state.step != 1]}.")
         state.finished = done or late
         return requests > 0
 

@@ -22,6 +22,8 @@ MAX_EVALUATING = 0.2
 """Largest share of the time for evaluations and checkpoints, except for the last ones."""
 LONG_WINDOW, SHORT_WINDOW = 0.02, 0.005
 """Longest and shortest time between refits, as shares of the budget."""
+MAX_SUMMARY = 6.0
+"""Most seconds to keep for the summary."""
 TOLERANCE = 0.02
 """Relative change of the remaining steps below which nothing is refitted."""
 
@@ -110,10 +112,13 @@ class Pace:
             seconds = min(seconds, statistics.median(self.ratios) * self.step)
         return seconds + _high(self.saves)
 
-    @property
-    def summary(self) -> float:
-        """Seconds that the summary is expected to take after the last step."""
-        return 0.0
+    def summary(self, budget: float) -> float:
+        """Return the seconds to keep for the summary, which comes after the last evaluation.
+
+        It costs a few evaluations, and its parts have time limits. A rough value is enough: it is
+        at most a fifteenth of the budget in seconds.
+        """
+        return min(0.5 + 5 * _high(self.evaluations), MAX_SUMMARY, budget / 15)
 
     def may_evaluate(self, seconds: float, excluded: float) -> bool:
         """Return whether evaluations and checkpoints stay within their share after another one."""
@@ -181,7 +186,8 @@ def refit(
 ) -> Segment | None:
     """Return the segment that ends with the time budget, or None if the present one does.
 
-    With n steps of t seconds and k evaluations of e seconds, the last one included, in r seconds:
+    With n steps of t seconds and k evaluations of e seconds, the last one included, in the r
+    seconds that remain before the summary:
 
         n t + k e = r,    k = min(40 r / budget, r / 5e), and at least 1
 
@@ -199,9 +205,10 @@ def refit(
     >>> plan = Segment(steps=1000, end=1000.0, evaluate_every=100, until=100.0)
     >>> slower = refit(plan, Pace(steps=[0.2]), step=100, seconds=20.0)
     >>> slower.steps, slower.start, slower.end, slower.evaluate_every
-    (400, 100.0, 1000.0, 13)
+    (398, 100.0, 1000.0, 13)
     """
-    left, cost, one = now.until - seconds - pace.summary, pace.step, pace.evaluation
+    budget, cost, one = now.until - now.began, pace.step, pace.evaluation
+    left = now.until - seconds - pace.summary(budget)
     remaining = now.last_step - step
     if cost <= 0 or remaining <= 0:
         return None
@@ -209,7 +216,7 @@ def refit(
         steps = (left - one) / (cost + one / evaluate_every)
         count = max(1.0, steps / evaluate_every)
     else:
-        count = EVALUATIONS * left / (now.until - now.began)
+        count = EVALUATIONS * left / budget
         count = max(1.0, min(count, MAX_EVALUATING * left / one) if one else count)
         steps = (left - count * one) / cost
     whole = max(1, round(steps))
