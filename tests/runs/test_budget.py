@@ -13,7 +13,8 @@ from addnorm.runs.budget import measure_steps
 from addnorm.runs.request import RunRequest
 from addnorm.runs.resolve import StepTimes, resolve, schedule_within
 from addnorm.runs.train import plan_run
-from addnorm.tasks.base import DataFacts
+from addnorm.tasks.base import DataFacts, TextTask
+from addnorm.tasks.page_parts import PAGE_SECONDS
 from addnorm.training import checkpoint
 from tests.runs.common import ALL_TASKS, quiet, request_for, train
 
@@ -152,3 +153,26 @@ def test_measuring_is_short(data: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(budget, "MAX_SECONDS", 0.0)
     measure_steps(planned.model, planned.task, planned.config)
     assert len(parts_read) == 3
+
+
+def test_an_evaluation_is_timed_by_its_first_parts(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = plan_run(request_for("language", data, "train.batch=8"), say=quiet)
+    task, calls, clock = planned.task, [], iter(range(0, 1000, 2))
+    assert isinstance(task, TextTask)
+    monkeypatch.setattr(task, "total_loss", lambda *given: calls.append(given))
+    monkeypatch.setattr("addnorm.tasks.base.time.perf_counter", lambda: float(next(clock)))
+    parts = len(task.held_out())
+    assert parts > 2
+    seconds = task.time_evaluation(planned.model, 1.0)
+    assert len(calls) == 1, "the time is over after the first part"
+    assert seconds == pytest.approx(parts * 6.0), "three readings of 2 s, times the parts"
+
+
+def test_parts_of_the_page_take_a_second_for_each_minute(data: Path) -> None:
+    task = plan_run(request_for("language", data), say=quiet).task
+    assert task.page_seconds == PAGE_SECONDS
+    for minutes, seconds in ((1.5, 1.5), (60.0, PAGE_SECONDS)):
+        run = task.config.run.replace(minutes=minutes)
+        assert task.bind(task.config.replace(run=run)).page_seconds == seconds

@@ -44,10 +44,8 @@ def measure_steps(model: nn.Module, task: Task, config: Config) -> StepTimes:
             break
     # Only the loss: an untrained model takes far longer to decode than a trained one.
     loss_only = task.bind(config.replace(train=train.replace(metric="loss")))
-    start = time.perf_counter()
     with torch.no_grad():
-        loss_only.evaluate(copied.eval())
-    evaluation = time.perf_counter() - start
+        evaluation = loss_only.time_evaluation(copied.eval(), limit)
     torch.set_rng_state(state)
     # The first step also allocates memory that later ones reuse.
     values = parallel.sum_over_workers(statistics.median(times[1:]), evaluation)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-PREFERENCE = 0.93
+PREFERENCE = 0.95
 """Fewer threads are used only if they take less than this share of the time of more threads."""
 CLEAR = 1.5
 """Ratio of two durations above which one measurement decides."""
@@ -24,8 +24,8 @@ ROUNDS = 3
 """Measurements of each number of threads at most."""
 DROP = 1.5
 """Ratio of the recent pace to the chosen one above which the choice is checked again."""
-COST = 20
-"""The next check comes after this multiple of the time of the last one: at most 5 % in total."""
+COST = 25
+"""The next check comes after this multiple of the time of the last one: at most 4 % in total."""
 FIRST_WAIT, LAST_WAIT = 2.0, 60.0
 """Shortest and longest time between checks, in seconds, if they cost little."""
 MIN_GRADIENTS, MIN_SECONDS = 20, 5.0
