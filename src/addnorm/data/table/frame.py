@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from addnorm.data.delimited import PARSE_CHUNK, DelimitedFile, is_delimited, parse_header
+from addnorm.data.table.arrow_files import ARROW_FORMATS, read_arrow_table
 from addnorm.data.table.column_arrays import Array as Array
 from addnorm.data.table.column_arrays import (
     conversion_notes,
@@ -24,21 +25,12 @@ from addnorm.data.table.column_arrays import (
     object_array,
     to_array,
 )
-from addnorm.data.text.files import require_file
-from addnorm.errors import InputError, SavedError, nearest, require
+from addnorm.errors import InputError, nearest, require
 
 MISSING_CELLS = frozenset(
     ("", "?", "NA", "N/A", "n/a", "#N/A", "<NA>", "nan", "NaN", "NAN", "null", "NULL", "None")
 )
 """Cells of a file that stand for a missing value."""
-ARROW_FORMATS = {
-    ".parquet": "parquet",
-    ".pq": "parquet",
-    ".feather": "feather",
-    ".arrow": "feather",
-}
-ARROW_ERRORS = (OSError, ValueError, MemoryError, LookupError, TypeError, NotImplementedError)
-"""What pyarrow raises for a damaged file; all of its exceptions are one of these, too."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +104,10 @@ def read_frame(path: str | Path) -> Frame:
     """
     extension = Path(path).suffix.lower()
     if extension in ARROW_FORMATS:
-        return _read_arrow(Path(path), ARROW_FORMATS[extension])
+        frame = to_frame(read_arrow_table(Path(path), ARROW_FORMATS[extension]), repr(str(path)))
+        if not len(frame):
+            raise InputError(f"{str(path)!r} must have rows: it has none.")
+        return frame
     return next(delimited_frames(path))
 
 
@@ -294,23 +289,3 @@ def _from_dates(name: str, series: Any, zone: str | None) -> Array:
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-
-
-def _read_arrow(path: Path, kind: str) -> Frame:
-    require_file(path)
-    reader = require(f"pyarrow.{kind}", "tables")
-    try:
-        table = reader.read_table(str(path))
-        table.validate(full=True)  # a damaged file may have offsets outside its buffers
-    except ARROW_ERRORS as error:
-        raise damaged_arrow(path, kind, error) from None
-    frame = to_frame(table, repr(str(path)))
-    if not len(frame):
-        raise InputError(f"{str(path)!r} must have rows: it has none.")
-    return frame
-
-
-def damaged_arrow(path: Path, kind: str, error: Exception) -> SavedError:
-    """Return the error for a parquet or feather file that pyarrow cannot read."""
-    reason = str(error).splitlines()[0]
-    return SavedError(f"{str(path)!r} is damaged or not a {kind} file: {reason}")
