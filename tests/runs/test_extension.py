@@ -1,5 +1,6 @@
 """Extending a run, and the number of threads of a run."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,14 @@ from addnorm.config import Config
 from addnorm.errors import ConfigError, SavedError
 from addnorm.runs.resolve import StepTimes, make_extension
 from addnorm.runs.run import Run, RunRecord
-from addnorm.runs.train import PlannedRun, loop_settings, make_tuner, plan_run, resume_run
+from addnorm.runs.train import (
+    PlannedRun,
+    describe_plan,
+    loop_settings,
+    make_tuner,
+    plan_run,
+    resume_run,
+)
 from addnorm.training import checkpoint
 from addnorm.training.loop import LoopSettings
 from addnorm.training.pace import Extension
@@ -125,3 +133,38 @@ def test_threads_of_a_run_are_used_recorded_and_given_back(data: Path, tmp_path:
     done = resume(tmp_path / "run")
     assert torch.get_num_threads() == before
     assert done.progress.threads == [{"step": 0, "threads": 2}]
+
+
+@pytest.mark.parametrize("crowded", [False, True])
+def test_the_first_choice_of_threads_is_reported(
+    crowded: bool, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("addnorm.runs.train.thread_candidates", lambda: (1, 2))
+    slow = {1: 0.01, 2: 0.1 if crowded else 0.01}
+    monkeypatch.setattr("addnorm.runs.train.time_matrix_products", slow.get)
+    monkeypatch.setattr("addnorm.runs.train.gradient_timer", lambda *given: {1: 0.2, 2: 0.1}.get)
+    messages: list[str] = []
+    request = request_for("language", data, steps=5000)
+    planned = plan_run(request, train=True, say=messages.append)
+    assert planned.tuner is not None and planned.tuner.chosen == (1 if crowded else 2)
+    message = "using 1 of 2 threads: measured to be faster now."
+    assert (message in messages) == crowded
+
+
+def test_the_plan_says_what_the_minutes_are_for(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("addnorm.runs.train.measure_steps", lambda *given: StepTimes(0.1, 0.1))
+    messages: list[str] = []
+    request = request_for("language", data, "run.minutes=1")
+    planned = plan_run(request, began=time.perf_counter() - 20, say=messages.append)
+    assert "measuring the speed of a few steps." in messages
+    *_, budget = describe_plan(planned).split("\n")
+    assert budget.startswith("1 minutes are for all of the run, its summary included; 2")
+    assert budget.endswith(" s are over. The number of steps follows the measured pace.")
+    planned = plan_run(request, began=time.perf_counter() - 80, say=quiet)
+    *_, budget = describe_plan(planned).split("\n")
+    assert budget.startswith("run.minutes=1 is over after reading the data and measuring (8")
+    assert budget.endswith(" s): only one step is trained. Try more minutes.")
+    assert planned.config.train.steps == 1
+    assert "minutes" not in describe_plan(plan_run(request_for("language", data), say=quiet))

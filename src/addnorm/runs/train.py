@@ -177,7 +177,7 @@ def start_run(
     config, task = with_absolute_paths(planned.config), planned.task
     record = RunRecord(task.name, task.fingerprint(), task.notes, [*task.labels])
     record.requested = planned.requested
-    with _lock_run(Path(out), say):
+    with lock_run(Path(out), say):
         if parallel.rank() == 0:
             require_unused(out)
             task.save_assets(make_directory(out))
@@ -218,12 +218,12 @@ def resume_run(
             f"{str(path)!r} is a saved model, not a run, so it cannot be resumed. Open the run "
             "that it belongs to."
         )
-    with _lock_run(run.path, say):
+    with lock_run(run.path, say):
         return _resume_locked(run, observers, further, began, say)
 
 
 @contextmanager
-def _lock_run(path: Path, say: Say) -> Iterator[None]:
+def lock_run(path: Path, say: Say) -> Iterator[None]:
     """Hold the lock of a run, and delete temporary files of a process that was killed.
 
     Of several workers, the first one holds it.
