@@ -7,7 +7,7 @@ the same SHA-256 as those of the reference: the best model, the tokenizer, the c
 the weights of the last checkpoint. The state of that checkpoint must be equal but for its times.
 
 Each process is forked from one that has imported torch, so that most of its time is training. With
-two workers (FSDP), both are killed.
+two workers (fsdp), both are killed. Kinds can be named, to run them one by one.
 """
 
 import argparse
@@ -64,6 +64,14 @@ KINDS = (
         },
     ),
     Kind(
+        "classify",
+        lambda data: {
+            "task": "classify",
+            "source": data / "labels.tsv",
+            "set": {**TEXT, "model.dropout": 0.1},
+        },
+    ),
+    Kind(
         "table",
         lambda data: {
             "task": "table",
@@ -73,7 +81,7 @@ KINDS = (
         },
     ),
     Kind(
-        "language, FSDP, 2 workers",
+        "fsdp",
         lambda data: {
             "task": "language",
             "source": data / "source.txt",
@@ -89,6 +97,9 @@ def write_data(folder: Path) -> None:
     lines = [" ".join(draw.choices(WORDS, k=draw.randint(2, 6))) for _ in range(300)]
     (folder / "source.txt").write_text("".join(f"{line}\n" for line in lines))
     (folder / "target.txt").write_text("".join(f"{line.upper()}\n" for line in lines))
+    labels = ["yes" if "ba" in line else "no" for line in lines]
+    pairs = zip(lines, labels, strict=True)
+    (folder / "labels.tsv").write_text("".join(f"{line}\t{label}\n" for line, label in pairs))
     rows = [f"{len(line)},{line[:2]},{line[-2:]},{'ba' in line}" for line in lines]
     (folder / "table.csv").write_text("\n".join(["size,first,last,label", *rows]) + "\n")
 
@@ -165,7 +176,8 @@ def digests(out: Path) -> dict[str, str]:
     found = {str(p.relative_to(out)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
     saved = checkpoint.read(last)
     plain = saved.plain
-    plain["state"] = {k: v for k, v in plain["state"].items() if not k.endswith("_seconds")}
+    timed = ("_seconds", "pace")
+    plain["state"] = {k: v for k, v in plain["state"].items() if not k.endswith(timed)}
     total = hashlib.sha256(json.dumps(plain).encode())
     for part in _bytes_of(saved.state):
         total.update(part)
@@ -188,7 +200,8 @@ def run_kind(kind: Kind, folder: Path, kills: int, per_run: int, seed: int) -> d
             if wait(start(kind, data, out), draw.uniform(0, 0.8 * seconds)):
                 count += 1
                 early += not (out / "run.json").is_file()
-        if not is_finished(out) and wait(start(kind, data, out), 300):
+        unended = not is_finished(out) or (out / "run.lock").exists()
+        if unended and wait(start(kind, data, out), 300):
             raise SystemExit(f"{kind.name} took too long")
         actual = digests(out)
         differing |= {name for name in expected | actual if expected.get(name) != actual.get(name)}
@@ -210,18 +223,23 @@ def run_kind(kind: Kind, folder: Path, kills: int, per_run: int, seed: int) -> d
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.kills", description=__doc__)
-    parser.add_argument("--kills", type=int, default=200, help="kills in total (default 200)")
+    names = [kind.name for kind in KINDS]
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {', '.join(names)}; all")
+    parser.add_argument("--kills", type=int, default=50, help="kills of each kind (default 50)")
     parser.add_argument("--per-run", type=int, default=5, help="kills of one run (default 5)")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    if unknown := {*args.kinds} - {*names}:
+        parser.error(f"there is no kind {min(unknown)}: choose from {', '.join(names)}")
     rows = []
     for kind in KINDS:
+        if args.kinds and kind.name not in args.kinds:
+            continue
         folder = Path(tempfile.mkdtemp(prefix="addnorm-kills-"))
         try:
             (folder / "data").mkdir()
             write_data(folder / "data")
-            share = -(-args.kills // len(KINDS))
-            rows.append(run_kind(kind, folder, share, args.per_run, args.seed))
+            rows.append(run_kind(kind, folder, args.kills, args.per_run, args.seed))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         if len(rows) == 1:

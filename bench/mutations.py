@@ -21,6 +21,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from addnorm.models.saved import _bytes_of
 from addnorm.runs.run import Run
 from addnorm.tasks import find_task
 from addnorm.training import checkpoint
+from addnorm.training.loop import TrainingState
 
 WORDS = ("ba", "be", "bi", "da", "de", "di", "ka", "ke", "ki", "la", "le", "li")
 SIZES = {"model.width": 16, "model.depth": 1, "model.heads": 2, "model.ffn_width": 32}
@@ -96,7 +98,17 @@ def make_files(folder: Path) -> dict[str, Path]:
         progress=False,
         set=table,
     )
-    return {name: folder / name for name in ("language", "translate", "table")}
+    labels = ["yes" if "ba" in line else "no" for line in lines]
+    pairs = zip(lines, labels, strict=True)
+    (folder / "labels.tsv").write_text("".join(f"{line}\t{label}\n" for line, label in pairs))
+    addnorm.train(
+        "classify",
+        folder / "labels.tsv",
+        out=folder / "classify",
+        progress=False,
+        set={**text, "data.tokenizer": "characters"},
+    )
+    return {name: folder / name for name in ("language", "translate", "classify", "table")}
 
 
 def make_inputs(folder: Path, source: Path) -> list[Path]:
@@ -133,6 +145,7 @@ def answer(run: Path, changed: Path) -> str:
     total = hashlib.sha256()
     if "checkpoints" in changed.parts:
         saved = checkpoint.read(changed.parent)
+        TrainingState.parse(saved.plain.get("state"), saved)
         total.update(json.dumps(saved.plain).encode())
         for part in (*_bytes_of(saved.weights), *_bytes_of(saved.state)):
             total.update(part)
@@ -150,12 +163,14 @@ def answer(run: Path, changed: Path) -> str:
             total.update(part.decode([5, 6, 7, 8]).encode())
         logits = model(ids, ids) if opened.task == "translate" else model(ids)
         total.update(logits.numpy().tobytes())
+        if opened.task == "classify":
+            total.update(repr(opened.classify(["ba be", "di kila"])).encode())
     return total.hexdigest()
 
 
 def read_input(path: Path) -> str:
     """Read a table or a text; return a digest of nothing, because any content is allowed."""
-    if path.name.endswith(".txt"):
+    if path.name.endswith((".txt", ".txt.gz")):
         read_lines(path)
     else:
         read_frame(path)
@@ -321,13 +336,23 @@ def try_case(path: Path, changed: bytes, ask: Callable[[], str], before: str) ->
         path.write_bytes(content)
 
 
-def run_cases(folder: Path, count: int, seed: int = 0) -> Iterator[Case]:
-    """Yield about `count` cases, shared equally between the files of all formats."""
+def run_cases(folder: Path, count: int, seed: int = 0, *, large: bool = False) -> Iterator[Case]:
+    """Yield `count` cases, shared equally between the files of all formats.
+
+    With `large` also bombs, and a bit of every byte of the header of a table and a text model.
+    """
     draw = random.Random(seed)
     runs = make_files(folder)
+    if large:
+        for path in make_bombs(folder / "bombs"):
+            ask = partial(read_input, path)
+            outcome, detail = try_case(path, path.read_bytes(), ask, "nothing")
+            yield Case(path.name, "bomb", outcome, detail)
+        for name in ("table", "language"):
+            yield from flip_every_header_byte(runs[name])
     targets = [(run, path) for run in runs.values() for path in files_of_run(run)]
     targets += [(folder, path) for path in make_inputs(folder / "inputs", folder)]
-    kinds = [*MUTATIONS, "resealed"]
+    kinds, answers = [*MUTATIONS, "resealed"], {}
     for number in range(count):
         run, path = targets[number % len(targets)]
         mutation = kinds[number // len(targets) % len(kinds)]
@@ -341,12 +366,54 @@ def run_cases(folder: Path, count: int, seed: int = 0) -> Iterator[Case]:
         def ask(run: Path = run, path: Path = path, is_input: bool = is_input) -> str:
             return read_input(path) if is_input else answer(run, path)
 
-        outcome, detail = try_case(path, changed, ask, ask())
+        if path not in answers:
+            answers[path] = ask()
+        outcome, detail = try_case(path, changed, ask, answers[path])
         is_free = mutation == "resealed" or name.startswith(NO_ANSWER)
         if outcome == "different" and is_free:
             outcome = "loaded"
         kind = name if is_input else f"{run.name}/{path.relative_to(run)}"
         yield Case(kind, mutation, outcome, detail)
+
+
+def make_bombs(folder: Path) -> list[Path]:
+    """Write small files that unpack to much more: texts, and tables of every packed format."""
+    folder.mkdir()
+    for name, line in (("rows.txt.gz", b"0" * 999 + b"\n"), ("rows.csv.gz", b"1," * 499 + b"1\n")):
+        with gzip.open(folder / name, "wb", compresslevel=1) as file:
+            for _ in range(800):
+                file.write(line * (2**19 // len(line)))
+    try:
+        import pyarrow
+        from pyarrow import feather, parquet
+    except ImportError:
+        return sorted(folder.iterdir())
+    zeros = pyarrow.table({"x": pyarrow.nulls(1_000_000, pyarrow.int64())})
+    with parquet.ParquetWriter(str(folder / "rows.parquet"), zeros.schema) as writer:
+        for _ in range(60):
+            writer.write_table(zeros)
+    value = pyarrow.array(["x" * 400_000])
+    column = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 1000, pyarrow.int32()), value)
+    path, texts = folder / "texts.parquet", pyarrow.table({"t": column})
+    with parquet.ParquetWriter(str(path), texts.schema, store_schema=False) as writer:
+        writer.write_table(texts)
+    wide = pyarrow.table({f"x{i}": pyarrow.nulls(1_000_000, pyarrow.int8()) for i in range(40)})
+    feather.write_feather(wide, str(folder / "rows.feather"), compression="zstd")
+    return sorted(folder.iterdir())
+
+
+def flip_every_header_byte(run: Path) -> Iterator[Case]:
+    """Yield a case for each byte of the header of the best model, with one bit flipped."""
+    path = run / "best" / "model.safetensors"
+    content, before = path.read_bytes(), answer(run, path)
+    for place in range(header_length(content, path.name)):
+        changed = bytearray(content)
+        changed[place] ^= 1 << place % 8
+        ask = partial(answer, run, path)
+        outcome, detail = try_case(path, bytes(changed), ask, before)
+        yield Case(
+            f"{run.name}/best/model.safetensors", "every byte of the header", outcome, detail
+        )
 
 
 def peak_memory() -> int:
@@ -364,7 +431,7 @@ def main() -> None:
     start = time.monotonic()
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            cases = list(run_cases(folder, args.count, args.seed))
+            cases = list(run_cases(folder, args.count, args.seed, large=True))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     outcomes = ("refused", "equal", "loaded", "different", "traceback")

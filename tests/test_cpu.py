@@ -6,6 +6,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
+
+from addnorm.cpu import thread_candidates
 
 SCRIPT = (
     "from addnorm.cpu import reduce_thread_spinning; print(reduce_thread_spinning()); "
@@ -33,3 +36,29 @@ def test_thread_spinning_is_set_before_torch_is_imported() -> None:
     look = "import sys, addnorm.cli.main; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("threads", "variables", "candidates"),
+    [
+        (8, {}, (1, 8)),
+        (4, {}, (1, 4)),  # torch's default if each core has two processors
+        (3, {}, (3,)),  # set by torch.set_num_threads
+        (1, {}, (1,)),
+        (8, {"OMP_NUM_THREADS": "8"}, (8,)),
+        (8, {"MKL_NUM_THREADS": "8"}, (8,)),
+    ],
+)
+def test_a_number_of_threads_that_the_user_set_is_kept(
+    threads: int,
+    variables: dict[str, str],
+    candidates: tuple[int, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert thread_candidates() == candidates

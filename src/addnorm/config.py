@@ -534,7 +534,7 @@ class RunConfig(Section):
     size: str | None = None
     """tiny, small, base or big; chosen from the size of the data if unset."""
     minutes: float | None = None
-    """Minutes to train; the number of steps is set after the first few have been timed."""
+    """Minutes for all of the run; the number of steps follows from their measured duration."""
     start: str | None = None
     """Run or saved model to take the initial weights from."""
     seed: int = 0
@@ -543,6 +543,8 @@ class RunConfig(Section):
     """cpu, cuda, mps or auto."""
     precision: str = "auto"
     """float32, bfloat16, or auto: bfloat16 if the device is fast at it."""
+    threads: int | None = None
+    """Threads of the CPU; chosen by measurement, and again when the pace drops, if unset."""
     parallel: str = "ddp"
     """With several processes: ddp (each has the whole model) or fsdp (each has a shard of it)."""
 
@@ -552,7 +554,7 @@ class RunConfig(Section):
         self.require_one_of("device", ("auto", "cpu", "cuda", "mps"))
         self.require_one_of("precision", ("auto", "float32", "bfloat16"))
         self.require_one_of("parallel", ("ddp", "fsdp"))
-        self.require_positive("minutes")
+        self.require_positive("minutes", "threads")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ instructions for it is many times slower than with float32.
 """
 
 import ctypes
+import os
 import platform
 import warnings
 
@@ -49,6 +50,27 @@ def reduce_thread_spinning() -> bool:
         return False
     keep = 0  # setenv's overwrite flag
     return bool(ctypes.CDLL(None).setenv(b"GOMP_SPINCOUNT", b"30000", keep) == 0)
+
+
+def thread_candidates() -> tuple[int, ...]:
+    """Return the numbers of threads that a run may choose from; one number if the user set it.
+
+    The number is taken as set by the user if OMP_NUM_THREADS or MKL_NUM_THREADS is, or if torch has
+    another one than its default: the number of processors of this process, or of their cores.
+    """
+    import torch
+
+    threads = torch.get_num_threads()
+    variables = torch.__config__.parallel_info()
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        if f"{name} : " in variables and f"{name} : [not set]" not in variables:
+            return (threads,)
+    processors = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    if threads == 1 or threads not in (processors, processors // 2):
+        return (threads,)
+    return (1, threads)
 
 
 def warn_if_slow(device: str, dtype: str) -> bool:

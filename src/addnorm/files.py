@@ -8,6 +8,7 @@ It is a file by itself, or the metadata of a safetensors file (models/saved.py),
 covers the tensors, too. Nothing that is read is executed.
 """
 
+import dataclasses
 import errno
 import hashlib
 import json
@@ -19,7 +20,8 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import UnionType
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from addnorm.errors import SavedError
 
@@ -315,6 +317,49 @@ def parse_document(
     if not unchanged:
         raise SavedError(f"{where} was changed after it was written. Use a backup.")
     return content
+
+
+def parse_typed(kind: Any, plain: Any, where: str, name: str = "it") -> Any:
+    """Return plain JSON as a value of a type; SavedError if it is of another type.
+
+    Parameters
+    ----------
+    kind : a dataclass, bool, int, float, str, None, or a list, dict or union of them
+    plain : what `json` read; a dataclass is a dict that may lack fields which have a default
+    where : the file, for messages
+    name : the value, for messages
+
+    >>> parse_typed(list[int], [1, 2], "'run.json'"), parse_typed(float | None, 3, "'run.json'")
+    ([1, 2], 3.0)
+    >>> parse_typed(list[int], [1, "2"], "'run.json'", "steps")
+    Traceback (most recent call last):
+    addnorm.errors.SavedError: 'run.json' is damaged: steps cannot be '2'. Use a backup.
+    """
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is UnionType:
+        kind = type(None) if plain is None else next(p for p in parts if p is not type(None))
+        return parse_typed(kind, plain, where, name)
+    if origin is list and isinstance(plain, list):
+        return [parse_typed(parts[0], each, where, name) for each in plain]
+    if origin is dict and isinstance(plain, dict):
+        return {key: parse_typed(parts[1], each, where, name) for key, each in plain.items()}
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(plain, dict):
+        hints = get_type_hints(kind)
+        fields = {item.name: item for item in dataclasses.fields(kind)}
+        required = {
+            item.name
+            for item in fields.values()
+            if item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
+        }
+        for field in sorted({*plain} - {*fields} | required - {*plain}):
+            problem = "is missing" if field in required else "is not known"
+            raise SavedError(f"{where} is damaged: {field} {problem}. Use a backup.")
+        return kind(**{key: parse_typed(hints[key], plain[key], where, key) for key in plain})
+    if kind is float and type(plain) is int:
+        return float(plain)
+    if isinstance(kind, type) and type(plain) is kind:
+        return plain
+    raise SavedError(f"{where} is damaged: {name} cannot be {plain!r:.80}. Use a backup.")
 
 
 def kind_of(path: str | Path) -> str | None:

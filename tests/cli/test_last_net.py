@@ -15,7 +15,11 @@ ArrowInvalid = type("ArrowInvalid", (ValueError,), {"__module__": "pyarrow.lib"}
 @pytest.mark.parametrize(
     ("error", "code", "message"),
     (
-        (OSError(30, "Read-only file system", "x/y"), 1, "'x/y': Read-only file system. Check the"),
+        (
+            OSError(30, "Read-only file system", "x/y"),
+            1,
+            "'x/y': Read-only file system. Check the permissions and the free disk space.",
+        ),
         (FileNotFoundError(2, "No such file", "x"), 2, "'x': No such file. Check the path."),
         (MemoryError(), 1, "there is not enough memory (MemoryError). Try a smaller batch"),
         (RuntimeError("[x] can't allocate memory: 9 bytes"), 1, "there is not enough memory ("),

@@ -18,8 +18,8 @@ from addnorm.tasks import TASKS
 
 HELP = {"--help", "-h"}
 ALWAYS = (
-    "--help -h --config --source --out --from --minutes --seed --set --dry-run --board --clinic "
-    "--json"
+    "--help -h --config --source --out --from --minutes --seed --set --dry-run --board "
+    "--clinic --json"
 )
 TRAIN = {
     "translate": "--target --valid-source --valid-target --text --label --size --lora --rank",
@@ -30,7 +30,7 @@ TRAIN = {
 }
 """Options of `train TASK`, besides those of every task."""
 FLAGS = {
-    "train": HELP | {"--resume", "--board", "--clinic", "--json"},
+    "train": HELP | {"--resume", "--minutes", "--steps", "--board", "--clinic", "--json"},
     "evaluate": HELP | {"--int8", "--source", "--target", "--beam", "--json"},
     "translate": HELP
     | {"--int8", "--beam", "--nbest", "--penalty", "--alpha", "--workers", "--scores", "--json"}

@@ -312,7 +312,6 @@ def test_directories_that_a_run_cannot_use(
         "--out other",
         "--set train.steps=3",
         "--size tiny",
-        "--minutes 3",
         "--source a",
         "--target a",
         "--valid-source a",
@@ -326,9 +325,40 @@ def test_directories_that_a_run_cannot_use(
 def test_resume_takes_no_other_flags(extra: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", *extra.split(), "--resume", "some/run"]) == 2
     assert capsys.readouterr().err == (
-        "addnorm: --resume takes no other options than --board, --clinic and --json. To start a "
-        "new run with changes, use --from.\n"
+        "addnorm: --resume takes no other options than --minutes +N, --steps +N, --board, --clinic "
+        "and --json. To start a new run with changes, use --from.\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (
+            "--minutes 3",
+            "with --resume, --minutes must be a number of further minutes, such as +3: got '3'. "
+            "Try: addnorm train --resume some/run --minutes +3",
+        ),
+        (
+            "--steps 500",
+            "with --resume, --steps must be a number of further steps, such as +500: got '500'. "
+            "Try: addnorm train --resume some/run --steps +500",
+        ),
+        (
+            "--steps +many",
+            "with --resume, --steps must be a number of further steps, such as +10: got '+many'. "
+            "Try: addnorm train --resume some/run --steps +10",
+        ),
+        (
+            "--minutes +1 --steps +3",
+            "a run is extended by --minutes or by --steps: got both. Leave one out.",
+        ),
+    ],
+)
+def test_an_extension_is_a_further_time_or_number_of_steps(
+    extra: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--resume", "some/run", *extra.split()]) == 2
+    assert capsys.readouterr().err == f"addnorm: {message}\n"
 
 
 @pytest.mark.trains

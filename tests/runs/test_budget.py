@@ -13,9 +13,10 @@ from addnorm.runs.budget import measure_steps
 from addnorm.runs.request import RunRequest
 from addnorm.runs.resolve import StepTimes, resolve, schedule_within
 from addnorm.runs.train import plan_run
-from addnorm.tasks.base import DataFacts
+from addnorm.tasks.base import DataFacts, TextTask
+from addnorm.tasks.page_parts import PAGE_SECONDS
 from addnorm.training import checkpoint
-from tests.runs.common import ALL_TASKS, RecordingObserver, quiet, request_for, train
+from tests.runs.common import ALL_TASKS, quiet, request_for, train
 
 
 @pytest.mark.trains
@@ -65,14 +66,17 @@ def test_schedule_within_a_time() -> None:
     assert train_config.steps == int((570 - 57) / 0.1) and train_config.evaluate_every == int(
         train_config.steps / 5.7
     )
-    # Evaluations of 40 s: four of them fit into a third of the time.
-    train_config = fitted(StepTimes(1.0, 40.0))
-    assert train_config.steps == 570 - 160 and train_config.evaluate_every == 102
-    # Evaluations of 100 s: as many as fit into a third; of 400 s: one, and half the time for steps.
-    train_config = fitted(StepTimes(1.0, 100.0))
-    assert train_config.steps == 570 - 190 and train_config.evaluate_every == 200
+    # Evaluations of 20 s: four of them fit into a fifth of the time.
+    train_config = fitted(StepTimes(1.0, 20.0))
+    assert train_config.steps == 570 - 80 and train_config.evaluate_every == 122
+    # Evaluations of 50 s: as many as fit into a fifth; of 400 s: one, and half the time for steps.
+    train_config = fitted(StepTimes(1.0, 50.0))
+    assert train_config.steps == 570 - 114 and train_config.evaluate_every == 200
     train_config = fitted(StepTimes(1.0, 400.0))
     assert train_config.steps == 285 and train_config.evaluate_every == 285
+    # Reading and measuring are part of the time.
+    assert fitted(StepTimes(1.0, 0.0, elapsed=20.0)).steps == 550
+    assert fitted(StepTimes(1.0, 0.0, elapsed=900.0)).steps == 1
     train_config = fitted(StepTimes(1000.0, 0.0))
     assert train_config.steps == 1 and train_config.evaluate_every == 1
 
@@ -121,19 +125,17 @@ def test_the_total_counts_evaluations() -> None:
 
 
 @pytest.mark.trains
-def test_the_clock_stops_a_run_that_was_planned_too_long(
+def test_a_run_that_was_planned_too_long_is_refitted(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         "addnorm.runs.train.measure_steps", lambda *arguments: StepTimes(1e-7, 1e-7)
     )
-    observer = RecordingObserver()
-    done = train(
-        request_for("language", data, "run.minutes=0.005", steps=10**6), tmp_path / "run", observer
-    )
+    done = train(request_for("language", data, "run.minutes=0.005", steps=10**6), tmp_path / "run")
     at = done.progress
     assert at.finished and 0 < at.step < 10**6
-    assert observer.messages == [f"time limit reached after {at.step} steps."]
+    refits = [row["step"] for row in done.run.history if row.get("change") == "refit"]
+    assert refits == [segment.step for segment in at.segments] and refits
     assert at.history[-1]["step"] == at.step, "evaluated at the end"
     assert checkpoint.steps(done.run.path)[-1].name == f"step-{at.step:08d}"
 
@@ -151,3 +153,26 @@ def test_measuring_is_short(data: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(budget, "MAX_SECONDS", 0.0)
     measure_steps(planned.model, planned.task, planned.config)
     assert len(parts_read) == 3
+
+
+def test_an_evaluation_is_timed_by_its_first_parts(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = plan_run(request_for("language", data, "train.batch=8"), say=quiet)
+    task, calls, clock = planned.task, [], iter(range(0, 1000, 2))
+    assert isinstance(task, TextTask)
+    monkeypatch.setattr(task, "total_loss", lambda *given: calls.append(given))
+    monkeypatch.setattr("addnorm.tasks.base.time.perf_counter", lambda: float(next(clock)))
+    parts = len(task.held_out())
+    assert parts > 2
+    seconds = task.time_evaluation(planned.model, 1.0)
+    assert len(calls) == 1, "the time is over after the first part"
+    assert seconds == pytest.approx(parts * 6.0), "three readings of 2 s, times the parts"
+
+
+def test_parts_of_the_page_take_a_second_for_each_minute(data: Path) -> None:
+    task = plan_run(request_for("language", data), say=quiet).task
+    assert task.page_seconds == PAGE_SECONDS
+    for minutes, seconds in ((1.5, 1.5), (60.0, PAGE_SECONDS)):
+        run = task.config.run.replace(minutes=minutes)
+        assert task.bind(task.config.replace(run=run)).page_seconds == seconds

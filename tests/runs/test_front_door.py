@@ -302,6 +302,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "nothing": ({"task": "language"}, "data.source must name a text to train on"),
     "resume": ({"task": "language", "resume": "x"}, "resume takes no other options"),
     "resume with data": ({"text": TEXTS, "resume": "x"}, "resume takes no other options"),
+    "steps of a new run": (
+        {"task": "language", "steps": "+3"},
+        "steps extends a run that is resumed: got '+3' for a new one. Try set=",
+    ),
+    "resume for a time": (
+        {"resume": "x", "minutes": 3},
+        "--minutes must be a number of further minutes, such as +3: got '3'",
+    ),
     "resume with settings": ({"set": {"train.steps": 3}, "resume": "x"}, "resume takes no other"),
 }
 

@@ -12,7 +12,7 @@ from addnorm.errors import SavedError
 from addnorm.runs import lock
 from addnorm.runs.lock import LOCK_FILE, InUseError, LockHolder, locked, stale_lock
 from addnorm.runs.run import Run, RunRecord, require_unused, sweep_run
-from addnorm.runs.train import resume_run
+from addnorm.runs.train import lock_run, resume_run
 
 
 def write_lock(folder: Path, process: int, host: str | None = None) -> None:
@@ -111,6 +111,22 @@ def test_temporary_files_of_a_run_are_swept_and_others_stay(tmp_path: Path) -> N
         (run.path / name).write_text("mine")
     assert sweep_run(run.path) == [".run.json.0123abcd", ".model.safetensors.00000000"]
     assert len(list(run.path.glob(".*"))) == 3
+
+
+def test_what_a_killed_process_left_is_reported(tmp_path: Path) -> None:
+    run, messages = make(tmp_path / "run"), []
+    write_lock(run.path, 5)
+    for name in (".run.json.0123abcd", ".config.toml.0123abcd"):
+        (run.path / name).write_text("half")
+    with lock_run(run.path, messages.append):
+        assert (run.path / LOCK_FILE).exists()
+    assert messages == [
+        f"the last use of {run.path}, by process 5 since 2026-01-02, was not ended properly.",
+        "deleted 2 unfinished files of that use.",
+    ]
+    messages.clear()
+    with lock_run(run.path, messages.append):
+        assert messages == []
 
 
 def test_a_changed_configuration_is_named_and_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from addnorm.config import Config
 from addnorm.errors import ConfigError, SavedError
 from addnorm.models.saved import load_model
-from addnorm.runs.run import Run
+from addnorm.runs.run import Run, RunRecord
 from addnorm.runs.train import (
     find_device,
     find_precision,
@@ -68,7 +68,8 @@ def same_runs(one: Path, other: Path) -> None:
         for path in (one, other)
     ]
     assert rows[0] == rows[1]
-    summaries = [Run.open(path).summary | {"seconds": 0} for path in (one, other)]
+    times = {"seconds": 0, "training_seconds": 0}
+    summaries = [Run.open(path).summary | times for path in (one, other)]
     for row in (row for summary in summaries for row in summary.get("results", ())):
         row["fit_seconds"] = 0
     assert summaries[0] == summaries[1]
@@ -314,10 +315,12 @@ def test_loop_settings_follow_the_configuration(data: Path) -> None:
     )
     more = dict(steps=8, warmup=3, min_lr_ratio=0.1)
     planned = plan_run(request_for("language", data, "run.minutes=2", **fields, **more), say=quiet)
-    settings = loop_settings(planned.config, torch.device("cpu"))
+    record = RunRecord("language", "", requested=planned.requested)
+    settings = loop_settings(planned.config, torch.device("cpu"), record)
     wanted: dict[str, Any] = dict(
         steps=8, accumulate=2, clip=0.5, evaluate_every=4, save_every=6, keep_checkpoints=5,
         patience=7, average=9, ema=0.0, max_seconds=120.0, precision=torch.float32,
+        fixed_evaluations=True, max_steps=8, refit=True,
     )  # fmt: skip
     assert {name: getattr(settings, name) for name in wanted} == wanted
     assert settings.schedule(1) == pytest.approx(1 / 3) and settings.schedule(8) == pytest.approx(

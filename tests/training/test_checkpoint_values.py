@@ -1,6 +1,7 @@
 """The plain values of a checkpoint are checked, also if their digest is right."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,11 @@ def test_the_files_must_be_of_one_step(tmp_path: Path) -> None:
     ("change", "message"),
     (
         ({"step": "1"}, r"step cannot be '1'\. Use a backup\."),
+        ({"segments": [{"steps": 1.5, "end": 1.0}]}, r"steps cannot be 1\.5\. Use a backup\."),
+        ({"segments": [{"steps": 1}]}, r"end is missing\. Use a backup\."),
+        ({"pace": {"speed": []}}, r"speed is not known\. Use a backup\."),
+        ({"pace": {"saves": ["1"]}}, r"saves cannot be '1'\. Use a backup\."),
+        ({"threads": [{"step": None}]}, r"threads cannot be None\. Use a backup\."),
         ({"history": None}, "history cannot be None"),
         ({"step": 1}, "must be of step 3: it is of step 1"),
         ({"more": 1}, "must have the fields of this addnorm"),
@@ -54,7 +60,7 @@ def test_the_files_must_be_of_one_step(tmp_path: Path) -> None:
 )
 def test_a_damaged_state_is_refused(change: dict[str, Any], message: str) -> None:
     saved = Checkpoint(Path("step"), {"step": 3}, {}, {})
-    plain = json.loads(json.dumps(TrainingState(step=3).__dict__))
+    plain = json.loads(json.dumps(asdict(TrainingState(step=3))))
     assert TrainingState.parse(plain, saved) == TrainingState(step=3)
     with pytest.raises(SavedError, match=message):
         TrainingState.parse(plain | change, saved)

@@ -5,6 +5,7 @@ import csv
 import importlib
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -87,6 +88,7 @@ COMMANDS: dict[str, Command] = {
         (
             *(entry.examples[0] for entry in TASKS.values()),
             "addnorm train run.toml --out runs/mine --set train.lr=1e-3",
+            "addnorm train --resume runs/ende --minutes +10",
             "addnorm train --resume runs/ende",
         ),
     ),
@@ -347,9 +349,10 @@ def _name_task(words: list[str]) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code."""
-    words = sys.argv[1:] if arguments is None else arguments
+    words, began = sys.argv[1:] if arguments is None else arguments, time.perf_counter()
     try:
         args = parse(words)
+        args.began = began
         if args.unpacked_limit is not None:
             from addnorm.data.text.files import limits
 

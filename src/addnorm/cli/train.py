@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from addnorm.runs.train import Observers, PlannedRun
 
 RESUME_ALONE = (
-    "--resume takes no other options than --board, --clinic and --json. To start a new run with "
-    "changes, use --from."
+    "--resume takes no other options than --minutes +N, --steps +N, --board, --clinic and --json. "
+    "To start a new run with changes, use --from."
 )
 NO_TASK = (
     f"train needs a task ({', '.join(TASKS)}), a TOML file or --resume RUN as its first argument."
@@ -37,6 +37,10 @@ OPTIONAL_VALUES = {"table.compare": "default"}
 def add_train_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `addnorm train` without a task."""
     parser.add_argument("--resume", metavar="RUN", help="continue a run that was stopped")
+    parser.add_argument(
+        "--minutes", metavar="+N", help="with --resume: extend a finished or stopped run by a time"
+    )
+    parser.add_argument("--steps", metavar="+N", help="with --resume: extend it by steps")
     _add_output_flags(parser)
 
 
@@ -110,7 +114,15 @@ def train(args: argparse.Namespace) -> None:
     if args.resume is not None:
         from addnorm.runs.train import resume_run
 
-        _finish(resume_run(args.resume, observers=_observers(args), say=say), args)
+        outcome = resume_run(
+            args.resume,
+            observers=_observers(args),
+            minutes=args.minutes,
+            steps=args.steps,
+            began=args.began,
+            say=say,
+        )
+        _finish(outcome, args)
         return
     from addnorm.runs.request import make_request
     from addnorm.runs.train import plan_run, start_run
@@ -128,9 +140,11 @@ def train(args: argparse.Namespace) -> None:
     options["source"] = options["source"] or args.file
     request = make_request(args.config or args.task, options, args.settings)
     if args.dry_run:
-        _show_plan(plan_run(request, measure=True, say=say), args)
+        _show_plan(plan_run(request, measure=True, began=args.began, say=say), args)
         return
-    _finish(start_run(request, args.out, observers=_observers(args), say=say), args)
+    observers = _observers(args)
+    outcome = start_run(request, args.out, observers=observers, began=args.began, say=say)
+    _finish(outcome, args)
 
 
 def _observers(args: argparse.Namespace) -> "Observers":
@@ -188,7 +202,7 @@ def _print_summary(run: Any, summary: dict[str, Any]) -> None:
     if "results" in summary:
         print_results(summary["results"])
     state = "trained" if summary["finished"] else "stopped"
-    speed = summary["tokens"] / max(summary["seconds"], 1e-9)
+    speed = summary["tokens"] / max(summary["training_seconds"], 1e-9)
     print(
         f"{state} after {summary['steps']:,} steps, {format_duration(summary['seconds'])}, "
         f"{speed:,.0f} {find_task(run.task).unit}/s"

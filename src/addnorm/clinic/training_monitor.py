@@ -101,6 +101,9 @@ class TrainingMonitor:
     def on_message(self, loop: Any, text: str) -> None:
         """Do nothing."""
 
+    def on_change(self, loop: Any, change: str, facts: Mapping[str, Any]) -> None:
+        """Do nothing."""
+
     def on_end(self, loop: Any) -> None:
         """Do nothing."""
 

@@ -290,7 +290,10 @@ def _train_entry(
             outcome = resume_run(folder, observers=observers, say=print_progress)
         else:
             outcome = start_run(
-                RunRequest(table, settings), folder, observers=observers, say=lambda text: None
+                RunRequest(table, settings).with_settings(f"run.threads={threads}"),
+                folder,
+                observers=observers,
+                say=lambda text: None,
             )
         if not outcome.progress.finished:
             raise KeyboardInterrupt  # the run was stopped: so is the race, to be continued later

@@ -1,6 +1,7 @@
 """Durations of a training step and an evaluation, measured on a copy of the model."""
 
 import copy
+import statistics
 import time
 
 import torch
@@ -14,13 +15,16 @@ from addnorm.training.optimizer import make_optimizer
 
 MAX_SECONDS = 8.0
 """Seconds after which no further step is measured."""
+MAX_BUDGET_SHARE = 0.05
+"""Share of run.minutes after which no further step is measured."""
 MAX_STEPS = 24
 """Steps to measure at most."""
 
 
 def measure_steps(model: nn.Module, task: Task, config: Config) -> StepTimes:
-    """Return the seconds of real steps of a copy; weights and RNG state do not change."""
+    """Return the median seconds of real steps of a copy; weights and RNG state do not change."""
     train = config.train
+    limit = min(MAX_SECONDS, MAX_BUDGET_SHARE * 60 * (config.run.minutes or MAX_SECONDS))
     state = torch.get_rng_state()
     copied = copy.deepcopy(model).train()
     device = next(copied.parameters()).device
@@ -36,18 +40,13 @@ def measure_steps(model: nn.Module, task: Task, config: Config) -> StepTimes:
         optimizer.step()
         optimizer.zero_grad()
         times.append(time.perf_counter() - start)
-        if sum(times) > MAX_SECONDS and number >= 2:
+        if sum(times) > limit and number >= 2:
             break
     # Only the loss: an untrained model takes far longer to decode than a trained one.
     loss_only = task.bind(config.replace(train=train.replace(metric="loss")))
-    start = time.perf_counter()
     with torch.no_grad():
-        loss_only.evaluate(copied.eval())
-    evaluation = time.perf_counter() - start
+        evaluation = loss_only.time_evaluation(copied.eval(), limit)
     torch.set_rng_state(state)
-    steady = times[1:]  # the first step also allocates memory that later ones reuse
-    mean = sum(steady) / len(steady)
-    if parallel.world_size() > 1:
-        totals = parallel.sum_over_workers(mean, evaluation)
-        mean, evaluation = (total / parallel.world_size() for total in totals)
-    return StepTimes(mean, evaluation)
+    # The first step also allocates memory that later ones reuse.
+    values = parallel.sum_over_workers(statistics.median(times[1:]), evaluation)
+    return StepTimes(*(value / parallel.world_size() for value in values))

@@ -3,6 +3,7 @@
 import shutil
 import sys
 import tempfile
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -48,7 +49,8 @@ def train(
     label: Texts | Values | None = None,
     start: str | Path | None = None,
     size: str | None = None,
-    minutes: float | None = None,
+    minutes: float | str | None = None,
+    steps: str | None = None,
     seed: int | None = None,
     set: Settings = (),
     model: str | None = None,
@@ -69,7 +71,8 @@ def train(
     task : translate, language, masked, classify or table; or a TOML file that names one of them.
     data : a file, a list of texts or a data frame to learn from.
     out : directory for the run; a temporary one if None, deleted with the returned object.
-    resume : a run to continue; nothing else is given then, but `progress`, `board` and `clinic`.
+    resume : a run to continue; nothing else is given then, but `progress`, `board`, `clinic`, and
+        minutes="+10" or steps="+500" to extend it, finished or stopped, with a new warm-up.
     progress : show progress on stderr, or in a notebook; False for silence.
     source, target : texts to translate, and their translations. For a table, `target` is the
         column to predict, or the values to predict.
@@ -79,7 +82,9 @@ def train(
     start : a run, or a Hugging Face directory, whose weights training starts from (`--from` on
         the command line).
     size : tiny, small, base or big; chosen from the data if None.
-    minutes : time to train; chosen from the data if None.
+    minutes : time for all of the call, from reading the data to the summary; if None, the number
+        of steps is chosen from the data.
+    steps : further steps, such as "+500", with `resume`; else use set={"train.steps": 500}.
     seed : random seed.
     set : settings, as {"model.depth": 4} or ["model.depth=4"].
     model, schema, groups, split, test, compare, unlabelled, pretrain : options of tables; see
@@ -95,6 +100,7 @@ def train(
     >>> run.task, run.labels
     ('classify', ['good', 'poor'])
     """
+    began = time.perf_counter()
     say: Say = _print if progress else say_nothing
     keep_memory()
 
@@ -115,16 +121,26 @@ def train(
         named["compare"] = "default" if compare else "none"
     options = {name: value for name, value in named.items() if value is not None}
     if resume is not None:
-        if task is not None or out is not None or options or set:
-            raise ConfigError("resume takes no other options. To start a new run, use start=RUN.")
-        return resume_run(resume, observers=observers, say=say).run
+        if task is not None or out is not None or {*options} - {"minutes"} or set:
+            raise ConfigError(
+                "resume takes no other options than minutes='+N' or steps='+N'. To start a new "
+                "run, use start=RUN."
+            )
+        return resume_run(
+            resume, observers=observers, minutes=minutes, steps=steps, began=began, say=say
+        ).run
+    if steps is not None:
+        raise ConfigError(
+            f"steps extends a run that is resumed: got {steps!r} for a new one. Try "
+            'set={"train.steps": 500}.'
+        )
     name = task if task in TASKS else make_request(task, {}).task
     temporary = out is None
     folder = Path(tempfile.mkdtemp(prefix="addnorm-")) if out is None else require_unused(out)
     existed = out is not None and folder.exists()
     try:
         request = make_request(task, files_of(str(name), options, folder / INPUTS), set)
-        run = start_run(request, folder, observers=observers, say=say).run
+        run = start_run(request, folder, observers=observers, began=began, say=say).run
     except BaseException:
         if temporary or not (folder / RECORD).exists():
             shutil.rmtree(folder / INPUTS if existed else folder, ignore_errors=True)

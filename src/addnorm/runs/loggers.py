@@ -48,8 +48,8 @@ class RecentSpeed:
         """Return the remaining seconds; evaluations keep their share of the time so far."""
         state = loop.state
         share = state.evaluation_seconds / state.training_seconds if state.training_seconds else 0.0
-        rest = (loop.settings.steps - state.step) * self.step_seconds * (1 + share)
-        limit = loop.settings.max_seconds
+        rest = (loop.steps - state.step) * self.step_seconds * (1 + share)
+        limit = loop.segment.until
         return min(rest, limit - state.total_seconds) if limit else rest
 
 
@@ -92,7 +92,7 @@ class Lines(Observer):
             return
         self.printed_at = time.monotonic()
         self._print(
-            f"step {step.number:>6}/{loop.settings.steps}  loss {self.speed.loss:.4f}  "
+            f"step {step.number:>6}/{loop.steps}  loss {self.speed.loss:.4f}  "
             f"{self.speed.tokens:,.0f} {_batch_unit(loop)}/s  lr {step.rate:.2e}  "
             f"{format_duration(self.speed.seconds_left(loop))} left"
         )
@@ -126,7 +126,7 @@ class Bar(Observer):
         self.best = ""
 
     def on_begin(self, loop: Loop) -> None:
-        self.bar = self.progress.add_task("", total=loop.settings.steps, text="")
+        self.bar = self.progress.add_task("", total=loop.steps, text="")
         self.live.start()
 
     def on_step(self, loop: Loop, step: Step) -> None:
@@ -138,7 +138,7 @@ class Bar(Observer):
             f"loss {self.speed.loss:.4f} · {self.speed.tokens:,.0f} {_batch_unit(loop)}/s · "
             f"lr {step.rate:.1e} · {format_duration(self.speed.seconds_left(loop))} left{self.best}"
         )
-        self.progress.update(self.bar, completed=step.number, text=text)
+        self.progress.update(self.bar, completed=step.number, total=loop.steps, text=text)
 
     def on_evaluate(self, loop: Loop, figures: dict[str, float], better: bool) -> None:
         at = loop.state
@@ -161,6 +161,8 @@ class Journal(Observer):
 
     def __init__(self, path: Path, every: int = 10) -> None:
         self.path, self.every = path, every
+        self.changes: list[dict[str, Any]] = []
+        """Changes before the beginning, such as an extension of a finished run."""
 
     def on_begin(self, loop: Loop) -> None:
         """Remove lines of steps after the checkpoint that a run resumes from."""
@@ -174,6 +176,10 @@ class Journal(Observer):
                     continue  # truncated when the process was killed
         write_whole(self.path, "".join(line + "\n" for line in kept).encode())
         self.file = self.path.open("a", encoding="utf-8")
+        for row in self.changes:
+            if to_json(row, indent=None) not in kept:  # a killed run has written it already
+                self._write(**row)
+        self.changes.clear()
 
     def on_step(self, loop: Loop, step: Step) -> None:
         if step.number % self.every == 0 or step.number <= self.every or not step.applied:
@@ -195,6 +201,13 @@ class Journal(Observer):
     def on_message(self, loop: Loop, text: str) -> None:
         if hasattr(self, "file"):
             self._write(step=loop.state.step, text=text)
+
+    def on_change(self, loop: Loop, change: str, facts: dict[str, Any]) -> None:
+        row = {"step": loop.state.step, "change": change, **facts}
+        if hasattr(self, "file"):
+            self._write(**row)
+        else:
+            self.changes.append(row)
 
     def on_end(self, loop: Loop) -> None:
         self.file.close()
@@ -232,7 +245,7 @@ class NotebookBar(Observer):
 
     def on_step(self, loop: Loop, step: Step) -> None:
         self.speed.add(step)
-        if time.monotonic() - self.drawn_at > 1.0 or step.number == loop.settings.steps:
+        if time.monotonic() - self.drawn_at > 1.0 or step.number == loop.steps:
             self.drawn_at = time.monotonic()
             self._show(loop)
 
@@ -241,7 +254,7 @@ class NotebookBar(Observer):
         self._show(loop)
 
     def _show(self, loop: Loop) -> None:
-        at, steps = loop.state, loop.settings.steps
+        at, steps = loop.state, loop.steps
         text = f"step {at.step:,}/{steps:,} · loss {self.speed.loss:.4f}{self.best}"
         bar = f"<progress value={at.step} max={steps}></progress>"
         self.handle.update(self.html(f"<div>{bar} {html.escape(text)}</div>"))

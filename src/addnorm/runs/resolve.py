@@ -11,13 +11,14 @@ from addnorm.errors import ConfigError
 from addnorm.runs.request import RunRequest
 from addnorm.tasks import find_task
 from addnorm.tasks.base import DataFacts
+from addnorm.training.pace import MAX_EVALUATING, Extension
 
 MAX_TOKENS = 300_000_000
 """Tokens that are trained on by default: data with more are read once."""
 RESERVE = 0.95
-"""Share of the time for steps and evaluations; the rest is for checkpoints and the like."""
-MAX_EVALUATING = 0.1
-"""Share of the time for evaluations; up to a third if fewer than four would fit."""
+"""Share of the time for steps and evaluations; the rest is for checkpoints and the summary."""
+EVALUATING = 0.1
+"""Share of the time for evaluations; up to MAX_EVALUATING if fewer than four would fit."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class StepTimes:
 
     step: float
     evaluation: float
+    elapsed: float = 0.0
+    """Seconds since the run began, which reading and measuring took."""
 
     def total(self, config: Config) -> float:
         """Return the expected duration of a complete configuration, in seconds."""
@@ -43,6 +46,15 @@ def resolve(request: RunRequest, facts: DataFacts, times: StepTimes | None = Non
     facts : what the data decide.
     times : measured seconds per step and evaluation, to fit the run into run.minutes.
     """
+    config = with_defaults(request, facts)
+    if times is not None and config.run.minutes is not None:
+        return schedule_within(config.run.minutes, config, times)
+    epochs = find_task(config.run.task).epochs
+    return with_steps(config, config.train.steps or _count_steps(config, epochs, facts))
+
+
+def with_defaults(request: RunRequest, facts: DataFacts) -> Config:
+    """Return the request over the defaults of its task; fields that follow the steps are unset."""
     requested = request.over(Config())
     task = find_task(requested.run.task)
     config = request.over(task.defaults(requested, facts, request.preset))
@@ -59,9 +71,7 @@ def resolve(request: RunRequest, facts: DataFacts, times: StepTimes | None = Non
             f"model.length must be at least that of the longest text, {needed} tokens: "
             f"got {config.model.length}. Try data.max_length={max_length}."
         )
-    if times is not None and config.run.minutes is not None:
-        return schedule_within(config.run.minutes, config, times)
-    return with_steps(config, config.train.steps or _count_steps(config, task.epochs, facts))
+    return config
 
 
 def _count_steps(config: Config, default_epochs: float, facts: DataFacts) -> int:
@@ -88,16 +98,31 @@ def with_steps(config: Config, steps: int) -> Config:
     )
 
 
+def make_extension(config: Config, step: int, *, steps: int, minutes: float = 0.0) -> Extension:
+    """Return further training from a step on: a new schedule with a short warm-up.
+
+    Parameters
+    ----------
+    config : the complete configuration of the run.
+    step : steps done.
+    steps : further steps; with `minutes`, as many as are expected to fit.
+    minutes : further time, instead of a number of steps.
+    """
+    warmup = min(1000, max(1, steps // 20))
+    every = min(config.train.evaluate_every or steps, max(1, steps // 10))
+    return Extension(step, steps, warmup, every, minutes)
+
+
 def schedule_within(minutes: float, config: Config, times: StepTimes) -> Config:
     """Return a configuration with as many steps as fit into a time, and at most train.steps.
 
-    A tenth of the time is for evaluations, or up to a third if fewer than four would fit.
+    A tenth of the time is for evaluations, or up to a fifth if fewer than four would fit.
     """
-    seconds = RESERVE * 60 * minutes
+    seconds = max(RESERVE * 60 * minutes - times.elapsed, times.step)
     evaluations = 40.0
     if times.evaluation > 0:
-        four = min(4 * times.evaluation, seconds / 3)
-        share = max(MAX_EVALUATING * seconds, four)
+        four = min(4 * times.evaluation, MAX_EVALUATING * seconds)
+        share = max(EVALUATING * seconds, four)
         evaluations = max(1.0, min(40.0, share / times.evaluation))
     left = max(seconds / 2, seconds - evaluations * times.evaluation)
     steps = max(1, int(left / times.step))

@@ -1,7 +1,7 @@
 """A run directory: configuration, digest of the data, history, and the best model.
 
 config.toml        the complete configuration
-run.json           kind, format version, task, notes on the data, their digest, labels
+run.json           kind, format version, task, notes on the data, their digest, labels, extensions
 tokenizer/         or tokenizer-source/ and tokenizer-target/; for a table columns.json, schema.toml
 best/              the best model so far, which `addnorm.load` reads
 checkpoints/       the states to resume from
@@ -29,6 +29,7 @@ from addnorm.files import (
     TEXT_MODEL,
     kind_of_directory,
     make_directory,
+    parse_typed,
     read_document,
     read_json,
     read_text,
@@ -42,6 +43,7 @@ from addnorm.runs.lock import LOCK_FILE, stale_lock
 from addnorm.section import write_value
 from addnorm.tasks import TASKS, find_task, tasks_with, text_task_of
 from addnorm.tasks.base import BEST, Say, Trained, say_nothing
+from addnorm.training.pace import Extension
 
 RECORD, CONFIG_FILE = "run.json", "config.toml"
 METRICS_FILE, SUMMARY_FILE = "metrics.jsonl", "summary.json"
@@ -62,6 +64,10 @@ class RunRecord:
     addnorm: str = __version__
     config: str = ""
     """The text of config.toml, which must not change; empty in runs of addnorm 0.1."""
+    requested: dict[str, int] = field(default_factory=dict)
+    """Those of train.steps, evaluate_every and save_every that the user set."""
+    extensions: list[Extension] = field(default_factory=list)
+    """Further training, in order."""
 
 
 class Run:
@@ -304,16 +310,7 @@ def _describe_directory(path: Path, kind: str | None) -> str:
 def read_run_record(path: Path) -> RunRecord:
     """Return the content of a run.json."""
     content = read_document(path, *RUN)
-    try:
-        record = RunRecord(**content)
-    except TypeError as error:
-        raise SavedError(f"{str(path)!r} is damaged: {error}.") from None
-    for item in fields(record):
-        value = getattr(record, item.name)
-        is_texts = isinstance(value, list) and all(isinstance(each, str) for each in value)
-        if not (isinstance(value, str) if item.type is str else is_texts):
-            kind = "a text" if item.type is str else "a list of texts"
-            raise SavedError(f"{str(path)!r} is damaged: {item.name} must be {kind}. Use a backup.")
+    record: RunRecord = parse_typed(RunRecord, content, repr(str(path)))
     if record.task not in TASKS:
         raise SavedError(
             f"{str(path)!r} is damaged: task must be one of {', '.join(TASKS)}. Use a backup."

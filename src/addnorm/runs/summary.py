@@ -32,14 +32,16 @@ def write_summary(
         "epochs": progress.epoch,
         "tokens": progress.tokens,
         "seconds": round(progress.total_seconds, 1),
+        "training_seconds": round(progress.training_seconds, 1),
         "parameters": parameters,
         "metric": task.metric,
         "best_step": progress.best_step,
         "best": {name: value for name, value in best.items() if name != "step"},
         **task.finish(run.path, progress, say),
     }
-    write_whole(run.path / SUMMARY_FILE, to_json(summary).encode() + b"\n")
     make_page(run, task, summary).write(run.path / "summary.html")
+    # Last, because a run that has it is not summarised again.
+    write_whole(run.path / SUMMARY_FILE, to_json(summary).encode() + b"\n")
     return summary
 
 

@@ -12,6 +12,7 @@ import copy
 import hashlib
 import math
 import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,6 +49,7 @@ from addnorm.models.build import Model, build
 from addnorm.models.saved import load_model, save
 from addnorm.models.size import cost
 from addnorm.report import Page
+from addnorm.tasks.page_parts import PAGE_SECONDS, within_seconds
 from addnorm.training import optimizer, parallel
 from addnorm.training.loop import Batch, TrainingState
 
@@ -265,6 +267,17 @@ class Task(ABC):
     @abstractmethod
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Return metrics on the held-out examples, among them `metric`."""
+
+    def time_evaluation(self, model: nn.Module, seconds: float) -> float:
+        """Return the expected seconds of an evaluation; measuring may end after some seconds."""
+        start = time.perf_counter()
+        self.evaluate(model)
+        return time.perf_counter() - start
+
+    @property
+    def page_seconds(self) -> float:
+        """Time limit of each part of the page that is computed; a second for each run.minutes."""
+        return min(PAGE_SECONDS, self.config.run.minutes or PAGE_SECONDS)
 
     @abstractmethod
     def cost(self, model: nn.Module) -> Metrics:
@@ -558,6 +571,17 @@ class TextTask(Task):
         total, tokens = parallel.sum_over_workers(total, tokens)
         mean = total / max(tokens, 1)
         return {"loss": mean, **self.further_metrics(model, mean)}
+
+    def time_evaluation(self, model: nn.Module, seconds: float) -> float:
+        """Return the expected seconds of the loss of all held-out parts, from the first ones."""
+        device = next(model.parameters()).device
+        parts = shard(self.held_out(), parallel.rank(), parallel.world_size())
+        start, done = time.perf_counter(), 0
+        for part in within_seconds(parts, seconds):
+            batch = {k: v.to(device) for k, v in self._collate(part, epoch=None).items()}
+            self.total_loss(model, batch, 1, 0.0)
+            done += 1
+        return (time.perf_counter() - start) * len(parts) / max(done, 1)
 
     def further_metrics(self, model: nn.Module, loss: float) -> dict[str, float]:
         """Return metrics on the held-out text besides its loss."""

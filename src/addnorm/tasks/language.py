@@ -231,7 +231,7 @@ class Language(TextTask):
         windows = Windows(len(self.valid), length, 1, order="straight").epoch(0)[:MAX_PAGE_WINDOWS]
         total, count = torch.zeros(length), torch.zeros(length)
         done = 0
-        for part in within_seconds(windows):
+        for part in within_seconds(windows, self.page_seconds):
             batch = self.collate(part, epoch=None)
             targets = batch["targets"]
             losses = functional.cross_entropy(
@@ -254,7 +254,7 @@ class Language(TextTask):
             f"Continuations of held-out text, with temperature {SAMPLE_TEMPERATURE}: the prompt, "
             "what the model wrote, and the text itself."
         )
-        for start in within_seconds(self.sample_starts()):
+        for start in within_seconds(self.sample_starts(), self.page_seconds):
             page.table(["", "text"], trained.sample_rows(self.valid[start:].tolist()))
 
     def sample_starts(self, count: int = 3) -> list[int]:

@@ -294,7 +294,7 @@ class Translate(TextTask):
         sources, references = pairs.source[:MAX_PAGE_PAIRS], pairs.target[:MAX_PAGE_PAIRS]
         chunks = [sources[i : i + 16] for i in range(0, len(sources), 16)]
         outputs: list[Answer] = []
-        for chunk in within_seconds(chunks):
+        for chunk in within_seconds(chunks, self.page_seconds):
             outputs += trained.translate(chunk, beam=1)
         references = references[: len(outputs)]
         add_translations(page, sources[: len(outputs)], outputs, references)

@@ -6,7 +6,10 @@
 Accumulated parts therefore equal one large batch exactly, token by token. A step whose loss or
 gradient is not finite is skipped and saved for inspection, with a message. The checkpoint holds
 everything that decides the next step, so that a run that was killed and resumed equals an unbroken
-one bit for bit. Observers are notified of each event.
+one bit for bit. A run with a time budget is refitted to it (see `pace`), and the number of threads
+may follow the load of the machine (see `threads`); each such change is recorded with its step, in
+the checkpoint as well, so that a resumed run continues with it. Observers are notified of each
+event.
 """
 
 import math
@@ -25,11 +28,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from addnorm.errors import AddnormError, SavedError
-from addnorm.files import FAILED_STEP_BATCH, FAILED_STEP_MODEL
+from addnorm.files import FAILED_STEP_BATCH, FAILED_STEP_MODEL, parse_typed
 from addnorm.models.saved import write_tensors
 from addnorm.training import checkpoint, parallel
 from addnorm.training.optimizer import set_rate
+from addnorm.training.pace import Extension, Pace, Segment, refit
 from addnorm.training.schedule import Schedule
+from addnorm.training.threads import ThreadTuner
 
 Batch = dict[str, Tensor]
 
@@ -75,13 +80,19 @@ class LoopSettings:
     accumulate : Parts whose gradients are accumulated in one step.
     clip : Largest norm of the gradient; 0 for no clipping.
     evaluate_every : Steps between evaluations; 0 for only one, at the end.
-    save_every : Steps between checkpoints; 0 for only one, at the end.
+    save_every : Steps between checkpoints; 0 for only one, at the end; None for one after each
+        evaluation.
     keep_checkpoints : Number of checkpoints to keep.
     patience : Evaluations without an improvement before stopping early; 0 for never.
     average : Number of last evaluations whose weights are averaged; 0 for none.
     ema : Decay of the exponential moving average of the weights; 0 for none.
     max_skipped_steps : Skipped steps in a row before training fails with DivergedError.
     max_seconds : Time limit, after which the run is evaluated, saved and finished; 0 for none.
+    refit : Whether the schedule and the evaluations are refitted to the time limit, so that it
+        holds for all of the run, from `began` to the end of its summary.
+    max_steps : Largest number of steps that a refit may choose; None for any.
+    fixed_evaluations : Whether a refit keeps `evaluate_every`.
+    extensions : Further training after the schedule, in order, each with its own schedule.
     precision : What matrix products are computed in: float32, or bfloat16 where that is fast.
     """
 
@@ -90,13 +101,17 @@ class LoopSettings:
     accumulate: int = 1
     clip: float = 0.0
     evaluate_every: int = 0
-    save_every: int = 0
+    save_every: int | None = 0
     keep_checkpoints: int = 2
     patience: int = 0
     average: int = 0
     ema: float = 0.0
     max_skipped_steps: int = 20
     max_seconds: float = 0.0
+    refit: bool = False
+    max_steps: int | None = None
+    fixed_evaluations: bool = False
+    extensions: tuple[tuple[Extension, Schedule], ...] = ()
     precision: torch.dtype = torch.float32
 
 
@@ -111,13 +126,20 @@ class TrainingState:
     index : Parts of the epoch that are done.
     tokens : Tokens trained on, without padding.
     training_seconds : Time spent in steps.
-    evaluation_seconds : Time spent in evaluations.
+    evaluation_seconds : Time spent in evaluations, and in writing the best model.
+    saving_seconds : Time spent in checkpoints.
+    other_seconds : Time spent on all else, such as reading the data, measuring and observers.
     best : Best value of the task's metric so far; None before the first evaluation.
     best_step : Step of the best value.
     evaluations_since_best : Evaluations without an improvement.
     skipped_in_a_row : Skipped steps since the last one that was applied.
     finished : Whether training is complete.
     history : Step and metrics of each evaluation.
+    segments : Refits and extensions of the schedule; empty if it is as the settings have it.
+    pace : Recent durations, which refits are computed from.
+    extensions : Number of extensions that have begun.
+    threads : Step and number of threads of each choice; empty if the number is not chosen.
+    threads_pace : Seconds of a step just after the last choice.
     """
 
     step: int = 0
@@ -126,16 +148,28 @@ class TrainingState:
     tokens: int = 0
     training_seconds: float = 0.0
     evaluation_seconds: float = 0.0
+    saving_seconds: float = 0.0
+    other_seconds: float = 0.0
     best: float | None = None
     best_step: int = 0
     evaluations_since_best: int = 0
     skipped_in_a_row: int = 0
     finished: bool = False
     history: list[dict[str, float]] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=list)
+    pace: Pace = field(default_factory=Pace)
+    extensions: int = 0
+    threads: list[dict[str, int]] = field(default_factory=list)
+    threads_pace: float = 0.0
 
     @property
     def total_seconds(self) -> float:
-        return self.training_seconds + self.evaluation_seconds
+        return self.training_seconds + self.other_seconds + self.excluded_seconds
+
+    @property
+    def excluded_seconds(self) -> float:
+        """Seconds of evaluations and checkpoints."""
+        return self.evaluation_seconds + self.saving_seconds
 
     @classmethod
     def parse(cls, plain: Any, saved: checkpoint.Checkpoint) -> "TrainingState":
@@ -143,17 +177,13 @@ class TrainingState:
         where = f"the training state in {str(saved.path)!r}"
         if not isinstance(plain, dict) or plain.keys() != asdict(cls()).keys():
             raise SavedError(f"{where} must have the fields of this addnorm. Train again.")
-        for name, default in asdict(cls()).items():
-            kind = type(plain[name])
-            is_number = kind in (float, int) and (default is None or isinstance(default, float))
-            if kind is not type(default) and not is_number:
-                raise SavedError(f"{where}: {name} cannot be {plain[name]!r}. Use a backup.")
-        if plain["step"] != saved.plain["step"]:
+        state: TrainingState = parse_typed(cls, plain, where)
+        if state.step != saved.plain["step"]:
             raise SavedError(
-                f"{where} must be of step {saved.plain['step']}: it is of step {plain['step']}. "
+                f"{where} must be of step {saved.plain['step']}: it is of step {state.step}. "
                 "Use a backup."
             )
-        return cls(**plain)
+        return state
 
 
 @dataclass(frozen=True)
@@ -195,6 +225,9 @@ class Observer:
 
     def on_message(self, loop: "Loop", text: str) -> None: ...
 
+    def on_change(self, loop: "Loop", change: str, facts: dict[str, Any]) -> None:
+        """After a refit or extension of the schedule, or another number of threads."""
+
     def on_end(self, loop: "Loop") -> None: ...
 
 
@@ -211,6 +244,9 @@ class Loop:
     observers : notified of each event
     on_best : called with the model whenever an evaluation is the best so far
     forward : the model as `parallel.distribute` returns it, if there are several processes
+    tuner : chooses the number of threads; None to leave it alone
+    clock : returns the time in seconds
+    began : time of the clock from which this process counts as time of the run; now if None
     """
 
     def __init__(
@@ -224,6 +260,9 @@ class Loop:
         observers: Sequence[Observer] = (),
         on_best: Callable[[nn.Module], None] | None = None,
         forward: nn.Module | None = None,
+        tuner: ThreadTuner | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        began: float | None = None,
     ) -> None:
         self.model, self.task, self.optimizer, self.settings = model, task, optimizer, settings
         self.run_directory, self.observers, self.on_best = run_directory, list(observers), on_best
@@ -232,51 +271,186 @@ class Loop:
         self.state = TrainingState()
         self.averages: dict[str, Tensor] = {}
         self.stop_requested = False
+        self.tuner, self.clock, self.began = tuner, clock, began
+
+    @property
+    def segment(self) -> Segment:
+        """The present part of the schedule."""
+        if self.state.segments:
+            return self.state.segments[-1]
+        settings = self.settings
+        return Segment(
+            steps=settings.steps,
+            end=settings.steps,
+            evaluate_every=settings.evaluate_every,
+            until=settings.max_seconds,
+        )
+
+    @property
+    def steps(self) -> int:
+        """Number of the last step, as planned at present."""
+        return self.segment.last_step
+
+    def rate_factor(self, step: int) -> float:
+        """Return the factor on the peak learning rate at a step of the present segment."""
+        segment, schedule = self.segment, self.settings.schedule
+        if segment.extension:
+            schedule = self.settings.extensions[segment.extension - 1][1]
+        return schedule(segment.position(step))
 
     def run(self) -> TrainingState:
         """Train until finished or until a stop is requested; return the state."""
-        state = self.state
+        state, threads = self.state, torch.get_num_threads()
+        self._start_tuner()
         self.notify("on_begin")
         try:
             with _StopOnSignals(self), parallel.detect_lost_workers():
+                self._start_clock()
                 for parts in self._remaining_parts():
                     self._step(parts)
+                    due = self._is_evaluation_due()
+                    self._begin_extensions()
                     stop = self._must_stop()
-                    if self._is_due(self.settings.evaluate_every) or state.finished:
+                    if (due or state.finished) and not self._is_evaluated():
                         self.evaluate()
-                    if self._is_due(self.settings.save_every) or stop or state.finished:
+                    if self._is_save_due(due) or stop or state.finished:
                         self.save()
+                    self._tune_threads()
+                    self._count_other_seconds()
                     if stop or state.finished:
                         break
         finally:
+            torch.set_num_threads(threads)
             self.notify("on_end")
         return state
+
+    def _start_clock(self) -> None:
+        """Count the time since `began`; it is not of the steps of the present window."""
+        state = self.state
+        now = self.clock()
+        self._zero = (now if self.began is None else self.began) - state.total_seconds
+        before = state.other_seconds
+        self._count_other_seconds()
+        state.pace.window_seconds += _mean_over_workers(state.other_seconds - before)
+
+    def _count_other_seconds(self) -> None:
+        """Set `other_seconds` so that all seconds add up to those of the clock."""
+        self.state.other_seconds += self.clock() - self._zero - self.state.total_seconds
 
     def _must_stop(self) -> bool:
         """Return whether a stop was requested; also set `finished` at the last step or time limit.
 
-        Clocks differ and signals arrive at any time, but all workers must stop after the same step.
+        Clocks differ and signals arrive at any time, but all workers must stop after the same step,
+        and refit to the same segment: so they decide by the mean of their clocks.
         """
-        state, limit = self.state, self.settings.max_seconds
-        done = state.step >= self.settings.steps
-        late = bool(limit) and not done and state.total_seconds > limit
-        requests, over = parallel.sum_over_workers(float(self.stop_requested), float(late))
-        if over:
-            self.log(f"time limit reached after {state.step} steps.")
-        state.finished = done or over > 0
+        state = self.state
+        requests, *seconds = parallel.sum_over_workers(
+            float(self.stop_requested), state.total_seconds, state.excluded_seconds
+        )
+        total, excluded = (value / parallel.world_size() for value in seconds)
+        if self.settings.refit and self.segment.until:
+            self._refit(total, excluded)
+        done, limit = state.step >= self.steps, self.segment.until
+        reserve = 0.0
+        if self.settings.refit:
+            reserve = state.pace.evaluation + state.pace.summary(limit - self.segment.began)
+        late = bool(limit) and not done and total + reserve > limit
+        if late:
+            self.log(f"time limit reached after {state.step} step{'s'[: state.step != 1]}.")
+        state.finished = done or late
         return requests > 0
 
-    def _is_due(self, every: int) -> bool:
-        return every > 0 and self.state.step % every == 0
+    def _refit(self, total: float, excluded: float) -> None:
+        """Append a segment that ends with the time, if the present one does not."""
+        state, settings = self.state, self.settings
+        if not state.pace.close_window(self.segment, state.step, total, excluded):
+            return
+        own = not self.segment.extension
+        segment = refit(
+            self.segment,
+            state.pace,
+            state.step,
+            total,
+            max_steps=settings.max_steps if own else None,
+            evaluate_every=settings.evaluate_every if settings.fixed_evaluations else None,
+        )
+        if segment is not None:
+            state.segments.append(segment)
+            facts = {"steps": segment.last_step, "evaluate_every": segment.evaluate_every}
+            self.notify("on_change", "refit", {**facts, "step_seconds": state.pace.step})
+
+    def _begin_extensions(self) -> None:
+        """Begin the extensions whose step is reached; the run is then not finished yet."""
+        state = self.state
+        while state.extensions < len(self.settings.extensions):
+            extension, _ = self.settings.extensions[state.extensions]
+            if state.step < extension.step:
+                return
+            if state.step and self.segment.last_step == state.step and not self._is_evaluated():
+                self.evaluate()
+            state.extensions += 1
+            total = _mean_over_workers(state.total_seconds)
+            segment = extension.segment(state.extensions, state.step, total)
+            state.segments.append(segment)
+            state.pace.windows = 0
+            excluded = _mean_over_workers(state.excluded_seconds)
+            state.pace.open_window(state.step, total, excluded)
+            state.finished, state.evaluations_since_best = False, 0
+            facts = {"steps": segment.last_step, "evaluate_every": segment.evaluate_every}
+            self.notify("on_change", "extension", facts)
+
+    def _is_evaluated(self) -> bool:
+        return bool(self.state.history) and self.state.history[-1]["step"] == self.state.step
+
+    def _is_evaluation_due(self) -> bool:
+        """Return whether an evaluation is due; with a time budget only if it is affordable."""
+        every, state, settings = self.segment.evaluate_every, self.state, self.settings
+        last = int(state.history[-1]["step"]) if state.history else 0
+        due = every > 0 and state.step - last >= every
+        if not due or not self.segment.until or not settings.refit or settings.fixed_evaluations:
+            return due
+        total = _mean_over_workers(state.total_seconds)
+        return state.pace.may_evaluate(total, _mean_over_workers(state.excluded_seconds))
+
+    def _is_save_due(self, evaluated: bool) -> bool:
+        """Return whether a checkpoint is due."""
+        every = self.settings.save_every
+        return evaluated if every is None else every > 0 and self.state.step % every == 0
+
+    def _start_tuner(self) -> None:
+        """Use the number of threads that was chosen, in this process or before the checkpoint."""
+        state, tuner = self.state, self.tuner
+        if tuner is None:
+            return
+        if state.threads and state.threads[-1]["threads"] in tuner.candidates:
+            tuner.chosen, tuner.pace = state.threads[-1]["threads"], state.threads_pace
+        else:
+            state.threads.append({"step": state.step, "threads": tuner.chosen})
+        torch.set_num_threads(tuner.chosen)
+
+    def _tune_threads(self) -> None:
+        """Pass the duration of the last step to the tuner; record another number of threads."""
+        if self.tuner is None:
+            return
+        before, pace = self.tuner.chosen, self.tuner.pace
+        changed = self.tuner.after_step(self._step_seconds)
+        self.state.threads_pace = self.tuner.pace
+        if changed:
+            chosen = self.tuner.chosen
+            torch.set_num_threads(chosen)
+            self.state.threads.append({"step": self.state.step, "threads": chosen})
+            self.log(
+                f"step {self.state.step}: {chosen} thread{'s'[: chosen != 1]} instead of {before}; "
+                f"a step took {self._step_seconds:.3g} s, and {pace:.3g} s before."
+            )
+            self.notify("on_change", "threads", {"threads": chosen})
 
     def _remaining_parts(self) -> Iterator[list[Any]]:
         """Yield the parts of each remaining step, epoch after epoch."""
         state = self.state
-        while state.step < self.settings.steps and not state.finished:
+        while state.step < self.steps and not state.finished:
             plan = self.task.plan(state.epoch)
-            while (
-                state.index < len(plan) and state.step < self.settings.steps and not state.finished
-            ):
+            while state.index < len(plan) and state.step < self.steps and not state.finished:
                 parts = list(plan[state.index : state.index + self.settings.accumulate])
                 state.index += len(parts)
                 yield parts
@@ -284,7 +458,7 @@ class Loop:
                 state.epoch, state.index = state.epoch + 1, 0
 
     def _step(self, parts: list[Any]) -> None:
-        start = time.perf_counter()
+        start = self.clock()
         state, number = self.state, self.state.step + 1
         self.model.train()
         batches = [self._to_device(self.task.batch(part)) for part in parts]
@@ -303,13 +477,13 @@ class Loop:
         self.notify("on_gradients", number)
         limit = self.settings.clip or math.inf
         norm = float(parallel.unshard(nn.utils.clip_grad_norm_(self.model.parameters(), limit)))
-        rate = set_rate(self.optimizer, self.settings.schedule(number))
+        rate = set_rate(self.optimizer, self.rate_factor(number))
         applied = math.isfinite(loss) and math.isfinite(norm)
         if applied:
             self.optimizer.step()
             self._update_ema()
         self.optimizer.zero_grad(set_to_none=True)
-        seconds = time.perf_counter() - start
+        seconds = self._step_seconds = self.clock() - start
         state.step, state.tokens = number, state.tokens + tokens
         state.training_seconds += seconds
         state.skipped_in_a_row = 0 if applied else state.skipped_in_a_row + 1
@@ -373,14 +547,13 @@ class Loop:
 
     def evaluate(self) -> dict[str, float]:
         """Return metrics on held-out data, of averaged weights if the settings ask for them."""
-        state, start = self.state, time.perf_counter()
+        state, start = self.state, self.clock()
         self._store_for_average()
         own = self._swap_in_averages()
         self.model.eval()
         try:
             with torch.no_grad():
                 figures = parallel.without_ddp(self.forward)(self.task.evaluate)
-            state.evaluation_seconds += time.perf_counter() - start
             state.history.append({"step": state.step, **figures})
             value = figures[self.task.metric]
             better = _is_better(figures, state, self.task)
@@ -393,6 +566,9 @@ class Loop:
         finally:
             if own is not None:
                 self.model.load_state_dict(own)
+        seconds = self.clock() - start
+        state.evaluation_seconds += seconds
+        state.pace.add_evaluation(_mean_over_workers(seconds))
         self.notify("on_evaluate", figures, better)
         count = state.evaluations_since_best
         if self.settings.patience and count >= self.settings.patience:
@@ -439,16 +615,21 @@ class Loop:
 
     def save(self) -> None:
         """Write a checkpoint, if there is a run directory."""
-        if self.run_directory is not None:
-            checkpoint.write(
-                self.run_directory,
-                self.state.step,
-                self.model,
-                self.optimizer,
-                {"state": asdict(self.state)},
-                self.averages,
-                self.settings.keep_checkpoints,
-            )
+        if self.run_directory is None:
+            return
+        start = self.clock()
+        checkpoint.write(
+            self.run_directory,
+            self.state.step,
+            self.model,
+            self.optimizer,
+            {"state": asdict(self.state)},
+            self.averages,
+            self.settings.keep_checkpoints,
+        )
+        seconds = self.clock() - start
+        self.state.saving_seconds += seconds
+        self.state.pace.add("saves", _mean_over_workers(seconds))
 
     def resume(self) -> bool:
         """Restore the newest intact checkpoint; return False if there is none."""
@@ -466,6 +647,7 @@ class Loop:
             for name, tensor in checkpoint.restore_(saved, self.model, self.optimizer).items()
         }
         self.state = TrainingState.parse(saved.plain.get("state"), saved)
+        self._begin_extensions()
         return True
 
     def notify(self, event: str, *arguments: Any) -> None:
@@ -486,6 +668,12 @@ def _is_better(figures: dict[str, float], state: TrainingState, task: LoopTask) 
         return math.isfinite(value) and better
     losses = (row.get("loss", math.nan) for row in state.history if row["step"] == state.best_step)
     return figures.get("loss", math.nan) < next(losses, math.nan)
+
+
+def _mean_over_workers(value: float) -> float:
+    """Return the mean over all workers, by which they decide alike."""
+    (total,) = parallel.sum_over_workers(value)
+    return total / parallel.world_size()
 
 
 def _weight_name(average: str) -> str:

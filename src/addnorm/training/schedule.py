@@ -1,5 +1,6 @@
 """Learning-rate schedules: functions from the step, counted from 1, to a factor on the peak rate.
 
+The step may be a fraction: a run with a time budget moves along its schedule at another speed.
 Every schedule rises linearly over `warmup` steps and reaches 1 at the last of them.
 """
 
@@ -8,10 +9,10 @@ from collections.abc import Callable
 
 from addnorm.errors import choose
 
-Schedule = Callable[[int], float]
+Schedule = Callable[[float], float]
 
 
-def noam(step: int, warmup: int, steps: int, floor: float) -> float:
+def noam(step: float, warmup: int, steps: int, floor: float) -> float:
     """Return √w · min(s^−½, s w^−1.5): Vaswani et al. 2017, §5.3, divided by its peak.
 
     The paper's rate is width^−½ w^−½ times this: a peak of 7.0e-4 at width 512 and 4,000 steps.
@@ -25,7 +26,7 @@ def noam(step: int, warmup: int, steps: int, floor: float) -> float:
     return math.sqrt(w) * min(step**-0.5, step * w**-1.5)
 
 
-def cosine(step: int, warmup: int, steps: int, floor: float) -> float:
+def cosine(step: float, warmup: int, steps: int, floor: float) -> float:
     """Return floor + (1 − floor) · ½ (1 + cos πt); t is the share of steps after warm-up so far.
 
     Loshchilov, Hutter 2017 (1608.03983), eq. 5.
@@ -39,7 +40,7 @@ def cosine(step: int, warmup: int, steps: int, floor: float) -> float:
     )
 
 
-def linear(step: int, warmup: int, steps: int, floor: float) -> float:
+def linear(step: float, warmup: int, steps: int, floor: float) -> float:
     """Return floor + (1 − floor) · (1 − t); t as for `cosine`.
 
     Parameters
@@ -49,7 +50,7 @@ def linear(step: int, warmup: int, steps: int, floor: float) -> float:
     return _after_warmup(step, warmup, steps, lambda t: _above_floor(floor, 1 - t))
 
 
-def constant(step: int, warmup: int, steps: int, floor: float) -> float:
+def constant(step: float, warmup: int, steps: int, floor: float) -> float:
     """Return 1 after warm-up.
 
     Parameters
@@ -59,7 +60,7 @@ def constant(step: int, warmup: int, steps: int, floor: float) -> float:
     return _after_warmup(step, warmup, steps, lambda t: 1.0)
 
 
-SCHEDULES: dict[str, Callable[[int, int, int, float], float]] = {
+SCHEDULES: dict[str, Callable[[float, int, int, float], float]] = {
     "noam": noam,
     "inverse-sqrt": noam,
     "cosine": cosine,
@@ -86,7 +87,7 @@ def make_schedule(name: str, *, warmup: int, steps: int, floor: float = 0.0) -> 
     return lambda step: schedule(step, warmup, steps, floor)
 
 
-def _after_warmup(step: int, warmup: int, steps: int, decay: Callable[[float], float]) -> float:
+def _after_warmup(step: float, warmup: int, steps: int, decay: Callable[[float], float]) -> float:
     if step < warmup:
         return step / warmup
     return decay(min(1.0, (step - warmup) / max(steps - warmup, 1)))

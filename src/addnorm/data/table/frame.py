@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from addnorm.data.delimited import PARSE_CHUNK, DelimitedFile, is_delimited, parse_header
+from addnorm.data.table.arrow_files import ARROW_FORMATS, read_arrow_table
 from addnorm.data.table.column_arrays import Array as Array
 from addnorm.data.table.column_arrays import (
     conversion_notes,
@@ -25,8 +26,7 @@ from addnorm.data.table.column_arrays import (
     object_array,
     to_array,
 )
-from addnorm.data.text.files import require_file
-from addnorm.errors import InputError, SavedError, nearest, require
+from addnorm.errors import InputError, nearest, require
 
 MISSING_CELLS = frozenset(
     ("", "?", "NA", "N/A", "n/a", "#N/A", "<NA>", "nan", "NaN", "NAN", "null", "NULL", "None")
@@ -37,14 +37,6 @@ NO_HEADER = (
     f"line {{line}} of {{path!r}} is read as the names of the columns, but it {LIKE_A_ROW} "
     "({cells}). If the file has no header, add a line with the names."
 )
-ARROW_FORMATS = {
-    ".parquet": "parquet",
-    ".pq": "parquet",
-    ".feather": "feather",
-    ".arrow": "feather",
-}
-ARROW_ERRORS = (OSError, ValueError, MemoryError, LookupError, TypeError, NotImplementedError)
-"""What pyarrow raises for a damaged file; all of its exceptions are one of these, too."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +113,10 @@ def read_frame(path: str | Path) -> Frame:
     """
     extension = Path(path).suffix.lower()
     if extension in ARROW_FORMATS:
-        return _read_arrow(Path(path), ARROW_FORMATS[extension])
+        frame = to_frame(read_arrow_table(Path(path), ARROW_FORMATS[extension]), repr(str(path)))
+        if not len(frame):
+            raise InputError(f"{str(path)!r} must have rows: it has none.")
+        return frame
     return next(delimited_frames(path))
 
 
@@ -350,23 +345,3 @@ def _from_dates(name: str, series: Any, zone: str | None) -> Array:
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-
-
-def _read_arrow(path: Path, kind: str) -> Frame:
-    require_file(path)
-    reader = require(f"pyarrow.{kind}", "tables")
-    try:
-        table = reader.read_table(str(path))
-        table.validate(full=True)  # a damaged file may have offsets outside its buffers
-    except ARROW_ERRORS as error:
-        raise damaged_arrow(path, kind, error) from None
-    frame = to_frame(table, repr(str(path)))
-    if not len(frame):
-        raise InputError(f"{str(path)!r} must have rows: it has none.")
-    return frame
-
-
-def damaged_arrow(path: Path, kind: str, error: Exception) -> SavedError:
-    """Return the error for a parquet or feather file that pyarrow cannot read."""
-    reason = str(error).splitlines()[0]
-    return SavedError(f"{str(path)!r} is damaged or not a {kind} file: {reason}")

@@ -10,15 +10,14 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from addnorm.data.delimited import is_delimited
-from addnorm.data.table.frame import (
+from addnorm.data.table.arrow_files import (
     ARROW_ERRORS,
     ARROW_FORMATS,
-    Array,
-    Frame,
     damaged_arrow,
-    delimited_frames,
-    to_frame,
+    feather_batches,
+    parquet_batches,
 )
+from addnorm.data.table.frame import Array, Frame, delimited_frames, to_frame
 from addnorm.data.text.files import require_file
 from addnorm.errors import InputError, require
 from addnorm.files import whole
@@ -63,35 +62,17 @@ def read_parts(
 
 def _arrow_parts(path: Path, kind: str, rows: int) -> Iterator[tuple[Any, float]]:
     """Yield Arrow tables of at most `rows` rows, each with the share of the file read after it."""
-    arrow = require("pyarrow", "tables")
-    batches = _parquet_batches(path, rows) if kind == "parquet" else _feather_batches(path)
+    batches = parquet_batches(path, rows) if kind == "parquet" else feather_batches(path)
     try:
         for batch, share in batches:
             for start in range(0, batch.num_rows, rows):
-                table = arrow.Table.from_batches([batch.slice(start, rows)])
+                table = batch.slice(start, rows)
                 table.validate(full=True)
                 yield table, share
     except ARROW_ERRORS as error:
         if isinstance(error, InputError):
             raise
         raise damaged_arrow(path, kind, error) from None
-
-
-def _parquet_batches(path: Path, rows: int) -> Iterator[tuple[Any, float]]:
-    """Yield batches of `rows` rows, each with the share of the file read after it."""
-    file = require("pyarrow.parquet", "tables").ParquetFile(str(path))
-    done = 0
-    for batch in file.iter_batches(batch_size=rows):
-        done += batch.num_rows
-        yield batch, done / file.metadata.num_rows
-
-
-def _feather_batches(path: Path) -> Iterator[tuple[Any, float]]:
-    """Yield batches as they were written; an uncompressed file is memory-mapped, not read."""
-    arrow, ipc = require("pyarrow", "tables"), require("pyarrow.ipc", "tables")
-    file = ipc.open_file(arrow.memory_map(str(path)))
-    for number in range(file.num_record_batches):
-        yield file.get_batch(number), (number + 1) / file.num_record_batches
 
 
 class TableWriter(Protocol):

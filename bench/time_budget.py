@@ -1,0 +1,212 @@
+"""Time budgets and threads beside a load that starts and stops.
+
+    python -m bench.time_budget [--minutes 1] [--rounds 2] [--seconds 30] [--part budget|threads]
+
+budget: runs of `addnorm train language --minutes N` beside busy processes; reports the duration of
+the whole command relative to the budget, the learning rate at the end relative to its peak, refits
+and changes of the number of threads. threads: runs through the Python API for a fixed time with the
+number of threads chosen by the run, with one thread and with all, in turn; reports steps per second
+of training. A decoder of width 128 and depth 4 on generated text; nothing is downloaded.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+LOADS: dict[str, tuple[float, float]] = {
+    "no load of ours": (0.0, 1.0),
+    "one busy process": (1.0, 0.0),
+    "a load that starts after half the time": (0.0, 0.5),
+    "a load that ends after half the time": (0.5, 0.0),
+    "a load on and off, 10 s each": (10.0, 10.0),
+}
+"""Seconds on and off; below 1, shares of the whole time: (on first, then off) or (off, then on)."""
+MODEL = ("width=128", "depth=4", "heads=4", "length=128", "dropout=0.1")
+
+
+def busy() -> None:
+    """Occupy one core until terminated."""
+    while True:
+        sum(range(10_000))
+
+
+class BusyProcess:
+    """A context in which a busy process starts and stops by a pattern of LOADS."""
+
+    def __init__(self, name: str, seconds: float) -> None:
+        on, off = LOADS[name]
+        self.moments: list[tuple[float, bool]] = []
+        if on >= 10:
+            starts = [20.0 * n for n in range(1000)]
+            self.moments = [m for s in starts for m in ((s, True), (s + on, False))]
+        elif on == 1.0:
+            self.moments = [(0.0, True)]
+        elif on:
+            self.moments = [(0.0, True), (on * seconds, False)]
+        elif off < 1.0:
+            self.moments = [(off * seconds, True)]
+        self.process: Any = None
+        self.ended = threading.Event()
+
+    def __enter__(self) -> None:
+        self.thread = threading.Thread(target=self._follow)
+        self.thread.start()
+
+    def __exit__(self, *failure: object) -> None:
+        self.ended.set()
+        self.thread.join()
+        self._switch(False)
+
+    def _follow(self) -> None:
+        start = time.monotonic()
+        for moment, on in self.moments:
+            if self.ended.wait(max(0.0, start + moment - time.monotonic())):
+                return
+            self._switch(on)
+
+    def _switch(self, on: bool) -> None:
+        if self.process is not None:
+            self.process.terminate()
+            self.process.join()
+            self.process = None
+        if on:
+            self.process = multiprocessing.get_context("spawn").Process(target=busy, daemon=True)
+            self.process.start()
+
+
+def write_text(path: Path) -> None:
+    """Write sentences of generated words."""
+    draw = random.Random(1)
+    words = [
+        "".join(draw.choice("abcdefghij") for _ in range(draw.randint(2, 7))) for _ in range(800)
+    ]
+    lines = (" ".join(draw.choice(words) for _ in range(12)) for _ in range(6000))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def environment() -> dict[str, str]:
+    """Return the environment without a number of threads."""
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "GOMP_SPINCOUNT")
+    return {name: value for name, value in os.environ.items() if name not in names}
+
+
+def run_budget(text: Path, out: Path, minutes: float) -> dict[str, float]:
+    """Train with the command line for a time; return what became of it."""
+    words = ["train", "language", str(text), "--out", str(out), "--minutes", str(minutes)]
+    words += [word for field in MODEL for word in ("--set", f"model.{field}")]
+    words += ["--set", "train.batch=2048"]
+    start = time.monotonic()
+    subprocess.run(
+        [sys.executable, "-m", "addnorm", *words, "--json"],
+        env=environment(), check=True, capture_output=True,
+    )  # fmt: skip
+    wall = time.monotonic() - start
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    summary = json.loads((out / "summary.json").read_text())
+    rates = [row["rate"] for row in rows if "rate" in row]
+    changes = [row["change"] for row in rows if "change" in row]
+    return {
+        "ratio": wall / (60 * minutes),
+        "before": summary["seconds"],
+        "steps": summary["steps"],
+        "end": rates[-1] / max(rates),
+        "refits": changes.count("refit"),
+        "threads": changes.count("threads"),
+        "evaluations": sum("valid_loss" in row for row in rows),
+        "load": os.getloadavg()[0],
+    }
+
+
+SCRIPT = """
+import json, sys, addnorm
+text, out, minutes, threads, model = json.loads(sys.argv[1])
+fields = dict(field.split("=") for field in model)
+settings = {f"model.{name}": float(v) if "." in v else int(v) for name, v in fields.items()}
+settings |= {"train.batch": 2048} | ({"run.threads": threads} if threads else {})
+run = addnorm.train("language", text, out=out, minutes=minutes, progress=False, set=settings)
+rows = [(row["step"], row["seconds"]) for row in run.history if "rate" in row]
+print(json.dumps([rows[-1][0] - rows[0][0], rows[-1][1] - rows[0][1]]))
+"""
+
+
+def run_threads(text: Path, out: Path, minutes: float, threads: int) -> float:
+    """Train through the Python API; return steps per second. 0 threads: chosen by the run."""
+    arguments = json.dumps([str(text), str(out), minutes, threads, MODEL])
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, arguments],
+        env=environment(), check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    steps, seconds = json.loads(done.stdout.splitlines()[-1])
+    return float(steps) / max(float(seconds), 1e-9)
+
+
+def show_budget(folder: Path, text: Path, minutes: float, names: list[str]) -> None:
+    print(
+        "| load of the bench | command / budget | s before the summary | steps | evaluations | "
+        "rate at the end / peak | refits | thread changes | load average |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
+    for number, name in enumerate(names):
+        with BusyProcess(name, 60 * minutes):
+            row = run_budget(text, folder / f"budget-{number}", minutes)
+        print(
+            f"| {name} | {row['ratio']:.3f} | {row['before']:.0f} | {row['steps']} | "
+            f"{row['evaluations']} | {row['end']:.3f} | {row['refits']} | {row['threads']} | "
+            f"{row['load']:.1f} |",
+            flush=True,
+        )
+
+
+def show_threads(folder: Path, text: Path, seconds: float, rounds: int, names: list[str]) -> None:
+    most = len(os.sched_getaffinity(0))
+    print(f"| load | chosen | 1 thread | {most} threads | chosen / the better one, by round |")
+    print("|---|---|---|---|---|")
+    for name in names:
+        speeds: dict[int, list[float]] = {0: [], 1: [], most: []}
+        for turn in range(rounds):
+            for threads in speeds if turn % 2 == 0 else reversed(speeds):
+                out = folder / f"threads-{names.index(name)}-{turn}-{threads}"
+                with BusyProcess(name, seconds):
+                    speeds[threads].append(run_threads(text, out, seconds / 60, threads))
+        ratios = [a / max(b, c) for a, b, c in zip(*speeds.values(), strict=True)]
+        cells = [
+            f"{statistics.median(values):.2f} [{min(values):.2f}–{max(values):.2f}]"
+            for values in speeds.values()
+        ]
+        ratio = ", ".join(f"{each:.2f}" for each in ratios)
+        print(f"| {name} | {' | '.join(cells)} | {ratio} |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=1.0, help="budget of a run")
+    parser.add_argument(
+        "--seconds", type=float, default=30, help="time of a run of the part on threads"
+    )
+    parser.add_argument("--rounds", type=int, default=2, help="runs of each number of threads")
+    parser.add_argument("--part", choices=["budget", "threads"], help="only this part")
+    parser.add_argument("--load", action="append", choices=LOADS, help="only these loads")
+    args = parser.parse_args()
+    print(f"load of the machine before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
+    with tempfile.TemporaryDirectory() as name:
+        folder, text = Path(name), Path(name) / "text.txt"
+        write_text(text)
+        if args.part != "threads":
+            show_budget(folder, text, args.minutes, args.load or list(LOADS))
+        if args.part != "budget":
+            names = args.load or ["no load of ours", "one busy process"]
+            show_threads(folder, text, args.seconds, args.rounds, names)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""The number of threads: the decision on given durations, and measuring that changes nothing."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from addnorm import ModelConfig, build
+from addnorm.training.threads import (
+    COST,
+    FIRST_WAIT,
+    ThreadTuner,
+    fastest,
+    gradient_timer,
+    time_matrix_products,
+)
+
+
+class Machine:
+    """Durations of a gradient and of a step by the number of threads, beside a load."""
+
+    def __init__(self, idle: dict[int, float], busy: dict[int, float]) -> None:
+        self.idle, self.busy, self.load = idle, busy, False
+        self.measured: list[int] = []
+        self.spent = 0.0
+
+    def __call__(self, threads: int) -> float:
+        self.measured.append(threads)
+        seconds = (self.busy if self.load else self.idle)[threads]
+        self.spent += seconds
+        return seconds
+
+
+def usual() -> Machine:
+    """Two threads are 1.8 times as fast on idle cores, and 20 times slower beside a load."""
+    return Machine({1: 0.18, 2: 0.1}, {1: 0.18, 2: 3.6})
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "chosen"),
+    [
+        ([1.0], [0.5], 2),
+        ([1.0], [2.0], 1),
+        ([0.95], [1.0], 2),  # a near tie
+        ([0.9], [1.0], 1),
+        ([1.0, 1.0, 50.0], [0.6, 0.7, 0.5], 2),
+        ([0.6, 0.6, 50.0], [1.0, 1.0, 1.0], 1),
+    ],
+)
+def test_the_faster_number_is_chosen(one: list[float], two: list[float], chosen: int) -> None:
+    assert fastest({1: one, 2: two}) == chosen
+    assert fastest({2: two}) == 2
+
+
+def test_the_first_choice() -> None:
+    machine = usual()
+    assert ThreadTuner([1, 2], machine).choose(gradients=10_000) == 2
+    assert machine.measured == [1, 1, 2], "a clear result needs one round"
+    machine.load = True
+    assert ThreadTuner([1, 2], machine).choose(gradients=10_000) == 1
+    near = Machine({1: 0.1, 2: 0.1}, {})
+    assert ThreadTuner([1, 2], near).choose(gradients=10_000) == 2
+    assert near.measured == [1, 1, 2, 2, 1, 1, 2]
+
+
+def test_a_crowded_machine_is_seen_by_small_products_alone() -> None:
+    machine, probed = usual(), []
+
+    def probe(threads: int) -> float:
+        probed.append(threads)
+        return 0.02 if threads == 1 or not machine.load else 0.1
+
+    tuner = ThreadTuner([1, 2], machine, probe=probe)
+    assert tuner.choose(gradients=10_000) == 2 and probed == [2, 1] and machine.measured
+    machine.load = True
+    machine.measured.clear()
+    assert tuner.choose(gradients=10_000) == 1 and machine.measured == []
+    assert tuner.next_check == pytest.approx(max(FIRST_WAIT, COST * 0.12))
+    assert time_matrix_products(1) > 0
+
+
+def test_a_short_run_is_not_measured() -> None:
+    machine = usual()
+    for expected in ({"gradients": 19}, {"gradients": 25}, {"seconds": 3.5}):
+        machine.measured.clear()
+        assert ThreadTuner([1, 2], machine).choose(**expected) == 2  # type: ignore[arg-type]
+        assert machine.measured == [1]
+    tiny = Machine({1: 0.001, 2: 0.002}, {})
+    assert ThreadTuner([1, 2], tiny).choose(gradients=4000) == 2, "over in a few seconds"
+    assert ThreadTuner([1, 2], tiny).choose(gradients=6000) == 1
+
+
+def train(tuner: ThreadTuner, machine: Machine, seconds: float) -> tuple[float, list[int]]:
+    """Train for a time; return the seconds of all, measuring included, and the numbers used."""
+    machine.spent, start, used = 0.0, tuner.elapsed, []
+    while tuner.elapsed - start < seconds:
+        used.append(tuner.chosen)
+        tuner.after_step((machine.busy if machine.load else machine.idle)[tuner.chosen])
+    return tuner.elapsed - start + machine.spent, used
+
+
+def test_the_choice_follows_a_load_that_starts_and_ends() -> None:
+    machine = usual()
+    tuner = ThreadTuner([1, 2], machine)
+    tuner.choose(gradients=10_000)
+    _, used = train(tuner, machine, 60)
+    assert set(used) == {2} and machine.measured == [1, 1, 2], "nothing is measured while it runs"
+    machine.load = True
+    total, used = train(tuner, machine, 300)
+    assert used[-1] == 1 and used.count(2) <= 5
+    best = 0.18 * len(used)
+    assert total < best * 1.1 + 5 * 3.6, "at most 5 % for measuring, and the steps that showed it"
+    machine.load = False
+    _, used = train(tuner, machine, 200)
+    assert used[-1] == 2
+
+
+@pytest.mark.parametrize("load", [False, True])
+def test_never_much_worse_than_the_better_number(load: bool) -> None:
+    machine = usual()
+    machine.load = load
+    tuner = ThreadTuner([1, 2], machine)
+    tuner.choose(gradients=100_000)
+    total, used = train(tuner, machine, 1000)
+    durations = machine.busy if load else machine.idle
+    assert total <= 1.1 * min(durations.values()) * len(used)
+
+
+def test_a_check_waits_for_a_multiple_of_its_cost() -> None:
+    machine = usual()
+    tuner = ThreadTuner([1, 2], machine)
+    tuner.choose(gradients=10_000)
+    assert tuner.next_check == pytest.approx(max(2 * FIRST_WAIT, COST * 0.46))
+    for _ in range(5):
+        assert not tuner.after_step(0.1)
+    assert tuner.pace == 0.1 and not tuner.after_step(9.0), "one slow step is no drop"
+    assert machine.measured == [1, 1, 2]
+
+
+def test_one_candidate_is_never_measured_while_training() -> None:
+    machine = usual()
+    tuner = ThreadTuner([1], machine)
+    for seconds in (0.1,) * 10 + (9.0,) * 50:
+        assert not tuner.after_step(seconds)
+    assert machine.measured == []
+
+
+@pytest.mark.parametrize("norm", ["layer", "batch"])
+def test_timing_a_gradient_changes_nothing(norm: str) -> None:
+    model = build(
+        ModelConfig(mode="decoder", vocab=9, width=8, depth=1, heads=2, norm=norm, dropout=0.3)
+    ).eval()
+    ids = torch.randint(9, (2, 5))
+    ticks = iter(range(100))
+    clock: Callable[[], float] = lambda: float(next(ticks))  # noqa: E731
+    measure = gradient_timer(model, lambda: model(ids).square().sum(), clock)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state, threads = torch.get_rng_state(), torch.get_num_threads()
+    with torch.no_grad():
+        assert measure(1) == 1.0
+    assert torch.equal(state, torch.get_rng_state()) and torch.get_num_threads() == threads
+    assert not model.training and all(p.grad is None for p in model.parameters())
+    assert all(torch.equal(before[n], t) for n, t in model.state_dict().items())
