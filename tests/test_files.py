@@ -14,10 +14,12 @@ from addnorm.errors import SavedError
 from addnorm.files import (
     dump_document,
     kind_of,
+    kind_of_directory,
     make_directory,
     read_bytes,
     read_document,
     read_text,
+    require_path,
     to_json,
     whole,
     write_document,
@@ -270,3 +272,9 @@ def test_the_kind_of_a_file(tmp_path: Path, content: bytes, kind: str | None) ->
     assert kind_of(tmp_path / "file") == kind
     write_document(tmp_path / "file", "text-model", 2, {})
     assert kind_of(str(tmp_path / "file")) == "text-model"
+
+
+def test_a_text_in_place_of_a_path_is_one_clear_error() -> None:
+    for function in (require_path, kind_of_directory):
+        with pytest.raises(SavedError, match=r"must be a path: it is too long for one\. To use a"):
+            function("a text " * 1000)

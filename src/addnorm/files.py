@@ -143,6 +143,26 @@ def sync_directory(directory: Path) -> None:
         os.close(handle)
 
 
+def require_path(path: str | Path) -> Path:
+    """Return a path; SavedError if no file can have it, such as a whole text in place of a name.
+
+    >>> require_path("a text " * 1000)
+    Traceback (most recent call last):
+    addnorm.errors.SavedError: 'a text a text a text a text a text a tex…' must be a path: it is \
+too long for one. To use a text itself, give a list: [text].
+    """
+    try:
+        Path(path).exists()
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        raise SavedError(
+            f"{str(path)[:40] + '…'!r} must be a path: it is too long for one. To use a text "
+            "itself, give a list: [text]."
+        ) from None
+    return Path(path)
+
+
 def require_regular(path: Path) -> None:
     """Raise SavedError unless `path` is a regular file: not a directory, device or FIFO."""
     try:
@@ -388,6 +408,7 @@ def kind_of_directory(path: str | Path) -> str | None:
     >>> kind_of_directory("nowhere") is None
     True
     """
+    require_path(path)
     kinds = (kind_of(Path(path) / marker) for marker in _MARKERS)
     kind = next((kind for kind in kinds if kind is not None), None)
     return HUGGING_FACE if kind is None and _has_model_type(Path(path) / "config.json") else kind

@@ -20,7 +20,7 @@ MAX_ROWS = 14
 """Held-out phrases in the printed table."""
 VALID = 300
 """Held-out phrases for validation during training; the others are the test set."""
-STEPS = 1800
+DEMO_STEPS = 1800
 """Enough for nearly all phrases, on a busy machine as on an idle one: it only takes longer."""
 SETTINGS = (
     "data.vocab=1000",
@@ -105,7 +105,7 @@ def _train_translator(phrases: "Phrases", folder: Path, args: argparse.Namespace
     run: dict[str, Any] = {"task": "translate", "size": "tiny", "seed": args.seed}
     length: dict[str, Any] = {}
     if args.minutes is None:
-        length["steps"] = STEPS if args.steps is None else args.steps
+        length["steps"] = DEMO_STEPS if args.steps is None else args.steps
     else:
         run["minutes"] = args.minutes
     request = RunRequest({"data": data, "run": run, "train": length}, SETTINGS)

@@ -24,7 +24,7 @@ LONG_WINDOW, SHORT_WINDOW = 0.02, 0.005
 """Longest and shortest time between refits, as shares of the budget."""
 MAX_SUMMARY = 6.0
 """Most seconds to keep for the summary."""
-TOLERANCE = 0.02
+REFIT_TOLERANCE = 0.02
 """Relative change of the remaining steps below which nothing is refitted."""
 
 
@@ -223,7 +223,7 @@ def refit(
     if max_steps is not None:
         whole = max(1, min(whole, max_steps - step))
     every = evaluate_every or max(1, ceil(whole / count))
-    steady = abs(whole - remaining) <= TOLERANCE * remaining
+    steady = abs(whole - remaining) <= REFIT_TOLERANCE * remaining
     if steady and now.evaluate_every and 0.8 < every / now.evaluate_every < 1.25:
         return None
     return Segment(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from addnorm.errors import InputError, SavedError
+from addnorm.files import require_path
 
 FILE_SIGNATURES = {
     b"\xff\xfe": "UTF-16 text. Convert it: iconv -f UTF-16 -t UTF-8",
@@ -190,7 +191,7 @@ def empty_file(path: str | Path) -> InputError:
 
 def require_file(path: Path) -> Path:
     """Return the path if it is a file; otherwise raise an error with a suggestion."""
-    if path.is_dir():
+    if require_path(path).is_dir():
         inside = sorted(entry for entry in path.iterdir() if entry.is_file())
         hint = f", such as {str(inside[0])!r}" if inside else ""
         raise SavedError(f"{str(path)!r} is a directory. Name a file in it{hint}.")
