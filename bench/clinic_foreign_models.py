@@ -49,7 +49,9 @@ class Foreign:
 # ── Batches ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def text_batch(labels: str = "tokens", side: str = "right", positions: bool = False) -> dict[str, Tensor]:
+def text_batch(
+    labels: str = "tokens", side: str = "right", positions: bool = False
+) -> dict[str, Tensor]:
     """Return ids, attention mask and labels, the last row padded on one side."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(5, VOCAB, (ROWS, LENGTH), generator=generator)
@@ -95,7 +97,9 @@ IMAGE: dict[str, Any] = {
 KEY_VALUE = {"num_key_value_heads": 2}
 
 
-def theirs(model: str, config: str, batch: Callable[[], Any], **settings: Any) -> Callable[[], Made]:
+def theirs(
+    model: str, config: str, batch: Callable[[], Any], **settings: Any
+) -> Callable[[], Made]:
     """Return a maker of a model of transformers from its configuration."""
 
     def make() -> Made:
@@ -219,10 +223,11 @@ class Block(nn.Module):
         return x + self.drop(self.feed(self.two(x)))
 
     def in_place(self, x: Tensor, hidden: Tensor | None) -> Tensor:
-        x = x.clone()
-        x += self.attention(self.one(x), hidden)
-        x += self.feed(self.two(x))
-        return x
+        y = self.attention(self.one(x), hidden)
+        y += x  # x += y would overwrite what the norm needs for its gradient
+        z = self.feed(self.two(y))
+        z += y
+        return z
 
     def add_method(self, x: Tensor, hidden: Tensor | None) -> Tensor:
         x = self.attention(self.one(x), hidden).add_(x)
@@ -328,7 +333,9 @@ def next_token(output: Any, batch: Any) -> Tensor:
     return F.cross_entropy(output[:, :-1].flatten(0, 1).float(), targets.flatten())
 
 
-def written(style: str = "plain", arrangement: str = "pre", name: str = "", **options: Any) -> Foreign:
+def written(
+    style: str = "plain", arrangement: str = "pre", name: str = "", **options: Any
+) -> Foreign:
     return Foreign(name or f"hand-written, {style.replace('_', ' ')}", "hand-written", arrangement,
                    lambda: Made(Written(style, **options), _ids()))  # fmt: skip
 
@@ -377,7 +384,9 @@ class TorchPair(nn.Module):
         self.head = nn.Linear(WIDTH, VOCAB)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        one, two = (self.tokens(t) + self.places(torch.arange(t.shape[1])) for t in (source, target))
+        one, two = (
+            self.tokens(t) + self.places(torch.arange(t.shape[1])) for t in (source, target)
+        )
         mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
         return self.head(self.body(one, two, tgt_mask=mask, tgt_is_causal=True))
 
@@ -419,7 +428,7 @@ HAND: list[Foreign] = [
     written("res_post", "res-post"),
     written("layer_scale"),
     written("gated", "pre, gated"),
-    written("root_half", "post, scaled shortcut"),
+    written("root_half", "post"),
     written("checkpointed"),
     written("checkpointed_anew"),
     Foreign("hand-written, padded", "hand-written", "pre",
@@ -515,11 +524,11 @@ THEIRS: list[Foreign] = [
     *causal("StarCoder 2", "Starcoder2", **KEY_VALUE),
     *causal("Granite", "Granite", **KEY_VALUE),
     *causal("Persimmon", "Persimmon"),
-    *causal("XGLM", "XGLM", positions=False, sizes={
+    *causal("XGLM", "XGLM", sizes={
         "vocab_size": VOCAB, "d_model": WIDTH, "num_layers": DEPTH, "attention_heads": HEADS,
         "ffn_dim": FFN, "max_position_embeddings": 64, "pad_token_id": PAD, "bos_token_id": 1,
         "eos_token_id": 2}),
-    *causal("BioGPT", "BioGpt", positions=False),
+    *causal("BioGPT", "BioGpt"),
     *causal("Nemotron", "Nemotron", **KEY_VALUE),
     *causal("GLM-4", "Glm4", "sandwich", head_dim=8, **KEY_VALUE),
     *causal("SmolLM 3", "SmolLM3", **KEY_VALUE),
@@ -536,9 +545,8 @@ THEIRS: list[Foreign] = [
     pair("BART", "BartForConditionalGeneration", "BartConfig", "post"),
     pair("mBART", "MBartForConditionalGeneration", "MBartConfig", "pre"),
     pair("PLBART", "PLBartForConditionalGeneration", "PLBartConfig", "post"),
-    pair("Marian", "MarianMTModel", "MarianConfig", "post", scale_embedding=True),
-    pair("Pegasus", "PegasusForConditionalGeneration", "PegasusConfig", "pre",
-         scale_embedding=True),
+    pair("Marian", "MarianMTModel", "MarianConfig", "post"),
+    pair("Pegasus", "PegasusForConditionalGeneration", "PegasusConfig", "pre"),
     pair("Blenderbot", "BlenderbotForConditionalGeneration", "BlenderbotConfig", "pre"),
     pair("Blenderbot small", "BlenderbotSmallForConditionalGeneration", "BlenderbotSmallConfig",
          "post"),
@@ -624,7 +632,13 @@ def timm_models() -> list[Foreign]:
 
         return Foreign(f"timm {name}", "timm", arrangement, make)
 
-    small = {"img_size": 32, "patch_size": 8, "embed_dim": WIDTH, "depth": DEPTH, "num_heads": HEADS}
+    small = {
+        "img_size": 32,
+        "patch_size": 8,
+        "embed_dim": WIDTH,
+        "depth": DEPTH,
+        "num_heads": HEADS,
+    }
     return [
         vision("vit_tiny_patch16_224", "pre", 32, **small),
         vision("deit_tiny_patch16_224", "pre", 32, **small),

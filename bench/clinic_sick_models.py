@@ -188,11 +188,14 @@ class LayerLanguage(nn.Module):
         nn.init.normal_(self.tokens.weight, std=0.5)
         nn.init.normal_(self.places.weight, std=0.5)
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         x = self.tokens(ids)
         if self.positions:
             x = x + self.places(torch.arange(ids.shape[1]))
         hidden = None if self.mask is None else self.mask(ids.shape[1])
+        if hidden is not None and attention_mask is not None:
+            pads = (attention_mask == 0)[:, None] & ~torch.eye(ids.shape[1], dtype=torch.bool)
+            hidden = (hidden | pads).repeat_interleave(HEADS, dim=0)
         return self.head(self.stack(x, mask=hidden))
 
 
@@ -540,7 +543,7 @@ CASES: list[Sickness] = [
         "hand": lambda: padded(Language(HandBlock), "right", ignored=False),
     }),
     Sickness("left padding without position ids", ("padding shifts positions",), {
-        "ours": left(lambda: OursWithMask(pad=PAD, positions="learned")),
+        "torch encoder": left(lambda: LayerLanguage(lambda n: future(n, 1))),
         "torch": left(lambda: Language(TorchBlock)),
         "hand": left(lambda: Language(HandBlock)),
     }),

@@ -59,7 +59,9 @@ def test_a_hugging_face_directory_is_examined(
     model.save_pretrained(tmp_path / "theirs")
     call("clinic", str(tmp_path / "theirs"), "--quick")
     assert "GPT2LMHeadModel" in capsys.readouterr().out
-    (tmp_path / "theirs" / "config.json").write_text('{"architectures": ["Nothing"]}')
+    (tmp_path / "theirs" / "config.json").write_text(
+        '{"model_type": "gpt2", "architectures": ["Nothing"]}'
+    )
     with pytest.raises(SavedError, match="is not a model of transformers"):
         call("clinic", str(tmp_path / "theirs"))
 

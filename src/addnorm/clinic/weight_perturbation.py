@@ -125,4 +125,4 @@ def _relative_variance(before: Tensor, after: Tensor) -> float:
 
 
 def _noise(w: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.randn(w.shape, generator=generator).to(w)
+    return torch.randn(w.shape, generator=generator, device="cpu").to(w)

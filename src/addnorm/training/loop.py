@@ -31,6 +31,9 @@ from addnorm.training import checkpoint, parallel
 from addnorm.training.optimizer import set_rate
 from addnorm.training.schedule import Schedule
 
+MAX_CASES = 3
+"""Skipped steps that are saved: more would show the same."""
+
 Batch = dict[str, Tensor]
 
 
@@ -231,6 +234,7 @@ class Loop:
         self.device = next(model.parameters()).device
         self.state = TrainingState()
         self.averages: dict[str, Tensor] = {}
+        self.saved_cases = 0
         self.stop_requested = False
 
     def run(self) -> TrainingState:
@@ -335,7 +339,8 @@ class Loop:
         weights = ((name, parallel.unshard(p)) for name, p in self.model.named_parameters())
         bad = [name for name, tensor in weights if not bool(tensor.isfinite().all())]
         text += f"; the weights of {bad[0]} are not finite" if bad else ""
-        if self.run_directory is not None:
+        self.saved_cases += 1
+        if self.run_directory is not None and self.saved_cases <= MAX_CASES:
             folder = self.run_directory / "cases" / f"step-{number:08d}"
             folder.mkdir(parents=True, exist_ok=True)
             content = {"step": number}
