@@ -168,10 +168,11 @@ def _answers(output: Any) -> dict[str, Tensor]:
 def own_loss(output: Any) -> Tensor | None:
     """Return the loss that a model computes itself: `loss`, or the one number of its output."""
     if isinstance(getattr(output, "loss", None), Tensor):
-        return output.loss  # type: ignore[no-any-return]
+        loss: Tensor = output.loss
+        return loss
     if isinstance(output, Mapping):
-        loss = output.get("loss")
-        return loss if isinstance(loss, Tensor) and loss.numel() == 1 else None
+        named = output.get("loss")
+        return named if isinstance(named, Tensor) and named.numel() == 1 else None
     if isinstance(output, tuple | list):
         numbers = [v for v in output if isinstance(v, Tensor) and v.ndim == 0]
         return numbers[0] if len(numbers) == 1 and numbers[0].is_floating_point() else None
@@ -232,15 +233,15 @@ def complete_batch(model: nn.Module, batch: ClinicBatch) -> ClinicBatch:
     start = getattr(config, "decoder_start_token_id", None)
     pad = getattr(config, "pad_token_id", None)
     prepare = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+    if start is None or pad is None:
+        return batch
     if prepare is not None:
         ids = prepare(labels=labels)
-    elif start is not None and pad is not None:
+    else:
         first = torch.full_like(labels[:, :1], start)
         ids = torch.cat((first, labels[:, :-1]), dim=1).masked_fill_(
             torch.cat((first, labels[:, :-1]), dim=1) == -100, pad
         )
-    else:
-        return batch
     return ClinicBatch({**arguments, "decoder_input_ids": ids}, batch.targets)
 
 
@@ -330,12 +331,12 @@ def plain_execution() -> Iterator[None]:
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # its padded rows are NaN
     original = CheckpointFunction.__dict__.get("apply")
-    CheckpointFunction.apply = staticmethod(call)  # type: ignore[method-assign, assignment]
+    CheckpointFunction.apply = staticmethod(call)  # type: ignore[method-assign]
     try:
         with ExitStack() as stack:
             if "torch._dynamo" in sys.modules:  # else nothing has been compiled
                 stance = torch.compiler.set_stance("force_eager")
-                stack.enter_context(stance)  # type: ignore[arg-type]
+                stack.enter_context(stance)
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)

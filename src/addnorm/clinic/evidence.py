@@ -1,5 +1,6 @@
 """Everything that an examination measures, before any rule is applied to it."""
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -282,7 +283,7 @@ def gather_evidence(
         not_examined=reasons,
         loss=float(value.detach()),
         loss_description=objective.description,
-        uniform_loss=float(torch.tensor(float(classes)).log()) if classes > 1 else None,
+        uniform_loss=math.log(classes) if classes > 1 else None,
         answer_deviation=float(deviation_of(answer)),
         seconds=time.perf_counter() - start,
         sites=sites,

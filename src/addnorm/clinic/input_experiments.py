@@ -182,12 +182,16 @@ def find_padding(batch: ClinicBatch, pad: int | None) -> _Padded:
         own = isinstance(mask, Tensor) and mask.shape == ids.shape and "decoder" not in name
         if not own and pad is None:
             continue
-        real = mask.bool() if own and isinstance(mask, Tensor) else ids != pad
+        real = mask.bool() if own and isinstance(mask, Tensor) else _differs(ids, pad)
         counts = real.sum(dim=1)
         row = int(counts.argmin())
         if 0 < int(counts[row]) < ids.shape[1]:
             return _Padded(name, row, real[row], own)
     raise NotExamined("no row of the batch is padded")
+
+
+def _differs(ids: Tensor, pad: int | None) -> Tensor:
+    return torch.ones_like(ids, dtype=torch.bool) if pad is None else ids.ne(pad)
 
 
 def padding_change(model: nn.Module, batch: ClinicBatch, pad: int | None) -> float:
@@ -570,7 +574,8 @@ def _counted_padding(batch: ClinicBatch, gradient: Tensor, pad: int | None) -> f
         return None
     mask, ids = batch.arguments.get("attention_mask"), batch.token_ids[name]
     own = isinstance(mask, Tensor) and mask.shape == ids.shape
-    padding = mask == 0 if own and isinstance(mask, Tensor) else ids == pad
+    real = mask.bool() if own and isinstance(mask, Tensor) else _differs(ids, pad)
+    padding = ~real
     if padding.shape != gradient.shape[:2]:
         return None
     counted = (gradient.abs().amax(dim=-1) > 0) & padding

@@ -12,6 +12,7 @@ If the branches are uncorrelated (Cov = 0), each row of the map sums to 1.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -126,7 +127,8 @@ def gradients(
     streams = [each for each in sums if each is not None]
     if not loss.requires_grad:
         return [None] * len(sites), {}
-    every = torch.autograd.grad(loss, [*streams, *(p for _, p in named)], allow_unused=True)
+    wanted: list[Any] = [*streams, *(p for _, p in named)]
+    every = torch.autograd.grad(loss, wanted, allow_unused=True)
     of_streams = iter(every[: len(streams)])
     by_site = [None if each is None else next(of_streams) for each in sums]
     by_weight = {

@@ -151,7 +151,8 @@ def _stream_section(page: Page, e: "Evidence") -> None:
                 low=0.0,
             ),
             "Share of the stream after each branch (rows) that each earlier branch (columns) "
-            "wrote: β² of Liu et al. 2020, figure 7. Post-norm is dark near the diagonal, pre-norm even.",
+            "wrote: β² of Liu et al. 2020, figure 7. Post-norm is dark near the diagonal, "
+            "pre-norm even.",
         )
 
 

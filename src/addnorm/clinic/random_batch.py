@@ -121,15 +121,16 @@ def _huggingface_inputs(
 
 def _sound(config: Any, main: str, generator: torch.Generator) -> tuple[DrawInputs, str]:
     """Return a source of sound: a waveform, or the features that the model reads."""
-    bins = getattr(config, "num_mel_bins", getattr(config, "input_feat_per_channel", None))
-    if main == "input_features":
+    bins: int | None = getattr(
+        config, "num_mel_bins", getattr(config, "input_feat_per_channel", None)
+    )
+    shape: tuple[int, ...] = (SOUND_ROWS, SOUND_SAMPLES)
+    if main == "input_features" and bins is not None:
         positions = 2 * getattr(config, "max_source_positions", 50)
         by_bin = getattr(config, "model_type", "") == "whisper"
         shape = (SOUND_ROWS, bins, positions) if by_bin else (SOUND_ROWS, 100, bins)
     elif bins is not None:
         shape = (SOUND_ROWS, getattr(config, "max_length", 100), bins)
-    else:
-        shape = (SOUND_ROWS, SOUND_SAMPLES)
     decodes = getattr(config, "is_encoder_decoder", False)
     vocab, pad = getattr(config, "vocab_size", 2), getattr(config, "pad_token_id", None)
     ids = _token_source(vocab, pad, SOUND_ROWS, SOUND_TOKENS, generator, lowest=3)

@@ -15,6 +15,7 @@ model's.
 """
 
 import math
+import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 from html import escape
@@ -135,7 +136,7 @@ class Watch:
 
     def _number(self, loss: Tensor | float | None) -> float | None:
         loss = self._loss if loss is None else loss
-        return None if loss is None else float(loss)
+        return float(loss.detach()) if isinstance(loss, Tensor) else loss
 
     def _measure(self, loss: float | None) -> dict[str, Any]:
         blocks = gradient_norms(self.model) if self._blocks is None else self._blocks
@@ -166,8 +167,6 @@ class Watch:
         if self.writer is not None:
             for name, value in scalars.items():
                 self.writer.add_scalar(name, value, self.steps)
-        import sys
-
         run = getattr(sys.modules.get("wandb"), "run", None)
         if run is not None:
             run.log(scalars, commit=False)
