@@ -35,7 +35,7 @@ class Arrangement:
     ----------
     kind : post, pre, res-post, sandwich, none or mixed; no stream
     parallel : whether attention and feed-forward read the same stream
-    scaled : whether shortcuts are multiplied by a constant or learned factor
+    scaled : whether shortcuts are multiplied by one constant or learned number
     gated : whether a gate that is computed from the input weighs shortcut against branch
     final_norm : whether a norm stands between the last sum and the output
     sites : the kind of each site, by name

@@ -380,7 +380,7 @@ def training_dropout(model: nn.Module, batch: ClinicBatch) -> tuple[float, str]:
     """Return the largest dropout probability of a forward pass in training mode, and its module."""
     model.train()
     try:
-        share, path = trace_stream(model, batch).dropouts
+        share, path = trace_stream(model, batch, sites_only=True).dropouts
     finally:
         model.eval()
     for name, module in model.named_modules():  # those that draw their own random bits
@@ -425,7 +425,7 @@ def swappable_positions(model: nn.Module, batch: ClinicBatch, most: int = 4) -> 
 
 
 def _first_attention(model: nn.Module, batch: ClinicBatch) -> Tensor | None:
-    sites = trace_stream(model, batch).sites
+    sites = trace_stream(model, batch, until_attention=True).sites
     branch = next((site.branch for site in sites if site.role in ("attention", "parallel")), None)
     return branch if branch is not None and branch.ndim == 3 else None
 
@@ -477,7 +477,11 @@ def token_share(model: nn.Module, batch: ClinicBatch) -> float:
 
 
 def _stream_starts(model: nn.Module, batch: ClinicBatch) -> list[Tensor]:
-    return [node.start for node in trace_stream(model, batch).nodes if node.start is not None]
+    return [
+        node.start
+        for node in trace_stream(model, batch, sites_only=True).nodes
+        if node.start is not None
+    ]
 
 
 # ── Labels, from the gradient of the loss ─────────────────────────────────────────────────────────

@@ -173,7 +173,8 @@ def _gradients_section(page: Page, e: "Evidence") -> None:
             log_y=True,
         ),
         "In post-norm the last layers have the larger gradients; in pre-norm all are about equal "
-        "and fall with the depth of the whole stack (Xiong et al. 2020).",
+        "and fall with the depth of the whole stack (Xiong et al. 2020); the gradient of the last "
+        "sum reaches every layer unchanged (Wang et al. 2019, equation 6).",
     )
 
 

@@ -88,7 +88,7 @@ class Site:
     branch_norm : the norm that ends the branch
     factor : constant that the shortcut was multiplied by since the last sum or norm
     gated : whether shortcut or branch is multiplied by a gate that is computed from the input
-    scaled : whether the shortcut is multiplied by a constant or learned factor
+    scaled : whether the shortcut is multiplied by one constant or learned number
     parallel : whether the block's other branch reads the same stream as this one
     cut : whether the shortcut, or all of the branch, was detached from what it was computed from
     edge : the sum in the graph of the backward pass, if its memory was overwritten since
@@ -214,7 +214,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._dropped: set[int] = set()
         """Sites that turned out to be none."""
         self._bits = 0
-        self.paused = False
+        self.paused = self.sites_only = self.until_attention = False
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -237,7 +237,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if result is None:
             return out
         self._alive += [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
-        self.trace.stats.update(name, args, kwargs, out, operands, self.module_stack[-1])
+        if not self.sites_only:
+            self.trace.stats.update(name, args, kwargs, out, operands, self.module_stack[-1])
         lineage = self._record(name, operands, result, args, out)
         if joined is not None:
             self._join(joined, lineage, result)
@@ -528,6 +529,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
         )
         trace.sites[-1].parallel |= trace.sites[-1].role == "parallel"
+        if self.until_attention and trace.sites[-1].role in ("attention", "parallel"):
+            raise _FirstAttentionFound
 
     def _close_gate(self, join: "_Join", lineage: _Lineage, total: Tensor) -> bool:
         """Turn f − x, then multiplied by a gate and added to x, into one gated site."""
@@ -652,9 +655,7 @@ def _describe_factors(rescalings: Sequence[Rescaling], width: int) -> tuple[floa
         elif size == 1:
             factor *= float(value)
             scaled = scaled or abs(float(value) - 1) > 1e-3
-        elif size <= width:
-            scaled = True
-        else:
+        elif size > width:  # a vector may be the gain of a norm
             gated = True
     return factor, scaled, gated
 
@@ -691,7 +692,7 @@ def module_paths(tracer: Tracer) -> Iterator[None]:
         path = tracer.module_stack.pop()
         first = result[0] if isinstance(result, tuple) and result else result
         tensors = isinstance(first, Tensor) and args and isinstance(args[0], Tensor)
-        if tensors and all(p.ndim <= 1 for p in module.parameters()):
+        if tensors and not tracer.sites_only and all(p.ndim <= 1 for p in module.parameters()):
             tracer.paused = True
             try:
                 if is_norm(module, args[0], first):
@@ -710,8 +711,18 @@ def module_paths(tracer: Tracer) -> Iterator[None]:
             hook.remove()
 
 
+class _FirstAttentionFound(Exception):
+    """Ends a forward pass of which only the beginning is needed."""
+
+
 def trace_stream(
-    model: nn.Module, batch: ClinicBatch, *, padding: Tensor | None = None, row: int = 0
+    model: nn.Module,
+    batch: ClinicBatch,
+    *,
+    padding: Tensor | None = None,
+    row: int = 0,
+    sites_only: bool = False,
+    until_attention: bool = False,
 ) -> Trace:
     """Call a model once and return its residual stream; torch's fused encoder layer is disabled.
 
@@ -721,8 +732,11 @@ def trace_stream(
     batch : what it is called with
     padding : where a row is padded, to measure the attention to it
     row : that row
+    sites_only : leave out norms and statistics, which takes half of the time
+    until_attention : end with the first site of self-attention, without an output
     """
     tracer = Tracer(model)
+    tracer.sites_only, tracer.until_attention = sites_only or until_attention, until_attention
     tracer.trace.stats.padding = None if padding is None else (row, padding)
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -731,7 +745,10 @@ def trace_stream(
             tokens = {id(tensor) for tensor in batch.token_ids.values()}
             for tensor in batch.tensors:
                 tracer.input(tensor, tokens=id(tensor) in tokens)
-            tracer.trace.output = call_model(model, batch)
+            try:
+                tracer.trace.output = call_model(model, batch)
+            except _FirstAttentionFound:
+                pass
         tracer.finish(tracer.trace.output)
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)

@@ -96,7 +96,7 @@ def amplification(
             torch.no_grad(),
             perturbed(matrices, lambda w: share * root_mean_square(w) * _noise(w, generator)),
         ):
-            after = trace_stream(model, batch).sites
+            after = trace_stream(model, batch, sites_only=True).sites
         for i, (site, other) in enumerate(zip(sites, after, strict=True)):
             change[i] += _relative_variance(site.total, other.total) / draws
     return change
