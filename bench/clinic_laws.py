@@ -2,7 +2,7 @@
 
     python -m bench.clinic_laws [--pages FOLDER]
 
-(a) dependency maps of 6 blocks, post, pre and Admin (Liu et al. 2020, fig. 3);
+(a) dependency maps of 6 blocks, post, pre and Admin (Liu et al. 2020, fig. 7);
 (b) amplification against N = 2 … 64 blocks: post about linear, pre and Admin about logarithmic;
 (c) the gradient of the last feed-forward against depth: slope 0 for post, −½ for pre (Xiong et al.
     2020, theorem 1), in the setting of the theorem: one head, W_Q = W_K = 0, square matrices.

@@ -59,9 +59,43 @@ def test_a_hugging_face_directory_is_examined(
     model.save_pretrained(tmp_path / "theirs")
     call("clinic", str(tmp_path / "theirs"), "--quick")
     assert "GPT2LMHeadModel" in capsys.readouterr().out
-    (tmp_path / "theirs" / "config.json").write_text('{"architectures": ["Nothing"]}')
+    (tmp_path / "theirs" / "config.json").write_text(
+        '{"model_type": "gpt2", "architectures": ["Nothing"]}'
+    )
     with pytest.raises(SavedError, match="is not a model of transformers"):
         call("clinic", str(tmp_path / "theirs"))
+
+
+def test_fail_on_sets_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    sound = small("clinic", "gpt2", "--quick", "--fail-on", "warning")
+    assert main(list(sound)) == 0
+    assert "needs about" in capsys.readouterr().err
+    bare = small("clinic", "gpt2", "--quick", "--set", "model.addnorm=none")
+    assert main([*bare, "--fail-on", "problem"]) == verbs.FOUND_CODE == 3
+    assert main(list(bare)) == 0
+    assert "no residual connections" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_directory_of_a_speech_model_is_examined(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"encoder_layers": 2, "decoder_layers": 2, "d_model": 16, "num_mel_bins": 8}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    ends = {"vocab_size": 61, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    config = transformers.WhisperConfig(
+        **sizes, **heads, **ends, encoder_ffn_dim=32, decoder_ffn_dim=32, max_source_positions=20,
+        max_target_positions=32, decoder_start_token_id=2, suppress_tokens=None,
+        begin_suppress_tokens=None,
+    )  # fmt: skip
+    transformers.WhisperForConditionalGeneration(config).save_pretrained(tmp_path / "theirs")
+    assert main(["clinic", str(tmp_path / "theirs"), "--quick", "--fail-on", "warning"]) == 0
+    output = capsys.readouterr()
+    assert "4 × 8 × 40 numbers as sound" in output.err and "arrangement     pre" in output.out
+    (tmp_path / "a.txt").write_text("one\ntwo\n")
+    with pytest.raises(InputError, match="WhisperForConditionalGeneration reads input_features"):
+        call("clinic", str(tmp_path / "theirs"), "--data", str(tmp_path / "a.txt"))
 
 
 def fitted_table(folder: Path) -> Path:

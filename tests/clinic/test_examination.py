@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from addnorm import ModelConfig, build
 from addnorm.clinic import ClinicBatch, Evidence, Finding, TrainingPlan, examine
 from addnorm.clinic.call_model import answer_of, choose_objective, sees_future, unchanged
-from addnorm.clinic.input_experiments import padding_change, swappable_positions
+from addnorm.clinic.input_experiments import NotExamined, padding_change, swappable_positions
 from addnorm.clinic.random_batch import draw_batch, draw_batches
 from addnorm.errors import ConfigError, InputError
 from tests.clinic import models
@@ -162,7 +162,8 @@ def test_attention_to_padding_is_detected() -> None:
     with torch.no_grad():
         assert padding_change(leaky, ClinicBatch(batch), PAD) > 0.01
         assert padding_change(tight, ClinicBatch(batch), PAD) < 1e-4
-        assert padding_change(tight, ClinicBatch(ids()), PAD) is None
+        with pytest.raises(NotExamined, match="no row of the batch is padded"):
+            padding_change(tight, ClinicBatch(ids()), PAD)
 
 
 def test_missing_positions_are_detected() -> None:

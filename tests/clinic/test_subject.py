@@ -12,7 +12,6 @@ from addnorm.clinic import TrainingPlan
 from addnorm.clinic.subject import (
     SUBJECT_ROWS,
     batch_count,
-    is_transformers_directory,
     plan_from_config,
     subject_from_config,
     subject_from_task,
@@ -95,7 +94,6 @@ def test_a_transformers_directory(tmp_path: Path) -> None:
     folder = tmp_path / "theirs"
     theirs: Any = models.gpt2()[0]
     theirs.save_pretrained(folder)
-    assert is_transformers_directory(folder) and not is_transformers_directory(tmp_path)
     subject = subject_from_transformers(folder)
     assert type(subject.model).__name__ == "GPT2LMHeadModel" and len(subject.batches) == 1
     with pytest.raises(InputError, match=r"a\.txt must hold lines that are not empty"):
@@ -110,5 +108,3 @@ def test_a_transformers_directory(tmp_path: Path) -> None:
     assert subject.source == "the batches are lines of a.txt"
     assert subject.batches[0].arguments["input_ids"].tolist() == [[2, 3, 4], [2, 0, 0]]
     assert subject.batches[0].arguments["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
-    (folder / "config.toml").write_text("")
-    assert not is_transformers_directory(folder)

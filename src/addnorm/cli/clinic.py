@@ -7,6 +7,9 @@ from addnorm.cli.console import say
 from addnorm.cli.flags import add_set
 from addnorm.errors import ConfigError
 
+FOUND_CODE = 3
+"""Exit code of --fail-on."""
+
 
 def clinic_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `addnorm clinic`."""
@@ -31,6 +34,12 @@ def clinic_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--warmup", type=int, help="planned warm-up steps, with --lr (default 0)")
     parser.add_argument("--quick", action="store_true", help="skip the measurement of sharpness")
+    parser.add_argument(
+        "--fail-on",
+        choices=("problem", "warning"),
+        help=f"exit with code {FOUND_CODE} if there is a finding of this severity or above, or if "
+        "an essential check could not be made",
+    )
     parser.add_argument(
         "--try",
         dest="try_out",
@@ -70,6 +79,7 @@ CLINIC_EXAMPLES = (
     "addnorm clinic gpt2 --set model.depth=4 --lr 1e-3 --report clinic.html",
     "addnorm clinic gpt2 --set model.depth=4 --data book.txt --lr 1e-3",
     "addnorm clinic run.toml --try --out runs/remedies",
+    "addnorm clinic some/hugging-face/directory --data lines.txt --fail-on problem",
     "addnorm clinic replay runs/mine/cases/step-00000412",
 )
 RACE_EXAMPLES = (
@@ -78,15 +88,15 @@ RACE_EXAMPLES = (
 )
 
 
-def clinic(args: argparse.Namespace) -> None:
-    """Examine a model and print the findings."""
+def clinic(args: argparse.Namespace) -> int:
+    """Examine a model, print the findings, and return the exit code."""
     from addnorm.clinic import TrainingPlan
     from addnorm.cpu import keep_memory
     from addnorm.runs.clinic_subject import find_subject
 
     if args.target == "replay":
         _replay(args)
-        return
+        return 0
     if args.case is not None:
         raise ConfigError(f"clinic takes one target: got {args.target!r} and {args.case!r}.")
     if args.warmup is not None and args.lr is None:
@@ -94,14 +104,20 @@ def clinic(args: argparse.Namespace) -> None:
     keep_memory()
     if args.try_out:
         _try(args)
-        return
+        return 0
     plan = None if args.lr is None else TrainingPlan(lr=args.lr, warmup=args.warmup or 0)
     subject = find_subject(args.target, args.data, args.settings, plan, say=say)
     say(f"{subject.source}.")
+    say(f"the examination needs about {subject.memory_estimate() / 2**20:,.0f} MiB of memory.")
     examination = subject.examine(sharpness=not args.quick)
     if args.report is not None:
         say(f"page: {examination.write_page(args.report)}")
     print(examination.json() if args.json else examination.text())
+    if args.fail_on is None:
+        return 0
+    severities = {"problem": ("problem",), "warning": ("problem", "warning")}[args.fail_on]
+    found = any(finding.severity in severities for finding in examination.findings)
+    return FOUND_CODE if found or examination.verdict == "not examined" else 0
 
 
 def race(args: argparse.Namespace) -> None:

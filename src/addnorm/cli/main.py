@@ -358,7 +358,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             limits.unpacked = args.unpacked_limit
         module, _, function = args.action.partition(":")
-        getattr(importlib.import_module(module), function)(args)
+        code = getattr(importlib.import_module(module), function)(args)
         sys.stdout.flush()
     except AddnormError as error:
         if "--debug" in words:
@@ -382,7 +382,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         message, code = known
         print(f"addnorm: {message}", file=sys.stderr)
         return code
-    return 0
+    return code if isinstance(code, int) else 0
 
 
 def describe_failure(error: Exception) -> tuple[str, int] | None:

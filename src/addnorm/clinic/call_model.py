@@ -6,8 +6,10 @@ dictionary of named ones. The answer is the floating-point tensor that the model
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +24,8 @@ from addnorm.models.tabular import TabularConfig
 Inputs = Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]
 Loss = Callable[[Any, Any], Tensor]
 """From the model's output and the batch's targets (its inputs, if it has none) to a scalar."""
+NOT_TOKENS = ("mask", "label", "position", "segment", "type", "length")
+"""Words in the names of integer arguments that hold no token ids."""
 MIN_CHANGE = 1e-4
 """Change of an answer, relative to the standard deviation of all answers, beyond rounding."""
 
@@ -97,7 +101,8 @@ class ClinicBatch:
             and part.ndim == 2
             and not part.is_floating_point()
             and part.dtype != torch.bool
-            and not any(word in name for word in ("mask", "label", "position", "segment", "type"))
+            and name != "targets"
+            and not any(word in name for word in NOT_TOKENS)
         }
 
 
@@ -121,6 +126,10 @@ def step_operations(model: nn.Module, batch: ClinicBatch) -> float:
     return 6.0 * weights * sum(math.prod(tensor.shape[:2]) for tensor in batch.tensors)
 
 
+_ANSWER: ContextVar[str | None] = ContextVar("answer", default=None)
+"""Which of several tensors in the output holds the answers, while a model is examined."""
+
+
 def answer_of(output: Any) -> Tensor:
     """Return the tensor in a model's output that holds its answers."""
     if isinstance(output, Tensor):
@@ -129,15 +138,129 @@ def answer_of(output: Any) -> Tensor:
         value = getattr(output, name, None)
         if isinstance(value, Tensor):
             return value
-    values = output.values() if isinstance(output, Mapping) else output
-    if isinstance(values, tuple | list) or isinstance(output, Mapping):
-        for value in values:
-            if isinstance(value, Tensor) and value.is_floating_point() and value.ndim > 1:
-                return value
+    candidates = _answers(output)
+    chosen = candidates.get(_ANSWER.get() or "")
+    if chosen is not None:
+        return chosen
+    if candidates:
+        return next(iter(candidates.values()))
     raise InputError(
         f"a model must return a floating-point tensor, or an output that holds one: got "
         f"{type(output)}. Wrap it in a module that returns its logits."
     )
+
+
+def _answers(output: Any) -> dict[str, Tensor]:
+    """Return the floating-point tensors of an output, by name or number."""
+    if isinstance(output, Mapping):
+        named = dict(output)
+    elif isinstance(output, tuple | list):
+        named = {str(i): value for i, value in enumerate(output)}
+    else:
+        named = {}
+    return {
+        name: value
+        for name, value in named.items()
+        if isinstance(value, Tensor) and value.is_floating_point() and value.ndim > 1
+    }
+
+
+def own_loss(output: Any) -> Tensor | None:
+    """Return the loss that a model computes itself: `loss`, or the one number of its output."""
+    if isinstance(getattr(output, "loss", None), Tensor):
+        loss: Tensor = output.loss
+        return loss
+    if isinstance(output, Mapping):
+        named = output.get("loss")
+        return named if isinstance(named, Tensor) and named.numel() == 1 else None
+    if isinstance(output, tuple | list):
+        numbers = [v for v in output if isinstance(v, Tensor) and v.ndim == 0]
+        return numbers[0] if len(numbers) == 1 and numbers[0].is_floating_point() else None
+    return None
+
+
+@contextmanager
+def chosen_answer(model: nn.Module, batch: ClinicBatch) -> Iterator[None]:
+    """Within, `answer_of` returns the last of the output's tensors: the one made of the others.
+
+    Of (hidden, logits) these are the logits: their gradient reaches the hidden states.
+    """
+    with torch.enable_grad():
+        candidates = _answers(call_model(model, batch))
+    name = None
+    for each, tensor in candidates.items() if len(candidates) > 1 else ():
+        others = [t for other, t in candidates.items() if other != each and t.requires_grad]
+        if not (tensor.requires_grad and others):
+            continue
+        grads = torch.autograd.grad(tensor.sum(), others, retain_graph=True, allow_unused=True)
+        if any(grad is not None for grad in grads):
+            name = each
+    token = _ANSWER.set(name)
+    try:
+        yield
+    finally:
+        _ANSWER.reset(token)
+
+
+# ── Wrapped models, incomplete batches ────────────────────────────────────────────────────────────
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the model inside torch.compile, DataParallel or DistributedDataParallel."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and isinstance(
+            model, nn.DataParallel | nn.parallel.DistributedDataParallel
+        ):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def complete_batch(model: nn.Module, batch: ClinicBatch) -> ClinicBatch:
+    """Return a batch of labels for an encoder-decoder with the decoder's input beside them.
+
+    Models of transformers derive it from the labels themselves, where no experiment could reach it.
+    """
+    config, arguments = getattr(model, "config", None), batch.arguments
+    labels = arguments.get("labels")
+    known = {"decoder_input_ids", "decoder_inputs_embeds"} & set(arguments)
+    if known or not isinstance(labels, Tensor) or labels.ndim != 2:
+        return batch
+    if not getattr(config, "is_encoder_decoder", False):
+        return batch
+    start = getattr(config, "decoder_start_token_id", None)
+    pad = getattr(config, "pad_token_id", None)
+    prepare = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+    if start is None or pad is None:
+        return batch
+    if prepare is not None:
+        ids = prepare(labels=labels)
+    else:
+        first = torch.full_like(labels[:, :1], start)
+        ids = torch.cat((first, labels[:, :-1]), dim=1).masked_fill_(
+            torch.cat((first, labels[:, :-1]), dim=1) == -100, pad
+        )
+    return ClinicBatch({**arguments, "decoder_input_ids": ids}, batch.targets)
+
+
+def require_fit(model: nn.Module, batch: ClinicBatch) -> None:
+    """Raise an InputError if the model cannot be called with the batch."""
+    try:
+        with torch.no_grad():
+            call_model(model, batch)
+    except Exception as error:  # whatever the model's own code raises
+        shapes = ", ".join(
+            f"{name} {tuple(a.shape) if isinstance(a, Tensor) else type(a).__name__}"
+            for name, a in batch.arguments.items()
+        )
+        reason = (str(error).splitlines() or [""])[0]
+        raise InputError(
+            f"the batch must be what {type(model).__name__}.forward takes: got {shapes}, and the "
+            f"model raised {type(error).__name__}: {reason}. Pass a tensor, a tuple of positional "
+            "arguments, or a dictionary of named ones."
+        ) from error
 
 
 def is_tabular(model: nn.Module) -> bool:
@@ -156,19 +279,26 @@ def is_causal(model: nn.Module) -> bool:
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """Switch to evaluation mode; restore weights, gradients, buffers, modes and RNG state after."""
+    """Switch to evaluation mode; restore weights, gradients, buffers, modes and RNG state after.
+
+    Within, nothing is compiled and activations are not recomputed (reentrant checkpointing has no
+    gradients of single tensors). The RNG state of every device of the model is restored.
+    """
     modes = {module: module.training for module in model.modules()}
     grads = {p: p.grad for p in model.parameters()}
     buffers = {b: b.detach().clone() for b in model.buffers()}
     versions = {p: p._version for p in model.parameters()}
     weights = {p: p.detach().clone() for p in model.parameters()}
-    rng_state = torch.get_rng_state()
     model.eval()
     try:
-        with torch.enable_grad():
+        with ExitStack() as stack:
+            for kind, indices in _accelerators(model).items():
+                stack.enter_context(torch.random.fork_rng(indices, device_type=kind))
+            stack.enter_context(torch.random.fork_rng(devices=[]))
+            stack.enter_context(plain_execution())
+            stack.enter_context(torch.enable_grad())
             yield
     finally:
-        torch.set_rng_state(rng_state)
         with torch.no_grad():
             for parameter, value in weights.items():
                 if parameter._version != versions[parameter]:
@@ -179,6 +309,41 @@ def unchanged(model: nn.Module) -> Iterator[None]:
             parameter.grad = grad
         for module, mode in modes.items():
             module.training = mode
+
+
+def _accelerators(model: nn.Module) -> dict[str, list[int]]:
+    """Return the indices of the devices of a model that have an RNG of their own, by kind."""
+    devices: dict[str, set[int]] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.device.type not in ("cpu", "meta"):
+            devices.setdefault(tensor.device.type, set()).add(tensor.device.index or 0)
+    return {kind: sorted(indices) for kind, indices in devices.items()}
+
+
+@contextmanager
+def plain_execution() -> Iterator[None]:
+    """Run compiled functions as they are written, and checkpointed ones without recomputation."""
+    from torch.utils.checkpoint import CheckpointFunction
+
+    def call(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        return function(*args)
+
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # its padded rows are NaN
+    original = CheckpointFunction.__dict__.get("apply")
+    CheckpointFunction.apply = staticmethod(call)  # type: ignore[method-assign]
+    try:
+        with ExitStack() as stack:
+            if "torch._dynamo" in sys.modules:  # else nothing has been compiled
+                stance = torch.compiler.set_stance("force_eager")
+                stack.enter_context(stance)
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+        if original is None:
+            del CheckpointFunction.apply
+        else:
+            CheckpointFunction.apply = original  # type: ignore[method-assign]
 
 
 # ── Whether answers depend on later tokens ────────────────────────────────────────────────────────
@@ -201,8 +366,13 @@ def different_ids(ids: Tensor) -> Tensor:
 
 def relative_change(before: Tensor, after: Tensor) -> Tensor:
     """Return the largest change at each position, relative to the standard deviation of all."""
-    deviation = before.float().std().clamp(min=1e-12)
-    return (before.float() - after.float()).abs().amax(dim=-1) / deviation
+    return (before.float() - after.float()).abs().amax(dim=-1) / deviation_of(before)
+
+
+def deviation_of(answer: Tensor) -> Tensor:
+    """Return the standard deviation of the answers that are finite; padding may not be."""
+    values = answer.detach().float()
+    return values[values.isfinite()].std().clamp(min=1e-12)
 
 
 @torch.no_grad()
@@ -215,7 +385,11 @@ def sees_future(model: nn.Module, batch: ClinicBatch) -> bool | None:
     half = ids.shape[1] // 2
     changed = torch.cat((ids[:, :half], different_ids(ids)[:, half:]), dim=1)
     after = answer_of(call_model(model, batch.replace({name: changed})))
-    return bool((relative_change(answer, after)[:, :half] > MIN_CHANGE).any())
+    moved = relative_change(answer, after) > MIN_CHANGE
+    mask = batch.arguments.get("attention_mask")
+    if isinstance(mask, Tensor) and mask.shape == ids.shape:
+        moved &= mask != 0  # a padded position may see anything
+    return bool(moved[:, :half].any())
 
 
 # ── The loss ──────────────────────────────────────────────────────────────────────────────────────
@@ -278,9 +452,9 @@ def choose_objective(
         return Objective(loss, "the loss passed in")
     with torch.no_grad():
         output = call_model(model, batch)
-    if isinstance(getattr(output, "loss", None), Tensor):
+    if own_loss(output) is not None:
         own = "the model's own loss"
-        return Objective(lambda output, inputs: output.loss, own, cross_entropy=True)
+        return Objective(lambda output, inputs: own_loss(output), own, cross_entropy=True)  # type: ignore[arg-type, return-value]
     answer = answer_of(output)
     ids = [] if is_tabular(model) else list(batch.token_ids.values())
     aligned = answer.ndim == 3 and bool(ids) and ids[-1].shape == answer.shape[:2]
@@ -295,13 +469,14 @@ def choose_objective(
 
 def _random_classes(output: Any, inputs: Inputs) -> Tensor:
     answer, generator = answer_of(output), torch.Generator().manual_seed(0)
-    classes = torch.randint(answer.shape[1], answer.shape[:1], generator=generator)
-    return F.cross_entropy(answer.float(), classes)
+    classes = torch.randint(answer.shape[1], answer.shape[:1], generator=generator, device="cpu")
+    return F.cross_entropy(answer.float(), classes.to(answer.device))
 
 
 def _distance_from_noise(output: Any, inputs: Inputs) -> Tensor:
     answer, generator = answer_of(output), torch.Generator().manual_seed(0)
-    return (answer.float() - torch.randn(answer.shape, generator=generator)).pow(2).mean() / 2
+    noise = torch.randn(answer.shape, generator=generator, device="cpu").to(answer.device)
+    return (answer.float() - noise).pow(2).mean() / 2
 
 
 def _returns_logits(model: nn.Module, answer: Tensor) -> bool:
@@ -317,11 +492,15 @@ def _token_objective(model: nn.Module, batch: ClinicBatch) -> Objective:
     shift = 0 if sees_future(model, batch) and not is_causal(model) else 1
 
     def loss(output: Any, inputs: Inputs) -> Tensor:
+        arguments = ClinicBatch(inputs).arguments
         ids = list(ClinicBatch(inputs).token_ids.values())[-1]
         logits = answer_of(output)[:, : ids.shape[1] - shift]
-        ignore = -100 if pad is None else pad  # the mean is over what is not padding
-        targets = ids[:, shift:].flatten().long()
-        return F.cross_entropy(logits.flatten(0, 1).float(), targets, ignore_index=ignore)
+        targets = ids.long() if pad is None else ids.long().masked_fill(ids == pad, -100)
+        mask = arguments.get("attention_mask")
+        if isinstance(mask, Tensor) and mask.shape == ids.shape:
+            targets = targets.masked_fill(mask == 0, -100)
+        # The mean is over what is not padding.
+        return F.cross_entropy(logits.flatten(0, 1).float(), targets[:, shift:].flatten())
 
     name = "the next token" if shift else "the tokens themselves"
     return Objective(loss, f"cross-entropy of {name}", cross_entropy=True)

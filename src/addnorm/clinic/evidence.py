@@ -1,35 +1,52 @@
 """Everything that an examination measures, before any rule is applied to it."""
 
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
 
+from addnorm import __version__
+from addnorm.clinic.arrangement import Arrangement, find_arrangement, unnormed_end
 from addnorm.clinic.call_model import (
     ClinicBatch,
     Loss,
     Objective,
     answer_of,
     choose_objective,
+    chosen_answer,
+    deviation_of,
     is_causal,
+    require_fit,
     unchanged,
 )
+from addnorm.clinic.coverage import PLANNED, RULES_OF_CHECKS
 from addnorm.clinic.forward_stats import ActivationStats, AttentionStats, NonFinite
-from addnorm.clinic.input_experiments import ExperimentResults, run_experiments
+from addnorm.clinic.input_experiments import (
+    ExperimentResults,
+    NotExamined,
+    find_padding,
+    run_experiments,
+)
 from addnorm.clinic.measure import (
     NormGain,
     NormPlacement,
     SiteMeasurement,
     dependency_map,
+    equal_matrices,
     is_untrained,
     measure_sites,
     norm_gains,
     norm_placement,
     weight_gains,
 )
+from addnorm.clinic.optimizer_check import OptimizerFacts, read_optimizer
 from addnorm.clinic.rehearsal import (
     Alternative,
     Rehearsal,
@@ -41,6 +58,11 @@ from addnorm.clinic.residual_trace import Trace, trace_stream
 from addnorm.clinic.sharpness import Sharpness, measure_sharpness
 from addnorm.clinic.weight_perturbation import Growth, amplification, fit_growth
 from addnorm.config import ModelConfig
+from addnorm.errors import InputError
+from addnorm.models.tabular import TabularConfig
+
+MIN_GROWTH_POINTS = 6
+"""Branches that a law of growth needs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +76,23 @@ class Evidence:
     causal : whether later positions should be hidden: as configured, or because they are the labels
     untrained : whether nothing has been trained yet
     without_positions : whether the model is configured without positions
+    transformer : whether softmax attention was found
+    built_by_addnorm : whether addnorm built the model, so that settings of its configuration help
+    padded : whether the batch holds padding
+    data : what the batch is
+    version : version of addnorm
+    date : day of the examination
+    arrangement : how branches join the stream
+    missing_gradients : trained parameters of branches that the loss has no gradient for
+    non_finite_gradients : parameters whose gradient is not finite
+    cut_sites : sites where the stream or the branch was detached
+    trained : share of the parameters that require a gradient
+    frozen_embeddings : token embeddings that are not trained while others are
+    frozen_head : matrices of the output that are not trained while others are
+    equal_weights : matrices of branches whose rows are all equal
+    batch_norms : number of modules that norm over the batch
+    optimizer : settings of the optimizer, if one was passed
+    not_examined : why a check could not be made, by its name
     loss : loss of the batch
     loss_description : what the loss is
     uniform_loss : log of the number of classes: the loss of a uniform answer
@@ -88,6 +127,23 @@ class Evidence:
     causal: bool
     untrained: bool
     without_positions: bool = False
+    transformer: bool = True
+    built_by_addnorm: bool = False
+    padded: bool = False
+    data: str = ""
+    version: str = ""
+    date: str = ""
+    arrangement: Arrangement = field(default_factory=Arrangement)
+    missing_gradients: tuple[str, ...] = ()
+    non_finite_gradients: tuple[str, ...] = ()
+    cut_sites: tuple[str, ...] = ()
+    trained: float = 1.0
+    frozen_embeddings: tuple[str, ...] = ()
+    frozen_head: tuple[str, ...] = ()
+    equal_weights: tuple[str, ...] = ()
+    batch_norms: int = 0
+    optimizer: OptimizerFacts | None = None
+    not_examined: Mapping[str, str] = field(default_factory=dict)
     loss: float
     loss_description: str
     uniform_loss: float | None
@@ -135,6 +191,8 @@ def gather_evidence(
     pad: int | None = None,
     causal: bool | None = None,
     sharpness: bool = True,
+    optimizer: Optimizer | None = None,
+    data: str = "",
 ) -> Evidence:
     """Measure everything and return it; the model is left unchanged.
 
@@ -142,43 +200,98 @@ def gather_evidence(
     ----------
     model : the model
     batches : the batch that is examined, then those that a rehearsal learns from
-    loss, plan, pad, causal, sharpness : as for `examine`
+    loss, plan, pad, causal, sharpness, optimizer, data : as for `examine`
     """
     start = time.perf_counter()
     batch = batches[0]
     non_finite_input = _name_of_non_finite(batch.arguments)
     non_finite_weight = _name_of_non_finite(dict(model.named_parameters()))
+    reasons: dict[str, str] = {}
+    if pad is None:
+        config = getattr(model, "config", None)
+        pad = getattr(config, "pad", getattr(config, "pad_token_id", None))
     with unchanged(model):
-        objective = choose_objective(model, batch, loss)
-        trace = trace_stream(model, batch)
-        value = objective.value(trace.output, batch)
-        answer = answer_of(trace.output).detach().float()
-        sites, gradients = measure_sites(model, trace, value)
-        more: dict[str, Any] = {}
-        if not (trace.stats.non_finite or non_finite_input or non_finite_weight):
-            more = _measure_finite(model, batch, objective, trace, gradients, pad, sharpness)
-            if plan is not None and gradients:
-                more |= _rehearse(model, batches, objective, plan)
-    labels_are_later = more.get("experiments", ExperimentResults()).label_shift in (1, 2)
+        require_fit(model, batch)
+        with chosen_answer(model, batch):
+            objective = choose_objective(model, batch, loss)
+            trace = trace_stream(model, batch)
+            value = objective.value(trace.output, batch)
+            answer = answer_of(trace.output).detach().float()
+            arrangement = find_arrangement(trace)
+            with _attempt("gradients", reasons):
+                sites, gradients = measure_sites(model, trace, value)
+            if "gradients" in reasons:
+                sites, gradients = measure_sites(model, trace, value.detach())
+            more: dict[str, Any] = {}
+            non_finite = trace.stats.non_finite
+            if non_finite and not _reaches_loss(value, answer, batch, pad):
+                non_finite = None  # hidden again, by torch.where or in the padding
+            if non_finite or non_finite_input or non_finite_weight:
+                _skip_all(reasons, "a value of the forward pass is not finite")
+            else:
+                more = _measure_finite(
+                    model, batch, objective, trace, gradients, pad, sharpness, reasons
+                )
+                if plan is not None and gradients:
+                    with _attempt(PLANNED, reasons):
+                        more |= _rehearse(model, batches, objective, plan)
+    experiments = more.get("experiments", ExperimentResults())
+    reasons |= experiments.not_examined
+    if plan is None:
+        reasons[PLANNED] = "no plan was passed"
+    if optimizer is None:
+        reasons["optimizer"] = "no optimizer was passed"
+    transformer = bool(trace.stats.attention)
+    if not trace.sites:
+        for check in ("residual stream", "norms"):
+            reasons.setdefault(check, "no residual stream was found")
+    if not transformer:
+        reasons.setdefault("attention", "no softmax attention was found")
+    untrained = is_untrained(model)
+    if not untrained:
+        reasons.setdefault("initial weights", "the model is trained")
+    if not trace.stats.activations:
+        reasons.setdefault("activations", "no activation function was found")
+    labels_are_later = experiments.label_shift in (1, 2)
     hidden = causal if causal is not None else is_causal(model) or labels_are_later
     classes = answer.shape[-1] if objective.cross_entropy else 0
+    every = sum(p.numel() for p in model.parameters())
     return Evidence(
         model=type(model).__name__,
-        parameters=sum(p.numel() for p in model.parameters()),
+        parameters=every,
         causal=bool(hidden),
-        untrained=is_untrained(model),
+        untrained=untrained,
         without_positions=_without_positions(model),
+        transformer=transformer,
+        built_by_addnorm=isinstance(getattr(model, "config", None), ModelConfig | TabularConfig),
+        padded=_is_padded(batch, pad),
+        data=data or describe_batch(batch),
+        version=__version__,
+        date=time.strftime("%Y-%m-%d"),
+        arrangement=arrangement,
+        missing_gradients=_missing_gradients(model, trace, sites, gradients),
+        non_finite_gradients=tuple(
+            name for name, grad in gradients.items() if not bool(grad.isfinite().all())
+        ),
+        cut_sites=tuple(site.name for site in trace.sites if site.cut),
+        trained=sum(p.numel() for p in model.parameters() if p.requires_grad) / every,
+        frozen_embeddings=_frozen(model, tuple(trace.embeddings)),
+        frozen_head=_frozen(model, trace.head),
+        equal_weights=equal_matrices(model, trace.sites),
+        batch_norms=sum(isinstance(m, _BatchNorm) for m in model.modules()),
+        optimizer=None if optimizer is None else read_optimizer(model, optimizer),
+        not_examined=reasons,
         loss=float(value.detach()),
         loss_description=objective.description,
-        uniform_loss=float(torch.tensor(float(classes)).log()) if classes > 1 else None,
-        answer_deviation=float(answer.std()),
+        uniform_loss=math.log(classes) if classes > 1 else None,
+        answer_deviation=float(deviation_of(answer)),
         seconds=time.perf_counter() - start,
         sites=sites,
         signs={site.name: site.sign for site in trace.sites},
-        norms=norm_placement(trace),
+        norms=norm_placement(trace, arrangement.kind, unnormed_end(trace)),
         attention=trace.stats.attention,
         activations=trace.stats.activations,
-        non_finite=trace.stats.non_finite,
+        non_finite=non_finite,
         non_finite_input=non_finite_input,
         non_finite_weight=non_finite_weight,
         largest_value=trace.stats.largest,
@@ -190,6 +303,84 @@ def gather_evidence(
     )
 
 
+@contextmanager
+def _attempt(check: str, reasons: dict[str, str]) -> Iterator[None]:
+    """Record an error as the reason why a check was not made; errors of the input are raised."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:  # of the model's own code, or of torch: other checks go on
+        line = (str(error).splitlines() or ["no message"])[0][:160]
+        reasons[check] = f"the measurement failed: {type(error).__name__}: {line}"
+
+
+def _skip_all(reasons: dict[str, str], reason: str) -> None:
+    for check in (*RULES_OF_CHECKS, PLANNED):
+        if check != "forward pass":
+            reasons.setdefault(check, reason)
+
+
+def describe_batch(batch: ClinicBatch) -> str:
+    """Return the names and shapes of what the model is called with.
+
+    >>> describe_batch(ClinicBatch({"input_ids": torch.zeros(2, 5, dtype=torch.long)}))
+    'input_ids 2 × 5'
+    """
+    parts = []
+    for name, argument in batch.arguments.items():
+        if isinstance(argument, Tensor):
+            shape = " × ".join(map(str, argument.shape)) or "one number"
+            parts.append(shape if name.isdigit() else f"{name} {shape}")
+    return ", ".join(parts)
+
+
+def _is_padded(batch: ClinicBatch, pad: int | None) -> bool:
+    try:
+        find_padding(batch, pad)
+    except NotExamined:
+        return False
+    return True
+
+
+def _reaches_loss(value: Tensor, answer: Tensor, batch: ClinicBatch, pad: int | None) -> bool:
+    """Return whether the loss, or an answer that is not at padding, is not finite."""
+    if not bool(value.isfinite()):
+        return True
+    wrong = ~answer.isfinite()
+    mask = batch.arguments.get("attention_mask")
+    if isinstance(mask, Tensor) and mask.shape == answer.shape[:2]:
+        wrong = wrong & (mask[..., None] != 0)
+    return bool(wrong.any())
+
+
+def _missing_gradients(
+    model: nn.Module,
+    trace: Trace,
+    sites: Sequence[SiteMeasurement],
+    gradients: Mapping[str, Tensor],
+) -> tuple[str, ...]:
+    """Return trained parameters of branches without gradient, where the branch is not zero."""
+    if not gradients:
+        return ()
+    named = dict(model.named_parameters(remove_duplicate=False))
+    missing = []
+    used = {i for i in range(len(trace.sites)) if i in trace.used_sites}
+    for i, (site, measured) in enumerate(zip(trace.sites, sites, strict=True)):
+        cut = i in used and measured.branch > 0 and measured.weight_gradient == 0
+        if cut and not measured.stream_gradient:
+            missing += [w for w in site.weights if w in named and named[w].requires_grad]
+    return tuple(dict.fromkeys(missing))
+
+
+def _frozen(model: nn.Module, names: Sequence[str]) -> tuple[str, ...]:
+    """Return which of these parameters are not trained, if any parameter of the model is."""
+    named = dict(model.named_parameters(remove_duplicate=False))
+    if not any(p.requires_grad for p in named.values()):
+        return ()
+    return tuple(sorted(n for n in names if n in named and not named[n].requires_grad))
+
+
 def _measure_finite(
     model: nn.Module,
     batch: ClinicBatch,
@@ -198,17 +389,34 @@ def _measure_finite(
     gradients: Mapping[str, Tensor],
     pad: int | None,
     sharpness: bool,
+    reasons: dict[str, str],
 ) -> dict[str, Any]:
-    """Return what can be measured if all values are finite, as fields of the evidence."""
-    changes = amplification(model, batch, trace.sites) if trace.sites else []
-    if pad is None:
-        pad = getattr(getattr(model, "config", None), "pad", None)
+    """Return what can be measured if all values are finite, as fields of the evidence.
+
+    Parameters
+    ----------
+    model, batch, objective : the model, what it is called with, and its loss
+    trace : the traced forward pass
+    gradients : gradient of each parameter
+    pad, sharpness : as for `examine`
+    reasons : receives why something could not be measured
+    """
+    changes: list[float] = []
+    with _attempt("amplification", reasons):
+        changes = amplification(model, batch, trace.sites) if trace.sites else []
     steps = range(1, len(changes) + 1)
-    sharp = measure_sharpness(model, batch, objective) if sharpness and gradients else None
+    sharp = None
+    finite = all(bool(grad.isfinite().all()) for grad in gradients.values())
+    if sharpness and gradients and finite:
+        with _attempt("sharpness", reasons):
+            sharp = measure_sharpness(model, batch, objective)
+    shares: list[dict[str, float]] = []
+    with _attempt("dependency map", reasons):
+        shares = dependency_map(trace)
     return {
-        "dependency_map": dependency_map(trace),
+        "dependency_map": shares,
         "amplification": changes,
-        "growth": fit_growth(steps, changes) if len(changes) > 3 else None,
+        "growth": fit_growth(steps, changes) if len(changes) >= MIN_GROWTH_POINTS else None,
         "sharpness": sharp,
         "experiments": run_experiments(model, batch, objective, pad),
     }

@@ -6,13 +6,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torch import nn
+from torch.optim import Optimizer
 
-from addnorm.clinic.call_model import ClinicBatch, Inputs, Loss, Objective, as_batch
+from addnorm.clinic.call_model import (
+    ClinicBatch,
+    Inputs,
+    Loss,
+    Objective,
+    as_batch,
+    complete_batch,
+    unwrap,
+)
+from addnorm.clinic.coverage import NOT_EXAMINED, Check, find_coverage
 from addnorm.clinic.evidence import Evidence, gather_evidence
 from addnorm.clinic.rehearsal import TrainingPlan
 from addnorm.clinic.rules import Finding, apply_rules
 from addnorm.errors import InputError
 from addnorm.files import to_json
+
+SCHEMA = 2
+"""Version of the JSON; 1 had neither checks nor arrangement."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -23,9 +36,22 @@ class Examination:
     findings: Sequence[Finding]
 
     @property
+    def checks(self) -> list[Check]:
+        """Every check: passed, found, or not examined with the reason."""
+        return find_coverage(self.evidence, self.findings)
+
+    @property
     def healthy(self) -> bool:
-        """Whether there is no finding above a note."""
-        return all(finding.severity == "note" for finding in self.findings)
+        """Whether there is no finding above a note, and every essential check was made."""
+        made = all(c.outcome != NOT_EXAMINED for c in self.checks if c.essential)
+        return made and all(finding.severity == "note" for finding in self.findings)
+
+    @property
+    def verdict(self) -> str:
+        """`healthy`, `not healthy`, or `not examined` if an essential check was not made."""
+        if self.healthy:
+            return "healthy"
+        return "not healthy" if self.names() else "not examined"
 
     def names(self) -> list[str]:
         """Return the names of the findings above a note."""
@@ -38,8 +64,22 @@ class Examination:
         return examination_text(self)
 
     def json(self) -> str:
-        """Return everything as JSON; values that are not finite are null."""
-        return to_json(dataclasses.asdict(self))
+        """Return everything as JSON; values that are not finite are null.
+
+        `schema` changes when a field is renamed or removed.
+        """
+        plain = dataclasses.asdict(self)
+        plain["evidence"]["arrangement"]["name"] = self.evidence.arrangement.name
+        return to_json(
+            {
+                "schema": SCHEMA,
+                "verdict": self.verdict,
+                "healthy": self.healthy,
+                "findings": plain["findings"],
+                "checks": [dataclasses.asdict(check) for check in self.checks],
+                "evidence": plain["evidence"],
+            }
+        )
 
     def write_page(self, path: str | Path) -> Path:
         """Write one self-contained HTML file with charts, and return its path."""
@@ -68,6 +108,8 @@ def examine(
     pad: int | None = None,
     causal: bool | None = None,
     sharpness: bool = True,
+    optimizer: Optimizer | None = None,
+    data: str = "",
 ) -> Examination:
     """Examine any Transformer and return its findings; the model is left unchanged.
 
@@ -92,6 +134,10 @@ def examine(
         Whether later positions must be hidden, by default as the configuration says.
     sharpness : bool
         Whether to measure the sharpness of the loss, which takes most of the time.
+    optimizer : torch.optim.Optimizer, optional
+        The optimizer that will train the model; its settings and parameters are checked.
+    data : str, optional
+        What the batch is, for the page; by default its shapes.
 
     Returns
     -------
@@ -109,8 +155,17 @@ def examine(
     """
     if not any(True for _ in model.parameters()):
         raise InputError("a model must have parameters to be examined: this one has none.")
-    batches = [as_batch(each) for each in (batch, *more_batches)]
+    model = unwrap(model)
+    batches = [complete_batch(model, as_batch(each)) for each in (batch, *more_batches)]
     evidence = gather_evidence(
-        model, batches, loss, plan=plan, pad=pad, causal=causal, sharpness=sharpness
+        model,
+        batches,
+        loss,
+        plan=plan,
+        pad=pad,
+        causal=causal,
+        sharpness=sharpness,
+        optimizer=optimizer,
+        data=data,
     )
     return Examination(evidence, apply_rules(evidence))

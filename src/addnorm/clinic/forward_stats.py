@@ -1,11 +1,13 @@
 """Statistics of one forward pass: attention, activations, the first non-finite value."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from addnorm.clinic.module_names import has_even_sizes
 
 ACTIVATIONS = {"relu", "gelu", "silu", "tanh", "sigmoid", "hardtanh", "elu", "leaky_relu", "relu_"}
 FUSED_ATTENTION = "_scaled_dot_product_"
@@ -26,12 +28,17 @@ class AttentionStats:
         uniform
     largest : the largest logit that is not masked, minus the mean of those
     spread : standard deviation of the logits
+    own : share of the positions, but the first, that attend to themselves, in the row with most of
+        them; None if there are not as many keys as queries
+    bounded : whether all queries and all keys have one size, as in cosine attention
     """
 
     path: str
     entropy: tuple[float, ...]
     largest: tuple[float, ...]
     spread: tuple[float, ...]
+    own: float | None = None
+    bounded: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,6 +99,14 @@ class ForwardStats:
     activations: list[ActivationStats] = field(default_factory=list)
     non_finite: NonFinite | None = None
     largest: float = 0.0
+    unheaded: dict[int, tuple[str, Tensor, Tensor]] = field(default_factory=dict)
+    """Softmax over (rows, query, key), by memory: attention if a product with values follows."""
+    bounded: set[str] = field(default_factory=set)
+    """Modules in which queries and keys of one size were multiplied."""
+    padding: tuple[int, Tensor] | None = None
+    """A row of the batch, and where it is padded."""
+    padding_weight: float = 0.0
+    """The largest weight that a real position of that row gives to its padding."""
 
     def update(
         self, name: str, args: Any, kwargs: Any, out: Any, operands: list[Tensor], path: str
@@ -111,12 +126,42 @@ class ForwardStats:
             if not isinstance(result, Tensor) or not result.is_floating_point():
                 return
             if name.startswith(FUSED_ATTENTION) and result.ndim == 4:
-                self.attention.append(fused_attention_stats(path, args, kwargs))
+                logits, weights = fused_weights(args, kwargs)
+                if has_even_sizes(args[0]) and has_even_sizes(args[1]):
+                    self.bounded.add(path)
+                self._append_attention(path, logits, weights)
+                self._weigh_padding(weights)
             elif name in ("_softmax", "_safe_softmax") and result.ndim == 4:
-                self.attention.append(attention_stats(path, args[0].float(), result.float()))
+                self._append_attention(path, args[0].float(), result.float())
+                self._weigh_padding(result)
+            elif name in ("_softmax", "_safe_softmax") and result.ndim == 3:
+                memory = result.untyped_storage().data_ptr()
+                self.unheaded[memory] = path, args[0].float(), result.float()
+            elif name == "bmm" and operands[0].untyped_storage().data_ptr() in self.unheaded:
+                where, logits, weights = self.unheaded.pop(operands[0].untyped_storage().data_ptr())
+                self._append_attention(where, logits[:, None], weights[:, None])
+            elif name in ("bmm", "baddbmm") and self._multiplies_even(operands[-2:]):
+                self.bounded.add(path)
             elif name in ACTIVATIONS and result.ndim >= 2:
                 self.activations.append(activation_stats(path, name, result))
             self._check_finite(name, result, operands, path)
+
+    def _append_attention(self, path: str, logits: Tensor, weights: Tensor) -> None:
+        stats = attention_stats(path, logits, weights)
+        self.attention.append(replace(stats, bounded=path in self.bounded))
+
+    def _multiplies_even(self, operands: list[Tensor]) -> bool:
+        """Return whether q (…, n, d) and kᵀ (…, d, m) have rows and columns of one size."""
+        q, k = operands
+        return has_even_sizes(q) and has_even_sizes(k.transpose(-1, -2))
+
+    def _weigh_padding(self, weights: Tensor) -> None:
+        if self.padding is None:
+            return
+        row, padded = self.padding
+        if len(weights) > row and weights.shape[-2:] == (len(padded), len(padded)):
+            given = weights[row][:, ~padded][..., padded]
+            self.padding_weight = max(self.padding_weight, float(given.max()))
 
     def _check_finite(self, name: str, result: Tensor, operands: list[Tensor], path: str) -> None:
         if self.non_finite is not None or name in UNWRITTEN | MASKING:
@@ -170,11 +215,15 @@ def attention_stats(path: str, logits: Tensor, weights: Tensor) -> AttentionStat
     off = (inside - mean).masked_fill(~visible, 0.0)
     spread = (off.pow(2).sum(dim=(0, 2, 3)) / visible.sum(dim=(0, 2, 3)).clamp(min=1)).sqrt()
     largest = off.amax(dim=(0, 2, 3))
-    return AttentionStats(path, _floats(each), _floats(largest), _floats(spread))
+    own = None
+    if weights.shape[-1] == weights.shape[-2] > 1:
+        seen = (weights.diagonal(dim1=-2, dim2=-1)[..., 1:] > 0).float()
+        own = float(seen.mean(dim=(1, 2)).max())
+    return AttentionStats(path, _floats(each), _floats(largest), _floats(spread), own)
 
 
-def fused_attention_stats(path: str, args: Any, kwargs: Any) -> AttentionStats:
-    """Return the same statistics for a fused kernel, from logits that are computed here."""
+def fused_weights(args: Any, kwargs: Any) -> tuple[Tensor, Tensor]:
+    """Return logits and weights of a fused kernel, of the first rows of a large batch."""
     q, k = args[0].detach().float(), args[1].detach().float()
     rows = max(1, MAX_ATTENTION_WEIGHTS // max(1, q.shape[1] * q.shape[2] * k.shape[2]))
     q, k = q[:rows], k[:rows]
@@ -182,15 +231,14 @@ def fused_attention_stats(path: str, args: Any, kwargs: Any) -> AttentionStats:
     scale = kwargs.get("scale")
     logits = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
     if any(part is True for part in args[4:6]) or kwargs.get("is_causal"):
-        future = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).triu(1)
+        future = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).triu(1)
         logits = logits.masked_fill(future, -math.inf)
     mask = kwargs.get("attn_mask")
     if mask is not None:
         mask = mask[:rows] if mask.shape[0] == args[0].shape[0] else mask
         boolean = mask.dtype == torch.bool
         logits = logits.masked_fill(~mask, -math.inf) if boolean else logits + mask
-    weights = logits.softmax(dim=-1).nan_to_num(0.0)
-    return attention_stats(path, logits, weights)
+    return logits, logits.softmax(dim=-1).nan_to_num(0.0)
 
 
 def activation_stats(path: str, kind: str, result: Tensor) -> ActivationStats:

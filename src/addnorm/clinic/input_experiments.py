@@ -1,13 +1,15 @@
 """Experiments: change the input and measure which answers move.
 
-Masks that leak, padding that is attended to, positions that cannot be distinguished, labels that
-are off by one: the shapes are right and the loss falls, so only an experiment shows them. None of
-them depends on the code of the model.
+Masks that leak, padding that is attended to, rows that see each other, a source that is not read,
+labels that are off by one: the shapes are right and the loss falls, so only an experiment shows
+them. None of them depends on the code of the model. An experiment that the batch does not allow
+raises `NotExamined` with the reason.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +21,7 @@ from addnorm.clinic.call_model import (
     answer_of,
     answered_ids,
     call_model,
+    deviation_of,
     different_ids,
     is_tabular,
     relative_change,
@@ -28,6 +31,32 @@ from addnorm.clinic.residual_trace import trace_stream
 
 MIN_CHANGE_FLOAT64 = 1e-10
 """Relative change in float64 beyond rounding: small initial weights make small differences."""
+ROW_CHANGE = 1e-3
+"""Relative change of one row's answers beyond rounding when the others change."""
+
+
+class NotExamined(Exception):
+    """An experiment was not possible; the message says why."""
+
+
+@dataclass(frozen=True)
+class LabelFacts:
+    """What the gradient of the loss in the answers says about the targets.
+
+    Parameters
+    ----------
+    shift : the labels at t are the tokens at t + shift; None if no shift fits
+    other_rows : whether they are the tokens of other rows of the batch
+    padding : share of the padded positions whose answers the loss counts; None without padding
+    probabilities : whether the answers sum to 1 and the loss applies a softmax to them again
+    smoothing : label smoothing of a cross-entropy; None if the loss is another
+    """
+
+    shift: int | None = None
+    other_rows: bool = False
+    padding: float | None = None
+    probabilities: bool = False
+    smoothing: float | None = None
 
 
 @dataclass(frozen=True)
@@ -37,25 +66,40 @@ class ExperimentResults:
     Parameters
     ----------
     sees_future : whether an answer moves when a later token of the same sequence changes
-    padding_change : change of the answers at real positions when padding is removed, relative to
-        their standard deviation
+    padding_change : change of the answers at real positions when padding is changed or removed,
+        relative to their standard deviation
+    padding_shift : the same when padding on the left is removed, although its content has no effect
     swappable_positions : positions p whose token may be swapped with that at p + 1 without effect
         on later ones
     token_share : share of the variance of the first block's input that depends on the tokens
-    label_shift : the labels at t are the tokens at t + shift; None if no shift fits
+    labels : the targets, as the gradient of the loss shows them
+    row_change : change of a row's answers when the other rows of the batch change
+    source_change : change of the decoder's answers when the encoder's input changes
+    dropout : the largest dropout probability in training mode, and its module
+    not_examined : why an experiment was not possible, by the name of its check
     """
 
     sees_future: bool | None = None
     padding_change: float | None = None
+    padding_shift: float | None = None
     swappable_positions: tuple[int, ...] | None = None
     token_share: float | None = None
-    label_shift: int | None = None
+    labels: LabelFacts | None = None
+    row_change: float | None = None
+    source_change: float | None = None
+    dropout: tuple[float, str] | None = None
+    not_examined: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def label_shift(self) -> int | None:
+        """The labels at t are the tokens at t + shift; None if no shift fits."""
+        return None if self.labels is None else self.labels.shift
 
 
 def run_experiments(
     model: nn.Module, batch: ClinicBatch, objective: Objective, pad: int | None
 ) -> ExperimentResults:
-    """Run every experiment that the batch allows.
+    """Run every experiment that the batch allows; one that fails does not end the others.
 
     Parameters
     ----------
@@ -64,80 +108,302 @@ def run_experiments(
     objective : the loss, for the labels
     pad : the id of padding, if known
     """
-    if is_tabular(model) or not batch.token_ids:
-        return ExperimentResults()
-    with torch.no_grad():
-        return ExperimentResults(
-            sees_future=sees_future(model, batch),
-            padding_change=padding_change(model, batch, pad),
-            swappable_positions=swappable_positions(model, batch),
-            token_share=token_share(model, batch),
-            label_shift=label_shift(model, batch, objective),
-        )
+    experiments: dict[str, tuple[str, Callable[[], Any]]] = {
+        "future": ("sees_future", lambda: _future(model, batch)),
+        "padding": ("padding_change", lambda: padding_change(model, batch, pad)),
+        "left padding": ("padding_shift", lambda: padding_shift(model, batch, pad)),
+        "positions": ("swappable_positions", lambda: swappable_positions(model, batch)),
+        "token embeddings": ("token_share", lambda: token_share(model, batch)),
+        "labels": ("labels", lambda: read_labels(model, batch, objective, pad)),
+        "rows of the batch": ("row_change", lambda: row_change(model, batch)),
+        "source": ("source_change", lambda: source_change(model, batch)),
+        "training mode": ("dropout", lambda: training_dropout(model, batch)),
+    }
+    values: dict[str, Any] = {}
+    reasons: dict[str, str] = {}
+    for check, (name, run) in experiments.items():
+        if is_tabular(model) and check != "training mode":
+            reasons[check] = "the columns of a table have no order, and its rows may see each other"
+            continue
+        try:
+            with torch.no_grad():
+                value = run()
+        except NotExamined as reason:
+            reasons[check] = str(reason)
+        except Exception as error:  # of the model's own code: the other experiments go on
+            reasons[check] = f"the experiment failed: {type(error).__name__}: {_first_line(error)}"
+        else:
+            values[name] = value
+    return ExperimentResults(**values, not_examined=reasons)
 
 
-def padding_change(model: nn.Module, batch: ClinicBatch, pad: int | None) -> float | None:
-    """Return how far the answers of the shortest sequence move when its padding is removed."""
-    answered = answered_ids(model, batch)
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or ["no message"])[0][:160]
+
+
+def _future(model: nn.Module, batch: ClinicBatch) -> bool:
+    _require_tokens(batch)
+    result = sees_future(model, batch)
+    if result is None:
+        raise NotExamined("there is not one answer for each token, or only one token")
+    return result
+
+
+def _require_tokens(batch: ClinicBatch) -> None:
+    if not batch.token_ids:
+        raise NotExamined("the batch holds no token ids")
+
+
+# ── Padding ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class _Padded:
+    """The row with the most padding: of which ids, which row, where it is real, on which side."""
+
+    name: str
+    row: int
+    real: Tensor
+    masked: bool
+    """Whether an attention mask says so."""
+
+    @property
+    def on_the_right(self) -> bool:
+        return not bool((self.real[: int(self.real.sum())] == 0).any())
+
+
+def find_padding(batch: ClinicBatch, pad: int | None) -> _Padded:
+    """Return the row with the most padding; raise NotExamined if there is none."""
+    _require_tokens(batch)
     mask = batch.arguments.get("attention_mask")
-    if answered is None or (pad is None and not isinstance(mask, Tensor)):
-        return None
-    _, ids, answer = answered
-    padded = _most_padded(batch, mask, pad)
-    if padded is None:
-        return None
-    name, row, real = padded
-    kept = int(real.sum())
-    if kept == 0 or bool((real[:kept] == 0).any()):
-        return None  # removing padding on the left would move the positions
-    length = real.shape[0]
+    if pad is None and not isinstance(mask, Tensor):
+        raise NotExamined("neither an attention mask nor the id of padding is known")
+    for name, ids in batch.token_ids.items():
+        own = isinstance(mask, Tensor) and mask.shape == ids.shape and "decoder" not in name
+        if not own and pad is None:
+            continue
+        real = mask.bool() if own and isinstance(mask, Tensor) else _differs(ids, pad)
+        counts = real.sum(dim=1)
+        row = int(counts.argmin())
+        if 0 < int(counts[row]) < ids.shape[1]:
+            return _Padded(name, row, real[row], own)
+    raise NotExamined("no row of the batch is padded")
+
+
+def _differs(ids: Tensor, pad: int | None) -> Tensor:
+    return torch.ones_like(ids, dtype=torch.bool) if pad is None else ids.ne(pad)
+
+
+def padding_change(model: nn.Module, batch: ClinicBatch, pad: int | None) -> float:
+    """Return how far the answers of the most padded row move when its padding changes.
+
+    Under a mask, other tokens are put into the padding. Where it is on the right it is also
+    removed, and the smaller change counts: a model may derive its mask from the tokens.
+    """
+    padded = find_padding(batch, pad)
+    changes = []
+    if padded.masked:
+        changes.append(_change_by_content(model, batch, padded))
+    if padded.on_the_right:
+        changes.append(_change_by_removal(model, batch, padded))
+    if not changes:
+        raise NotExamined("padding on the left, without an attention mask")
+    change = min(changes)
+    if change > MIN_CHANGE and not padded.on_the_right and not _is_attended(model, batch, padded):
+        return 0.0  # the model derives its mask from the tokens that were changed
+    return change
+
+
+def padding_shift(model: nn.Module, batch: ClinicBatch, pad: int | None) -> float:
+    """Return how far the answers move when padding on the left is removed."""
+    padded = find_padding(batch, pad)
+    if padded.on_the_right:
+        raise NotExamined("the padding is on the right")
+    return _change_by_removal(model, batch, padded)
+
+
+def _change_by_content(model: nn.Module, batch: ClinicBatch, padded: _Padded) -> float:
+    ids = batch.token_ids[padded.name]
+    changed = ids.clone()
+    known = torch.unique(ids[padded.row][padded.real])
+    others = known[torch.arange(int((~padded.real).sum()), device=ids.device) % len(known)]
+    changed[padded.row, ~padded.real] = others
+    before = answer_of(call_model(model, batch))
+    after = answer_of(call_model(model, batch.replace({padded.name: changed})))
+    return _largest_change(before, after, padded, slice(None), _is_answered(model, batch, padded))
+
+
+def _change_by_removal(model: nn.Module, batch: ClinicBatch, padded: _Padded) -> float:
+    rows, length = batch.token_ids[padded.name].shape
+    kept = slice(0, int(padded.real.sum()))
+    if not padded.on_the_right:
+        kept = slice(length - int(padded.real.sum()), length)
+        if bool((padded.real[kept] == 0).any()):
+            raise NotExamined("there is padding inside the sequence")
     alone: dict[str, Tensor] = {}
     for other, argument in batch.arguments.items():
-        if isinstance(argument, Tensor) and argument.ndim and argument.shape[0] == ids.shape[0]:
-            cut = argument[row : row + 1]
-            if argument.ndim > 1 and argument.shape[1] == length and _same_side(batch, other, name):
-                cut = cut[:, :kept]
-            alone[other] = cut
+        if isinstance(argument, Tensor) and argument.ndim and argument.shape[0] == rows:
+            cut = argument[padded.row : padded.row + 1]
+            same = argument.ndim > 1 and argument.shape[1] == length
+            alone[other] = cut[:, kept] if same and _same_side(batch, other, padded.name) else cut
+    before = answer_of(call_model(model, batch))
     after = answer_of(call_model(model, batch.replace(alone)))
-    before = answer[row : row + 1, : after.shape[1]]
-    return float(relative_change(before, after)[:, : min(kept, after.shape[1])].max())
+    aligned = _is_answered(model, batch, padded)
+    return _largest_change(before, after, padded, kept, aligned, alone=True)
+
+
+def _is_answered(model: nn.Module, batch: ClinicBatch, padded: _Padded) -> bool:
+    """Return whether there is one answer for each of the padded tokens."""
+    answered = answered_ids(model, batch)
+    return answered is not None and answered[0] == padded.name
+
+
+def _largest_change(
+    before: Tensor,
+    after: Tensor,
+    padded: _Padded,
+    kept: slice,
+    aligned: bool,
+    *,
+    alone: bool = False,
+) -> float:
+    """Return the largest change of a row's answers at its real positions."""
+    one = before[padded.row : padded.row + 1]
+    two = after if alone else after[padded.row : padded.row + 1]
+    if aligned:
+        where = padded.real[kept] if alone else padded.real
+        one = one[:, kept] if alone else one
+        one, two = one[:, where], two[:, where]
+    if one.shape != two.shape:
+        raise NotExamined("the answers have another shape without padding")
+    deviation = deviation_of(before)
+    change = ((one.float() - two.float()).abs() / deviation).flatten()
+    return float(change[change.isfinite()].max()) if bool(change.isfinite().any()) else 0.0
+
+
+def _is_attended(model: nn.Module, batch: ClinicBatch, padded: _Padded) -> bool:
+    """Return whether attention gives weight to the padding of the padded row."""
+    trace = trace_stream(model, batch, padding=~padded.real, row=padded.row)
+    return trace.stats.padding_weight > 1e-6
 
 
 def _same_side(batch: ClinicBatch, argument: str, ids: str) -> bool:
     """Return whether an argument belongs to the same sequence as these ids."""
-    sides = [name.startswith(("decoder", "target", "tgt", "label")) for name in (argument, ids)]
     if isinstance(batch.inputs, Tensor) or not isinstance(batch.arguments.get(argument), Tensor):
         return True
-    return sides[0] == sides[1] if not argument.isdigit() else argument == ids
+    if argument.isdigit():
+        return argument == ids
+    has_decoder = any(name.startswith(("decoder", "target", "tgt")) for name in batch.arguments)
+    if not has_decoder:
+        return True
+    sides = [name.startswith(("decoder", "target", "tgt", "label")) for name in (argument, ids)]
+    return sides[0] == sides[1]
 
 
-def _most_padded(
-    batch: ClinicBatch, mask: object, pad: int | None
-) -> tuple[str, int, Tensor] | None:
-    """Return the ids with padding, their row with the most, and where that row is real."""
-    for name, ids in batch.token_ids.items():
-        real = ids != pad if pad is not None else torch.ones_like(ids, dtype=torch.bool)
-        if isinstance(mask, Tensor) and mask.shape == ids.shape and "decoder" not in name:
-            real = mask.bool()
-        counts = real.sum(dim=1)
-        row = int(counts.argmin())
-        if int(counts[row]) < ids.shape[1]:
-            return name, row, real[row]
-    return None
+# ── Rows and sources ──────────────────────────────────────────────────────────────────────────────
 
 
-def swappable_positions(
-    model: nn.Module, batch: ClinicBatch, most: int = 4
-) -> tuple[int, ...] | None:
+def _changed(argument: Tensor, where: Tensor) -> Tensor:
+    """Return an argument with other content where `where` (broadcast) is true."""
+    if argument.is_floating_point():
+        other = -argument
+    else:
+        other = different_ids(argument.reshape(argument.shape[0], -1)).reshape(argument.shape)
+    return torch.where(where, other.to(argument.dtype), argument)
+
+
+def _content(batch: ClinicBatch) -> dict[str, Tensor]:
+    """Return the arguments that hold content: token ids, else floating-point tensors."""
+    floats = {
+        name: a
+        for name, a in batch.arguments.items()
+        if isinstance(a, Tensor) and a.is_floating_point() and a.ndim > 1 and "mask" not in name
+    }
+    return {**batch.token_ids, **floats}
+
+
+def _moved(model: nn.Module, batch: ClinicBatch, axis: int) -> float:
+    """Return how far the first answers along an axis move when all other content along it does."""
+    content = _content(batch)
+    size = next(iter(content.values())).shape[axis]
+    changes = {}
+    for name, argument in content.items():
+        if argument.ndim > axis and argument.shape[axis] == size:
+            index = torch.arange(size, device=argument.device) > 0
+            shape = [1] * argument.ndim
+            shape[axis] = size
+            changes[name] = _changed(argument, index.view(shape))
+    before = answer_of(call_model(model, batch))
+    after = answer_of(call_model(model, batch.replace(changes)))
+    if before.shape != after.shape or before.ndim <= axis or before.shape[axis] != size:
+        raise NotExamined("the answers do not have the rows of the batch")
+    deviation = deviation_of(before)
+    first = (before.float() - after.float()).select(axis, 0).abs().flatten()
+    first = first[first.isfinite()]
+    return float(first.max() / deviation) if len(first) else 0.0
+
+
+def row_change(model: nn.Module, batch: ClinicBatch) -> float:
+    """Return how far a row's answers move when the other rows of the batch change.
+
+    Where the batch may be (length, rows), the rows are those that do not see each other.
+    """
+    content = _content(batch)
+    if not content or batch.row_count < 2:
+        raise NotExamined("the batch has fewer than two rows")
+    change = _moved(model, batch, 0)
+    first = next(iter(content.values()))
+    if change <= ROW_CHANGE or first.ndim < 2 or batch.token_ids or first.ndim == 4:
+        return change
+    answer = answer_of(call_model(model, batch))
+    if answer.ndim < 3:
+        return change
+    return min(change, _moved(model, batch, 1))
+
+
+def source_change(model: nn.Module, batch: ClinicBatch) -> float:
+    """Return how far the decoder's answers move when only the encoder's input changes."""
+    content = _content(batch)
+    if len(content) < 2:
+        raise NotExamined("the model has no source beside its input")
+    source, argument = next(iter(content.items()))
+    answer = answer_of(call_model(model, batch))
+    last = list(content.values())[-1]
+    if answer.ndim != 3 or answer.shape[:2] != last.shape[:2]:
+        raise NotExamined("there is not one answer for each token of the decoder")
+    other = batch.replace({source: _changed(argument, torch.ones_like(argument, dtype=torch.bool))})
+    after = answer_of(call_model(model, other))
+    return float(relative_change(answer, after).max())
+
+
+def training_dropout(model: nn.Module, batch: ClinicBatch) -> tuple[float, str]:
+    """Return the largest dropout probability of a forward pass in training mode, and its module."""
+    model.train()
+    try:
+        share, path = trace_stream(model, batch, sites_only=True).dropouts
+    finally:
+        model.eval()
+    for name, module in model.named_modules():  # those that draw their own random bits
+        p = getattr(module, "p", 0.0)
+        if "dropout" in type(module).__name__.lower() and isinstance(p, float) and p > share:
+            share, path = p, name
+    return share, path
+
+
+# ── Positions and tokens ──────────────────────────────────────────────────────────────────────────
+
+
+def swappable_positions(model: nn.Module, batch: ClinicBatch, most: int = 4) -> tuple[int, ...]:
     """Return which neighbours can be swapped without changing the first attention behind them."""
+    _require_tokens(batch)
     name, ids = next(iter(batch.token_ids.items()))
     if ids.shape[1] < 4:
-        return None
+        raise NotExamined("the sequences are shorter than 4 tokens")
     alone = batch.rows(0, 1)
     row = alone.arguments[name]
     branch = _first_attention(model, alone)
     if branch is None or branch.shape[1] != ids.shape[1] or not bool(branch.any()):
-        return None  # a branch that starts at zero shows nothing
+        raise NotExamined("no attention reads the tokens, or its branch starts at zero")
     swappable = []
     tried = 0
     for p in range(min(most, row.shape[1] - 3)):
@@ -153,12 +419,14 @@ def swappable_positions(
         )
         if not (moves or _differs_in_float64(model, alone, other, p + 2)):
             swappable.append(p)
-    return tuple(swappable) if tried else None
+    if not tried:
+        raise NotExamined("the first tokens are all equal")
+    return tuple(swappable)
 
 
 def _first_attention(model: nn.Module, batch: ClinicBatch) -> Tensor | None:
-    sites = trace_stream(model, batch).sites
-    branch = next((site.branch for site in sites if site.role == "attention"), None)
+    sites = trace_stream(model, batch, until_attention=True).sites
+    branch = next((site.branch for site in sites if site.role in ("attention", "parallel")), None)
     return branch if branch is not None and branch.ndim == 3 else None
 
 
@@ -190,47 +458,84 @@ def _float64(model: nn.Module) -> Iterator[None]:
             tensor.data = data
 
 
-def token_share(model: nn.Module, batch: ClinicBatch) -> float | None:
-    """Return Var[x(ids) − x(other ids)] / (2 Var[x]) of the first block's input x."""
-    name, ids = next(iter(batch.token_ids.items()))
-    before = _first_stream(model, batch)
-    after = _first_stream(model, batch.replace({name: different_ids(ids)}))
-    if before is None or after is None or before.shape != after.shape:
-        return None
-    total = float(before.float().var())
-    return float((before.float() - after.float()).var()) / (2 * total) if total > 0 else None
+def token_share(model: nn.Module, batch: ClinicBatch) -> float:
+    """Return Var[x(ids) − x(other ids)] / (2 Var[x]) of the first block's input x.
+
+    In an encoder-decoder, that of the stream in which the tokens have the largest share.
+    """
+    _require_tokens(batch)
+    changes = {name: different_ids(ids) for name, ids in batch.token_ids.items()}
+    before = _stream_starts(model, batch)
+    after = _stream_starts(model, batch.replace(changes))
+    if not before or [x.shape for x in before] != [x.shape for x in after]:
+        raise NotExamined("no residual stream begins with the tokens")
+    shares = []
+    for one, two in zip(before, after, strict=True):
+        total = float(one.float().var())
+        shares.append(float((one.float() - two.float()).var()) / (2 * total) if total > 0 else 0.0)
+    return max(shares)
 
 
-def _first_stream(model: nn.Module, batch: ClinicBatch) -> Tensor | None:
-    sites = trace_stream(model, batch).sites
-    return sites[0].shortcut.detach() if sites else None
+def _stream_starts(model: nn.Module, batch: ClinicBatch) -> list[Tensor]:
+    return [
+        node.start
+        for node in trace_stream(model, batch, sites_only=True).nodes
+        if node.start is not None
+    ]
 
 
-def label_shift(model: nn.Module, batch: ClinicBatch, objective: Objective) -> int | None:
-    """Return which token each answer is compared with, read from the loss's gradient.
+# ── Labels, from the gradient of the loss ─────────────────────────────────────────────────────────
+
+
+def read_labels(
+    model: nn.Module, batch: ClinicBatch, objective: Objective, pad: int | None
+) -> LabelFacts:
+    """Return what each answer is compared with, read from the loss's gradient.
 
     The gradient of cross-entropy in the logits is softmax − target: negative at the target alone.
+
+    Parameters
+    ----------
+    model : the model, in evaluation mode
+    batch : what it is called with
+    objective : the loss
+    pad : the id of padding, if known
     """
-    answered = answered_ids(model, batch)
-    if answered is None or answered[1].shape[1] < 4:
-        return None
-    _, ids, _ = answered
     with torch.enable_grad():
         output = call_model(model, batch)
         answer = answer_of(output)
         loss = objective.value(output, batch)
         if not (loss.requires_grad and answer.requires_grad):
-            return None
+            raise NotExamined("the loss has no gradient in the answers")
         (gradient,) = torch.autograd.grad(loss, answer, allow_unused=True)
-    if gradient is None or int(ids.max()) >= answer.shape[-1]:
-        return None
+    if gradient is None:
+        raise NotExamined("the loss does not depend on the answers")
+    if objective.random_targets:
+        raise NotExamined("no labels were passed: the targets are random")
+    answer, gradient = answer.detach().float(), gradient.float()
+    facts: dict[str, Any] = {
+        "probabilities": _are_probabilities(answer, gradient),
+        "smoothing": _label_smoothing(answer, gradient),
+    }
+    answered = answered_ids(model, batch)
+    if answered is None:
+        return LabelFacts(**facts)
+    _, ids, _ = answered
     has_target = (gradient < 0).any(dim=-1)
-    targets = gradient.argmin(dim=-1)
+    facts["padding"] = _counted_padding(batch, gradient, pad)
+    if int(ids.max()) < answer.shape[-1] and ids.shape[1] >= 4:
+        targets = gradient.argmin(dim=-1)
+        facts["shift"] = _shift_of(targets, has_target, ids)
+        if facts["shift"] is None:
+            facts["other_rows"] = _are_of_other_rows(targets, has_target, ids)
+    return LabelFacts(**facts)
+
+
+def _shift_of(targets: Tensor, has_target: Tensor, ids: Tensor) -> int | None:
+    """Return by how much the targets are the shifted tokens; None if no shift fits."""
     best, shift = 0.9, None
     for offset in (1, 0, 2, -1):
-        length = ids.shape[1]
-        here = slice(max(0, -offset), length - max(0, offset))
-        there = slice(max(0, offset), length - max(0, -offset))
+        here, there = _slices(ids.shape[1], offset)
         counted = has_target[:, here]
         if int(counted.sum()) < 4:
             continue
@@ -238,3 +543,85 @@ def label_shift(model: nn.Module, batch: ClinicBatch, objective: Objective) -> i
         if same > best:
             best, shift = same, offset
     return shift
+
+
+def _slices(length: int, offset: int) -> tuple[slice, slice]:
+    here = slice(max(0, -offset), length - max(0, offset))
+    return here, slice(max(0, offset), length - max(0, -offset))
+
+
+def _are_of_other_rows(targets: Tensor, has_target: Tensor, ids: Tensor) -> bool:
+    """Return whether each row's targets are the shifted tokens of another row."""
+    for offset in (1, 0):
+        here, there = _slices(ids.shape[1], offset)
+        best = []
+        for row in range(len(ids)):
+            counted = has_target[row, here]
+            if int(counted.sum()) < 4:
+                continue
+            same = (targets[row, here] == ids[:, there])[:, counted].float().mean(dim=1)
+            same[row] = 0.0
+            best.append(float(same.max()))
+        if len(best) > 1 and sum(best) / len(best) > 0.9:
+            return True
+    return False
+
+
+def _counted_padding(batch: ClinicBatch, gradient: Tensor, pad: int | None) -> float | None:
+    """Return the share of padded positions that the loss counts; one for each row is none.
+
+    The last padding before a sequence may predict its first token.
+    """
+    try:
+        name = find_padding(batch, pad).name
+    except NotExamined:
+        return None
+    mask, ids = batch.arguments.get("attention_mask"), batch.token_ids[name]
+    own = isinstance(mask, Tensor) and mask.shape == ids.shape
+    real = mask.bool() if own and isinstance(mask, Tensor) else _differs(ids, pad)
+    padding = ~real
+    if padding.shape != gradient.shape[:2]:
+        return None
+    counted = (gradient.abs().amax(dim=-1) > 0) & padding
+    several = counted & (counted.sum(dim=1, keepdim=True) > 1)
+    return float(several.sum()) / max(int(padding.sum()), 1)
+
+
+def _are_probabilities(answer: Tensor, gradient: Tensor) -> bool:
+    """Return whether the answers are probabilities, and the loss moves all of them at once.
+
+    −log p_target moves the target alone; a second softmax moves every class.
+    """
+    if answer.shape[-1] < 2 or float(answer.min()) < 0:
+        return False
+    if float((answer.sum(dim=-1) - 1).abs().max()) > 1e-3:
+        return False
+    counted = gradient.abs().amax(dim=-1) > 0
+    return bool((gradient[counted] != 0).float().mean() > 0.9) if bool(counted.any()) else False
+
+
+def _label_smoothing(answer: Tensor, gradient: Tensor) -> float | None:
+    """Return ε of (1 − ε) one-hot + ε/K, from p − s g = ε/K at every class but the target.
+
+    p is the softmax of the answers, g the gradient, s the number of targets that are averaged; s
+    and ε are fitted by least squares. None if g is not that of a cross-entropy.
+    """
+    classes = answer.shape[-1]
+    p, g = answer.softmax(dim=-1).flatten(0, -2), gradient.flatten(0, -2)
+    counted = g.abs().amax(dim=-1) > 0
+    p, g = p[counted].double(), g[counted].double()
+    if classes < 8 or len(g) < 8 or float(g.sum(dim=-1).abs().max()) > 1e-3 * float(g.abs().max()):
+        return None
+    others = torch.ones_like(g, dtype=torch.bool).scatter_(1, g.argmin(dim=1, keepdim=True), False)
+    x, y = g[others], p[others]
+    for _ in range(3):  # where smoothing is large, the smallest gradient may not be the target's
+        if float(x.var()) <= 1e-20:
+            return None
+        slope = ((x - x.mean()) * (y - y.mean())).mean() / ((x - x.mean()) ** 2).mean()
+        left = y - slope * x
+        off = (left - left.median()).abs()
+        kept = off <= off.kthvalue(len(off) - max(1, round(1.2 * len(off) / classes))).values
+        x, y, left = x[kept], y[kept], left[kept]
+    if float(left.std()) > 0.05 * float(p.std()) + 1e-4:
+        return None  # another loss, or weights of the classes
+    return max(0.0, float(left.mean()) * classes)

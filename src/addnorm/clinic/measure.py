@@ -12,6 +12,7 @@ If the branches are uncorrelated (Cov = 0), each row of the map sums to 1.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -122,12 +123,14 @@ def gradients(
 ) -> tuple[list[Tensor | None], dict[str, Tensor]]:
     """Return the loss's gradient at the sum of each site, and at each trained parameter."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    streams = [site.total for site in sites if site.total.requires_grad]
+    sums = [site.edge or (site.total if site.total.requires_grad else None) for site in sites]
+    streams = [each for each in sums if each is not None]
     if not loss.requires_grad:
         return [None] * len(sites), {}
-    every = torch.autograd.grad(loss, [*streams, *(p for _, p in named)], allow_unused=True)
+    wanted: list[Any] = [*streams, *(p for _, p in named)]
+    every = torch.autograd.grad(loss, wanted, allow_unused=True)
     of_streams = iter(every[: len(streams)])
-    by_site = [next(of_streams) if site.total.requires_grad else None for site in sites]
+    by_site = [None if each is None else next(of_streams) for each in sums]
     by_weight = {
         name: grad
         for (name, _), grad in zip(named, every[len(streams) :], strict=True)
@@ -215,28 +218,10 @@ def _detached_float(tensor: Tensor) -> Tensor:
 # ── Norms and weights ─────────────────────────────────────────────────────────────────────────────
 
 
-def norm_placement(trace: Trace) -> NormPlacement:
-    """Return where the norms stand, from one forward pass."""
-    normed_nodes = {node for _, node in trace.normed}
-    from_norm = [site.shortcut_norm is not None for site in trace.sites[1:]]
-    if trace.sites and any(from_norm) and sum(from_norm) >= 0.9 * len(from_norm):
-        kind = "post"
-    elif any(from_norm):
-        kind = "mixed"
-    else:
-        kind = "pre" if normed_nodes & {site.node for site in trace.sites} else "none"
-    unnormed_end = None
-    if kind == "pre":
-        for last in _last_sites(trace):
-            if last.node not in normed_nodes and last.total.ndim == 3:
-                unnormed_end = last.name
-    return NormPlacement(kind, unnormed_end, _normed_shortcuts(trace))
-
-
-def _last_sites(trace: Trace) -> list[Site]:
-    """Return the last site of each stream: nothing is added to its sum."""
-    parents = {parent for node in trace.nodes for parent, _ in node.parents}
-    return [site for site in trace.sites if site.node not in parents]
+def norm_placement(trace: Trace, kind: str, unnormed_end: str | None) -> NormPlacement:
+    """Return where the norms stand, for an arrangement of this kind."""
+    coarse = {"sandwich": "pre", "res-post": "pre", "no stream": "none"}.get(kind, kind)
+    return NormPlacement(coarse, unnormed_end, _normed_shortcuts(trace))
 
 
 def _normed_shortcuts(trace: Trace) -> tuple[str, ...]:
@@ -278,3 +263,18 @@ def is_untrained(model: nn.Module) -> bool:
     """Return whether the gain of every norm is still uniform, as before any training."""
     gains = norm_gains(model)
     return bool(gains) and all(gain.uniform for gain in gains)
+
+
+def equal_matrices(model: nn.Module, sites: list[Site]) -> tuple[str, ...]:
+    """Return the branches' matrices whose rows are all equal: their units never differ."""
+    named = dict(model.named_parameters(remove_duplicate=False))
+    names = dict.fromkeys(name for site in sites for name in site.weights)
+    return tuple(
+        name
+        for name in names
+        if name in named
+        and named[name].ndim == 2
+        and min(named[name].shape) > 1
+        and bool((named[name] == named[name][:1]).all())
+        and bool((named[name] != 0).any())
+    )

@@ -20,8 +20,7 @@ def examination_fragment(examination: "Examination") -> str:
         f"Try: {escape(f.remedy)}</li>"
         for f in examination.findings
     )
-    verdict = "healthy" if examination.healthy else "not healthy"
-    title = f"<p><b>{verdict}</b> – {escape(headline(examination))}</p>"
+    title = f"<p><b>{examination.verdict}</b> – {escape(headline(examination))}</p>"
     return f"<div>{title}{f'<ul>{items}</ul>' if items else ''}</div>"
 
 
@@ -41,6 +40,7 @@ def examination_page(examination: "Examination") -> Page:
         )
     for note in e.notes:
         page.text(note[0].upper() + note[1:] + ".")
+    _coverage_section(page, examination)
     if e.rehearsals:
         _rehearsals_section(page, e)
     if e.sites:
@@ -55,9 +55,31 @@ def examination_page(examination: "Examination") -> Page:
     return page
 
 
+def _coverage_section(page: Page, examination: "Examination") -> None:
+    page.section("What was examined")
+    page.text(
+        f"Data: {examination.evidence.data}. Loss: {examination.evidence.loss_description}. "
+        f"addnorm {examination.evidence.version}, {examination.evidence.date}."
+    )
+    if examination.evidence.sites:
+        page.text(f"Arrangement: {examination.evidence.arrangement.text()}.")
+    page.table(
+        ["check", "outcome", "reason or findings"],
+        [
+            [
+                f"{check.name}{' (essential)' if check.essential else ''}",
+                check.outcome,
+                check.reason or ", ".join(check.findings),
+            ]
+            for check in examination.checks
+        ],
+    )
+
+
 def _facts_section(page: Page, e: "Evidence") -> None:
     facts: list[tuple[str, str | int | float | None]] = [
         ("parameters", e.parameters),
+        ("arrangement", e.arrangement.name),
         ("loss", e.loss),
     ]
     if e.uniform_loss is not None:
@@ -129,7 +151,8 @@ def _stream_section(page: Page, e: "Evidence") -> None:
                 low=0.0,
             ),
             "Share of the stream after each branch (rows) that each earlier branch (columns) "
-            "wrote: β² of Liu et al. 2020. Post-norm is dark near the diagonal, pre-norm even.",
+            "wrote: β² of Liu et al. 2020, figure 7. Post-norm is dark near the diagonal, "
+            "pre-norm even.",
         )
 
 
@@ -150,7 +173,8 @@ def _gradients_section(page: Page, e: "Evidence") -> None:
             log_y=True,
         ),
         "In post-norm the last layers have the larger gradients; in pre-norm all are about equal "
-        "and fall with the depth of the whole stack (Xiong et al. 2020).",
+        "and fall with the depth of the whole stack (Xiong et al. 2020); the gradient of the last "
+        "sum reaches every layer unchanged (Wang et al. 2019, equation 6).",
     )
 
 

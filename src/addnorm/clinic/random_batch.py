@@ -17,6 +17,7 @@ from addnorm.models.tabular import TabularConfig
 
 RANDOM_ROWS, RANDOM_LENGTH = 8, 32
 RANDOM_TABLE_ROWS = 64
+SOUND_ROWS, SOUND_SAMPLES, SOUND_TOKENS = 4, 4000, 16
 USED_TOKENS, SUCCESSOR_PROBABILITY = 64, 0.9
 """How many tokens of the vocabulary occur, and how often one is the successor of the last."""
 
@@ -92,6 +93,9 @@ def _table_rows(
 def _huggingface_inputs(
     model: nn.Module, config: Any, rows: int, length: int, generator: torch.Generator
 ) -> tuple[DrawInputs, str]:
+    main = getattr(model, "main_input_name", "input_ids")
+    if main in ("input_features", "input_values"):
+        return _sound(config, main, generator)
     if getattr(config, "image_size", None) is not None:
         size = config.image_size
         shape = (rows, getattr(config, "num_channels", 3), size, size)
@@ -113,6 +117,29 @@ def _huggingface_inputs(
         return inputs
 
     return draw, f"{rows} × {length} tokens of {vocab:,}"
+
+
+def _sound(config: Any, main: str, generator: torch.Generator) -> tuple[DrawInputs, str]:
+    """Return a source of sound: a waveform, or the features that the model reads."""
+    bins: int | None = getattr(
+        config, "num_mel_bins", getattr(config, "input_feat_per_channel", None)
+    )
+    shape: tuple[int, ...] = (SOUND_ROWS, SOUND_SAMPLES)
+    if main == "input_features" and bins is not None:
+        positions = 2 * getattr(config, "max_source_positions", 50)
+        by_bin = getattr(config, "model_type", "") == "whisper"
+        shape = (SOUND_ROWS, bins, positions) if by_bin else (SOUND_ROWS, 100, bins)
+    elif bins is not None:
+        shape = (SOUND_ROWS, getattr(config, "max_length", 100), bins)
+    decodes = getattr(config, "is_encoder_decoder", False)
+    vocab, pad = getattr(config, "vocab_size", 2), getattr(config, "pad_token_id", None)
+    ids = _token_source(vocab, pad, SOUND_ROWS, SOUND_TOKENS, generator, lowest=3)
+
+    def draw() -> Inputs:
+        inputs = {main: torch.randn(shape, generator=generator)}
+        return {**inputs, "decoder_input_ids": ids()} if decodes else inputs
+
+    return draw, f"{SOUND_ROWS} × {' × '.join(map(str, shape[1:]))} numbers as sound"
 
 
 def _token_source(

@@ -12,20 +12,22 @@ Between two sites the stream passes norms and factors; these are recorded, so th
 branch can be followed to any later depth (`StreamNode`, `Rescaling`).
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from addnorm.clinic.call_model import ClinicBatch, call_model
 from addnorm.clinic.forward_stats import ForwardStats
-from addnorm.clinic.module_names import block_of, common_block, is_norm
+from addnorm.clinic.module_names import block_of, common_block, has_even_sizes, is_norm
 from addnorm.layers.addnorm import AddNorm
 
 MATRIX_PRODUCTS = {
@@ -37,7 +39,7 @@ MATRIX_PRODUCTS = {
 FUSED_KERNELS = {name for name in MATRIX_PRODUCTS if name.startswith("_scaled_dot")}
 COPYING = {"clone", "_to_copy", "detach", "alias", "view", "_unsafe_view", "expand", "contiguous"}
 NORM_OPERATIONS = {"native_layer_norm", "_fused_rms_norm"}
-SUMS = {"add", "sub", "add_", "sub_"}
+SUMS = {"add", "sub", "add_", "sub_", "lerp", "lerp_"}
 RESCALINGS = COPYING | {"mul", "div", "native_dropout", "neg", "transpose", "permute", "unsqueeze"}
 
 
@@ -81,6 +83,15 @@ class Site:
     node : the node of the stream after the sum
     weights : names of the parameters that the branch uses
     shortcut_norm : the norm that computes the shortcut, if one does
+    norm_of_stream : whether that norm reads an earlier sum, rather than the embedding
+    read_norm : the norm through which the branch reads the shortcut
+    branch_norm : the norm that ends the branch
+    factor : constant that the shortcut was multiplied by since the last sum or norm
+    gated : whether shortcut or branch is multiplied by a gate that is computed from the input
+    scaled : whether the shortcut is multiplied by one constant or learned number
+    parallel : whether the block's other branch reads the same stream as this one
+    cut : whether the shortcut, or all of the branch, was detached from what it was computed from
+    edge : the sum in the graph of the backward pass, if its memory was overwritten since
     """
 
     name: str
@@ -94,6 +105,24 @@ class Site:
     node: int
     weights: tuple[str, ...]
     shortcut_norm: str | None = None
+    norm_of_stream: bool = False
+    read_norm: str | None = None
+    branch_norm: str | None = None
+    factor: float = 1.0
+    gated: bool = False
+    scaled: bool = False
+    parallel: bool = False
+    cut: bool = False
+    edge: GradientEdge | None = None
+
+    @property
+    def arrangement(self) -> str:
+        """Where the norms of this site stand: post, pre, res-post, sandwich or none."""
+        if self.shortcut_norm is not None and self.norm_of_stream:
+            return "post"
+        if self.read_norm is not None:
+            return "sandwich" if self.branch_norm is not None else "pre"
+        return "none" if self.branch_norm is None else "res-post"
 
 
 @dataclass
@@ -105,6 +134,12 @@ class Trace:
     sites : every site, in forward order
     nodes : every state of the stream
     normed : each norm of the stream: its module, and the node that it reads
+    normed_sites : sites whose sum, or what is pooled or picked from it, is read by a norm
+    used_sites : sites that the output is computed from
+    mixing : modules that compute a product of activations, as attention does
+    embeddings : parameters that token ids are looked up in
+    head : the parameters of the last matrix product before the output
+    dropouts : the largest probability of dropout, and its module (in training mode)
     stats : statistics of the forward pass
     output : the model's own output
     """
@@ -112,6 +147,12 @@ class Trace:
     sites: list[Site] = field(default_factory=list)
     nodes: list[StreamNode] = field(default_factory=list)
     normed: list[tuple[str, int]] = field(default_factory=list)
+    normed_sites: set[int] = field(default_factory=set)
+    used_sites: set[int] = field(default_factory=set)
+    mixing: list[str] = field(default_factory=list)
+    embeddings: set[str] = field(default_factory=set)
+    head: tuple[str, ...] = ()
+    dropouts: tuple[float, str] = (0.0, "")
     stats: ForwardStats = field(default_factory=ForwardStats)
     output: Any = None
 
@@ -129,6 +170,25 @@ class _Lineage:
     stream: tuple[int, tuple[Rescaling, ...]] | None = None
     """If it is the stream: the node, and the rescalings since."""
     norm: str | None = None
+    norm_of_stream: bool = False
+    bit: int = 0
+    parts: tuple["_Lineage", ...] = ()
+    """If it is a sum: what was added."""
+    gated: bool = False
+    """Whether it is a copy multiplied by a gate that was computed from the same tensor."""
+    head: tuple[str, ...] = ()
+    """The parameters of the last matrix product."""
+    trained: bool = False
+    """Whether a parameter that requires a gradient is among what it was computed from."""
+
+
+@dataclass
+class _NormUse:
+    """One norm: its module, the bit of its result, and what it read."""
+
+    path: str
+    bit: int
+    source: _Lineage
 
 
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -145,8 +205,16 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._mixes: list[tuple[int, int, int]] = []
         self._alive: list[Tensor] = []
         self._branches: dict[int, int] = {}
+        self._norms: list[_NormUse] = []
+        self._token_keys: set[int] = set()
+        self._totals: list[_Lineage] = []
+        """The sum of each site."""
+        self._shortcuts: list[_Lineage] = []
+        """The shortcut of each site."""
+        self._dropped: set[int] = set()
+        """Sites that turned out to be none."""
         self._bits = 0
-        self.paused = False
+        self.paused = self.sites_only = self.until_attention = False
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -162,16 +230,54 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name = func.overloadpacket.__name__
         operands = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         joined = self._join_of(name, args, kwargs) if name in SUMS else None
+        if name.endswith("_") and operands:
+            self._save_overwritten(operands[0])
         out = func(*args, **kwargs)
         result = next((leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)), None)
         if result is None:
             return out
         self._alive += [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
-        self.trace.stats.update(name, args, kwargs, out, operands, self.module_stack[-1])
+        if not self.sites_only:
+            self.trace.stats.update(name, args, kwargs, out, operands, self.module_stack[-1])
         lineage = self._record(name, operands, result, args, out)
         if joined is not None:
             self._join(joined, lineage, result)
+        self._note_dropout(name, args, kwargs)
+        if name in ("_softmax", "_safe_softmax"):
+            self._drop_logits(operands[0])
         return out
+
+    def _drop_logits(self, logits: Tensor) -> None:
+        """Forget sums that only add a bias to attention logits."""
+        for number, site in enumerate(self.trace.sites):
+            inside = site.path == self.module_stack[-1] and site.total.shape == logits.shape
+            if inside and logits.ndim == 4:
+                self._dropped.add(number)
+
+    def _save_overwritten(self, memory: Tensor) -> None:
+        """Copy what sites hold in memory that is about to be overwritten."""
+        key = _key(memory)
+        for site in self.trace.sites:
+            if _key(site.total) == key:
+                if site.edge is None and site.total.requires_grad:
+                    site.edge = get_gradient_edge(site.total)
+                site.total = site.total.detach().clone()
+            if _key(site.shortcut) == key:
+                site.shortcut = site.shortcut.detach().clone()
+            if _key(site.branch) == key:
+                site.branch = site.branch.detach().clone()
+
+    def _note_dropout(self, name: str, args: Any, kwargs: Any) -> None:
+        """Record the probability with which values are dropped."""
+        share = 0.0
+        if name in ("native_dropout", "dropout") and len(args) > 1:
+            share = float(args[1])
+        elif name in ("bernoulli_", "bernoulli") and len(args) > 1 and isinstance(args[1], float):
+            share = 1.0 - args[1]
+        elif name in FUSED_KERNELS:
+            share = float(kwargs.get("dropout_p", args[3] if _is_number(args, 3) else 0.0))
+        if share > self.trace.dropouts[0]:
+            self.trace.dropouts = share, self.module_stack[-1]
 
     # ── What each tensor is computed from ─────────────────────────────────────────────────────────
 
@@ -196,16 +302,36 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._record_mixing(name, operands, bit)
         # The tensor that the operation rescales, or of which it returns a view.
         main = self._lineages.get(_key(operands[0])) if operands else None
-        if name in ("mul", "div", "native_dropout") and main is None and len(operands) > 1:
-            main = self._lineages.get(_key(operands[1]))
-        rescales = name in RESCALINGS and main is not None and name not in MATRIX_PRODUCTS
+        gated = False
+        if name in ("mul", "div", "native_dropout") and len(operands) > 1:
+            other = self._lineages.get(_key(operands[1]))
+            if main is None:
+                main = other
+            elif name == "mul" and other is not None:
+                first = _is_gate(main, other)
+                gated = first or _is_gate(other, main)
+                main = other if first or _is_per_position(main, other) else main
+        doubled = name == "add" and len(operands) > 1 and _same_memory(operands)
+        rescales = (name in RESCALINGS or doubled) and name not in MATRIX_PRODUCTS
+        known_main = main if rescales else None
+        is_product = name in MATRIX_PRODUCTS
         lineage = _Lineage(
             ancestors=ancestors,
             projected=projected,
-            copies_of=bit | (main.copies_of if rescales and main is not None else 0),
-            maker=self.module_stack[-1] if name in MATRIX_PRODUCTS or main is None else main.maker,
+            copies_of=bit | (0 if known_main is None else known_main.copies_of),
+            maker=self.module_stack[-1] if is_product or main is None else main.maker,
             shape=tuple(result.shape),
+            bit=bit,
+            gated=gated or (known_main is not None and known_main.gated),
+            trained=any(t.requires_grad for t in operands) or any(k.trained for k in known),
+            head=used if is_product and used else () if main is None else main.head,
         )
+        if known_main is not None:
+            lineage.norm, lineage.norm_of_stream = known_main.norm, known_main.norm_of_stream
+        if name == "add" and len(known) == 2 and not doubled:
+            lineage.parts = tuple(known)
+        if name == "embedding" and len(operands) > 1 and _key(operands[1]) in self._token_keys:
+            self.trace.embeddings |= set(used)
         if main is not None:
             self._follow_stream(name, main, lineage, args, out, operands)
         self._lineages[_key(result)] = lineage
@@ -219,6 +345,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         sides = [self._lineages.get(_key(tensor)) for tensor in pair]
         if len(sides) == 2 and sides[0] is not None and sides[1] is not None:
             self._mixes.append((bit, sides[0].ancestors, sides[1].ancestors))
+            self.trace.mixing.append(self.module_stack[-1])
 
     def _follow_stream(
         self,
@@ -231,13 +358,19 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> None:
         """Follow the stream through a norm, a factor, or a copy."""
         if name in NORM_OPERATIONS:
-            lineage.norm = self.module_stack[-1]
-        if main.stream is None or main.shape != lineage.shape:
+            self._note_norm(self.module_stack[-1], main, lineage)
+        elif name in ("mul", "div") and self._acts_as_norm(main, lineage, operands, out):
+            self._note_norm(self.module_stack[-1], main, lineage)
+            if main.stream is not None:
+                self.trace.normed.append((self.module_stack[-1], main.stream[0]))
+        if main.stream is None or not _same_size(main.shape, lineage.shape):
             return
         node, earlier = main.stream
         factors: tuple[Rescaling, ...] | None = None
         if name in COPYING or name == "native_dropout":
             factors = ()
+        elif name == "add" and _same_memory(operands):
+            factors = (Rescaling(2.0),)
         elif name == "mul" and not _same_memory(operands):
             other = args[1] if self._lineages.get(_key_or_none(args[0])) is main else args[0]
             factors = (Rescaling(_detached(other)),)
@@ -259,11 +392,34 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def module_normed(self, path: str, argument: Tensor, result: Tensor) -> None:
         """Record that a module without submodules acts as a norm."""
         before, after = self._lineages.get(_key(argument)), self._lineages.get(_key(result))
-        if before is None or after is None or after.norm is not None:
+        if before is None or after is None or before is after:
             return
-        after.norm = path
+        if any(use.path == path and use.bit & after.ancestors for use in self._norms):
+            if after.norm is None:
+                after.norm, after.norm_of_stream = path, before.stream is not None
+            return
+        self._note_norm(path, before, after)
         if before.stream is not None:
             self.trace.normed.append((path, before.stream[0]))
+
+    def _note_norm(self, path: str, before: _Lineage, after: _Lineage) -> None:
+        after.norm, after.norm_of_stream = path, before.stream is not None
+        self._norms.append(_NormUse(path, after.bit, before))
+
+    def _acts_as_norm(
+        self, main: _Lineage, lineage: _Lineage, operands: list[Tensor], out: Any
+    ) -> bool:
+        """Return whether a factor for each position, computed from it, gives all the same size."""
+        if len(operands) < 2 or not isinstance(out, Tensor) or out.ndim < 3:
+            return False
+        whole, factor = operands[:2] if operands[0].shape == out.shape else operands[1::-1]
+        known = self._lineages.get(_key(factor))
+        per_position = factor.ndim == out.ndim and factor.shape[-1] == 1 and factor.numel() > 1
+        if not per_position or known is None or not known.ancestors & main.bit:
+            return False
+        if whole.shape != out.shape or known.projected & main.bit:
+            return False
+        return has_even_sizes(out)
 
     # ── Sites ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -275,28 +431,50 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if a.ndim < 2 or not a.is_floating_point() or a is b:
             return None
         one, two = self._lineages.get(_key(a)), self._lineages.get(_key(b))
-        if one is None or two is None:
+        if one is None or two is None or one is two:
             return None
+        if name.startswith("lerp"):
+            return self._lerp_of(a, b, one, two, args[2])
         negative = name.startswith("sub") or kwargs.get("alpha", 1) == -1
+        cut = self._is_cut(a, one) or self._is_cut(b, two)
         if one.stream is not None and two.stream is not None:
             return _Join(None, None, one, two, negative)
         if two.stream is None and two.projected & one.copies_of:
-            return _Join(_before(a, name), b, one, two, negative)
+            return _Join(_before(a, name), b, one, two, negative, cut=cut)
         if one.stream is None and one.projected & two.copies_of:
-            return _Join(b, _before(a, name), two, one, negative)
+            return _Join(b, _before(a, name), two, one, negative, cut=cut)
         return None
 
-    def input(self, tensor: Tensor) -> None:
-        """Record a tensor that the model is called with."""
+    def _is_cut(self, tensor: Tensor, lineage: _Lineage) -> bool:
+        """Return whether a tensor has no gradient although what it was computed from has one."""
+        return lineage.trained and not tensor.requires_grad and torch.is_grad_enabled()
+
+    def _lerp_of(
+        self, a: Tensor, b: Tensor, one: _Lineage, two: _Lineage, weight: Any
+    ) -> "_Join | None":
+        """Return what torch.lerp(a, b, w) = (1 − w) a + w b joins."""
+        share = weight if isinstance(weight, Tensor) else float(weight)
+        if two.stream is None and two.projected & one.copies_of:
+            return _Join((1 - share) * a, share * b, one, two, False, 1 - share)
+        if one.stream is None and one.projected & two.copies_of:
+            return _Join(share * b, (1 - share) * a, two, one, False, share)
+        return None
+
+    def input(self, tensor: Tensor, *, tokens: bool = False) -> None:
+        """Record a tensor that the model is called with, and whether it holds token ids."""
         bit = 1 << self._bits
         self._bits += 1
         self._alive.append(tensor)
-        self._lineages[_key(tensor)] = _Lineage(bit, 0, bit, "", tuple(tensor.shape))
+        if tokens:
+            self._token_keys.add(_key(tensor))
+        self._lineages[_key(tensor)] = _Lineage(bit, 0, bit, "", tuple(tensor.shape), bit=bit)
 
     def _join(self, join: "_Join", lineage: _Lineage, total: Tensor) -> None:
         trace, number = self.trace, len(self.trace.nodes)
         if join.shortcut is None or join.branch is None:
             assert join.first.stream is not None and join.second.stream is not None
+            if self._close_gate(join, lineage, total):
+                return
             trace.nodes.append(StreamNode([join.first.stream, join.second.stream]))
             lineage.stream = number, ()
             lineage.copies_of |= join.first.copies_of | join.second.copies_of
@@ -305,20 +483,34 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             trace.nodes.append(StreamNode([], start=join.shortcut.detach()))
             join.first.stream = number, ()
             number += 1
+        parent, rescalings = join.first.stream
+        if join.factor is not None:
+            rescalings = (*rescalings, Rescaling(join.factor))
         known = self._branches.get(_key(join.branch))
-        trace.nodes.append(StreamNode([join.first.stream], site=len(trace.sites)))
+        trace.nodes.append(StreamNode([(parent, rescalings)], site=len(trace.sites)))
         lineage.stream = number, ()
         lineage.copies_of |= join.first.copies_of
+        lineage.norm, lineage.norm_of_stream = None, False
         if known is not None:
             trace.nodes[-1].site = known
             return
+        factor, scaled, gated = _describe_factors(rescalings, total.shape[-1])
+        parts = _parts_of(join.second)
+        own = trace.nodes[parent].site
+        reads_older = own is not None and not join.second.ancestors & self._totals[own].bit
+        if reads_older and own is not None:
+            trace.sites[own].parallel = True
         self._branches[_key(join.branch)] = len(trace.sites)
+        self._totals.append(lineage)
+        self._shortcuts.append(
+            self._shortcuts[own] if reads_older and own is not None else join.first
+        )
         trace.sites.append(
             Site(
                 name="",
                 path=self.module_stack[-1],
                 branch_path=join.second.maker,
-                role=self._role(join),
+                role=self._role(join, parts),
                 shortcut=join.shortcut,
                 branch=join.branch,
                 total=total,
@@ -326,12 +518,79 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 node=number,
                 weights=self._weights(join),
                 shortcut_norm=join.first.norm,
+                norm_of_stream=join.first.norm_of_stream,
+                read_norm=self._read_norm(join, self._shortcuts[-1]),
+                branch_norm=join.second.norm,
+                factor=factor,
+                gated=gated or join.first.gated or join.second.gated,
+                scaled=scaled,
+                parallel=reads_older,
+                cut=join.cut,
             )
         )
+        trace.sites[-1].parallel |= trace.sites[-1].role == "parallel"
+        if self.until_attention and trace.sites[-1].role in ("attention", "parallel"):
+            raise _FirstAttentionFound
 
-    def _role(self, join: "_Join") -> str:
+    def _close_gate(self, join: "_Join", lineage: _Lineage, total: Tensor) -> bool:
+        """Turn f − x, then multiplied by a gate and added to x, into one gated site."""
+        for one, two in ((join.first, join.second), (join.second, join.first)):
+            assert one.stream is not None and two.stream is not None
+            node = self.trace.nodes[one.stream[0]]
+            if node.site is None or not node.parents or not one.stream[1]:
+                continue
+            site = self.trace.sites[node.site]
+            if site.sign == "−" and node.parents[0][0] == two.stream[0]:
+                factor, _, gated = _describe_factors(one.stream[1], total.shape[-1])
+                site.sign, site.gated, site.factor = "+", gated, 1 - factor
+                site.scaled = not gated
+                site.branch = (total - site.shortcut).detach()
+                site.total = total
+                self._totals[node.site] = lineage
+                lineage.stream = one.stream[0], ()
+                lineage.copies_of |= one.copies_of | two.copies_of
+                return True
+        return False
+
+    def _read_norm(self, join: "_Join", shortcut: _Lineage) -> str | None:
+        """Return the norm through which the branch reads the shortcut."""
+        inside = join.second.ancestors & ~shortcut.ancestors
+        for use in self._norms:
+            if use.bit & inside and use.source.bit & join.first.copies_of:
+                return use.path
+        return None
+
+    def finish(self, output: Any) -> None:
+        """Record what is known only after the forward pass."""
+        kept = [i for i in range(len(self.trace.sites)) if i not in self._dropped]
+        for node in self.trace.nodes:
+            node.site = kept.index(node.site) if node.site in kept else None
+        self.trace.sites = [self.trace.sites[i] for i in kept]
+        self._totals = [self._totals[i] for i in kept]
+        for number, lineage in enumerate(self._totals):
+            if any(
+                use.source.ancestors & lineage.bit and not use.source.projected & lineage.bit
+                for use in self._norms
+            ):
+                self.trace.normed_sites.add(number)
+        answers = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+        for answer in answers:
+            known = self._lineages.get(_key(answer))
+            if known is None:
+                continue
+            used = (i for i, total in enumerate(self._totals) if total.bit & known.ancestors)
+            self.trace.used_sites |= set(used)
+            if known.head and answer.ndim > 1:
+                self.trace.head = known.head
+
+    def _role(self, join: "_Join", parts: Sequence[_Lineage]) -> str:
         """Return the role of a branch, by the products of activations it contains."""
         inside = join.second.ancestors & ~join.first.ancestors
+        mixing = sum(bit for bit, _, _ in self._mixes)
+        both = [bool(part.ancestors & ~join.first.ancestors & mixing) for part in parts]
+        from_stream = all(part.projected & join.first.copies_of for part in parts)
+        if len(parts) > 1 and from_stream and any(both) and not all(both):
+            return "parallel"
         role = "ffn"
         for bit, query, key in self._mixes:
             sides = bool(query & join.first.copies_of), bool(key & join.first.copies_of)
@@ -353,6 +612,52 @@ class _Join:
     first: _Lineage
     second: _Lineage
     negative: bool
+    factor: Any = None
+    """What the shortcut is multiplied by in the sum itself."""
+    cut: bool = False
+    """Whether no gradient passes one side although it was computed with one."""
+
+
+def _is_gate(gate: _Lineage, of: _Lineage) -> bool:
+    """Return whether one factor of a product was computed from the other by a matrix product."""
+    return bool(gate.projected & of.copies_of) and _same_size(gate.shape, of.shape)
+
+
+def _is_per_position(one: _Lineage, two: _Lineage) -> bool:
+    """Return whether the first has one number for each position of the second."""
+    return one.shape[-1:] == (1,) and two.shape[-1:] != (1,)
+
+
+def _same_size(one: tuple[int, ...], two: tuple[int, ...]) -> bool:
+    """Return whether two shapes are equal but for merged leading dimensions."""
+    return one[-1:] == two[-1:] and math.prod(one) == math.prod(two)
+
+
+def _is_number(args: Any, index: int) -> bool:
+    return len(args) > index and isinstance(args[index], float)
+
+
+def _parts_of(lineage: _Lineage) -> list[_Lineage]:
+    """Return what a branch is the sum of: one part, or several."""
+    if len(lineage.parts) != 2:
+        return [lineage]
+    return [part for half in lineage.parts for part in (half.parts or (half,))]
+
+
+def _describe_factors(rescalings: Sequence[Rescaling], width: int) -> tuple[float, bool, bool]:
+    """Return the constant factor since the last norm, whether there is one, and if it is a gate."""
+    factor, scaled, gated = 1.0, False, False
+    for rescaling in rescalings:
+        value = rescaling.factor
+        size = value.numel() if isinstance(value, Tensor) else 1
+        if rescaling.centred or (isinstance(value, Tensor) and size > 1 and value.shape[-1] == 1):
+            factor, scaled, gated = 1.0, False, False
+        elif size == 1:
+            factor *= float(value)
+            scaled = scaled or abs(float(value) - 1) > 1e-3
+        elif size > width:  # a vector may be the gain of a norm
+            gated = True
+    return factor, scaled, gated
 
 
 def _key(tensor: Tensor) -> int:
@@ -385,12 +690,15 @@ def module_paths(tracer: Tracer) -> Iterator[None]:
 
     def leave(module: nn.Module, args: Any, result: Any) -> None:
         path = tracer.module_stack.pop()
-        tensors = isinstance(result, Tensor) and args and isinstance(args[0], Tensor)
-        if tensors and not list(module.children()):
+        first = result[0] if isinstance(result, tuple) and result else result
+        tensors = isinstance(first, Tensor) and args and isinstance(args[0], Tensor)
+        if tensors and not tracer.sites_only and all(p.ndim <= 1 for p in module.parameters()):
             tracer.paused = True
-            if is_norm(module, args[0], result):
-                tracer.module_normed(path, args[0], result)
-            tracer.paused = False
+            try:
+                if is_norm(module, args[0], first):
+                    tracer.module_normed(path, args[0], first)
+            finally:
+                tracer.paused = False
 
     hooks = [
         register_module_forward_pre_hook(enter),
@@ -403,16 +711,45 @@ def module_paths(tracer: Tracer) -> Iterator[None]:
             hook.remove()
 
 
-def trace_stream(model: nn.Module, batch: ClinicBatch) -> Trace:
-    """Call a model once and return its residual stream; torch's fused encoder layer is disabled."""
+class _FirstAttentionFound(Exception):
+    """Ends a forward pass of which only the beginning is needed."""
+
+
+def trace_stream(
+    model: nn.Module,
+    batch: ClinicBatch,
+    *,
+    padding: Tensor | None = None,
+    row: int = 0,
+    sites_only: bool = False,
+    until_attention: bool = False,
+) -> Trace:
+    """Call a model once and return its residual stream; torch's fused encoder layer is disabled.
+
+    Parameters
+    ----------
+    model : the model
+    batch : what it is called with
+    padding : where a row is padded, to measure the attention to it
+    row : that row
+    sites_only : leave out norms and statistics, which takes half of the time
+    until_attention : end with the first site of self-attention, without an output
+    """
     tracer = Tracer(model)
+    tracer.sites_only, tracer.until_attention = sites_only or until_attention, until_attention
+    tracer.trace.stats.padding = None if padding is None else (row, padding)
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with module_paths(tracer), tracer:
+            tokens = {id(tensor) for tensor in batch.token_ids.values()}
             for tensor in batch.tensors:
-                tracer.input(tensor)
-            tracer.trace.output = call_model(model, batch)
+                tracer.input(tensor, tokens=id(tensor) in tokens)
+            try:
+                tracer.trace.output = call_model(model, batch)
+            except _FirstAttentionFound:
+                pass
+        tracer.finish(tracer.trace.output)
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
     _name_sites(tracer.trace.sites, model)
@@ -432,6 +769,8 @@ def _name_sites(sites: list[Site], model: nn.Module) -> None:
             site.role, site.name = place.role, f"{place.side}.{place.layer}.{place.role}"
             continue
         block = block_of(site.path) or block_of(site.branch_path) or site.path
-        name = f"{block}.{site.role}" if block else site.role
+        block = block.replace("._orig_mod", "").replace("_orig_mod.", "")
+        role = "attention + ffn" if site.role == "parallel" else site.role
+        name = f"{block}.{role}" if block else role
         counts[name] = counts.get(name, 0) + 1
         site.name = name if counts[name] == 1 else f"{name}.{counts[name]}"

@@ -24,6 +24,7 @@ THRESHOLDS = {
     "weight gain": 2.0,
     "norm gain": 8.0,
     "token share": 0.12,
+    "token share, other libraries": 5e-4,
     "dead units": 0.7,
     "dead positions": 64.0,
     "outlier": 20.0,
@@ -31,6 +32,14 @@ THRESHOLDS = {
     "answer deviation": 4.0,
     "position variance": 0.05,
     "zero branch": 1e-6,
+    "shortcut product": 6.0,
+    "row change": 1e-3,
+    "source change": 1e-5,
+    "dropout": 0.6,
+    "label smoothing": 0.5,
+    "padding in the loss": 0.2,
+    "weight decay": 1.0,
+    "coupled weight decay": 0.2,
     "float16": 65504.0,
 }
 """Healthy models of every arrangement stay on the right side of each."""
@@ -68,6 +77,7 @@ class Rule:
     condition : returns the values to quote, or None if the rule does not apply.
     evidence : format string for those values.
     remedy : what to try, or a function of the measurements that returns it.
+    own : what to try with a model that addnorm built, in terms of its configuration.
     """
 
     name: str
@@ -76,6 +86,13 @@ class Rule:
     evidence: str
     reason: str
     remedy: str | Callable[[Evidence], str]
+    own: str = ""
+
+    def remedy_for(self, evidence: Evidence) -> str:
+        """Return what to try, in the terms of the model's own library."""
+        if self.own and evidence.built_by_addnorm:
+            return self.own
+        return self.remedy if isinstance(self.remedy, str) else self.remedy(evidence)
 
 
 def apply_rules(evidence: Evidence) -> list[Finding]:
@@ -86,16 +103,33 @@ def apply_rules(evidence: Evidence) -> list[Finding]:
             rule.severity,
             rule.evidence.format(**quoted),
             rule.reason,
-            rule.remedy if isinstance(rule.remedy, str) else rule.remedy(evidence),
+            rule.remedy_for(evidence),
         )
         for rule in RULES
         if (quoted := rule.condition(evidence)) is not None
     ]
     if any(finding.name in NON_FINITE_RULES for finding in findings):
         findings = [finding for finding in findings if finding.name in NON_FINITE_RULES]
-    return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
+    if not evidence.transformer:
+        findings = [finding for finding in findings if finding.name not in TRANSFORMER_RULES]
+    return sorted(findings, key=_rank)
 
 
+def _rank(finding: Finding) -> tuple[bool, int]:
+    """Order what the model is before what is wrong with it, then by severity."""
+    return finding.name not in FIRST_RULES, SEVERITIES.index(finding.severity)
+
+
+FIRST_RULES = {"not a Transformer", "no residual connections"}
+"""What is said first: the other measurements say little about such a model."""
+TRANSFORMER_RULES = {
+    "no residual connections", "residual missing", "branch subtracted", "shortcut scaled",
+    "zero branch", "branches start at zero", "residual after the norm", "no final norm",
+    "attention logits too large", "attention collapsed", "initial weights too large",
+    "token embeddings too small", "positions not distinguished", "token representations collapse",
+    "equal initial weights",
+}  # fmt: skip
+"""What is expected of a Transformer only."""
 NON_FINITE_RULES = {"batch not finite", "weights not finite", "float16 overflow", "not finite"}
 """If one of these applies, no other measurement is meaningful."""
 
@@ -147,7 +181,8 @@ def _large_attention_logits(e: Evidence) -> Quoted:
         return None
     first = e.attention[0]  # later ones read a stream that may have grown
     spread, entropy = max(first.spread), min(first.entropy)
-    above = spread > THRESHOLDS["attention spread"]
+    # Of cosine attention and normed queries and keys the scale is chosen, and learned.
+    above = spread > THRESHOLDS["attention spread"] and not first.bounded
     return _quote_if(above, path=first.path, spread=spread, entropy=entropy)
 
 
@@ -181,9 +216,59 @@ def _swappable_positions(e: Evidence) -> Quoted:
     return {"first": pairs[0], "second": pairs[0] + 1, "more": more}
 
 
+def _small_embeddings(e: Evidence) -> Quoted:
+    """Quote the tokens' share; other libraries initialise tokens far below fixed positions."""
+    share = e.experiments.token_share
+    limit = THRESHOLDS["token share" if e.built_by_addnorm else "token share, other libraries"]
+    return _quote_if(share is not None and share < limit, share=share)
+
+
+def _scaled_shortcut(e: Evidence) -> Quoted:
+    product, limit = e.arrangement.shortcut_product, THRESHOLDS["shortcut product"]
+    beyond = product > limit or 0 < product < 1 / limit
+    return _quote_if(beyond and not e.arrangement.gated, product=product, count=len(e.sites))
+
+
+def _missing_residuals(e: Evidence) -> Quoted:
+    return _quote_sites(e.arrangement.missing) if e.sites else None
+
+
+def _cut_gradients(e: Evidence) -> Quoted:
+    return _quote_sites(e.cut_sites or e.missing_gradients)
+
+
+def _hidden_own_token(e: Evidence) -> Quoted:
+    hidden = [a.path for a in e.attention if a.own == 0.0]
+    square = [a for a in e.attention if a.own is not None]
+    return _quote_if(hidden and 2 * len(hidden) >= len(square), count=len(hidden), of=len(square))
+
+
+def _unread_source(e: Evidence) -> Quoted:
+    change = e.experiments.source_change
+    return _quote_if(change is not None and change < THRESHOLDS["source change"])
+
+
+def _label(e: Evidence, name: str) -> Any:
+    return None if e.experiments.labels is None else getattr(e.experiments.labels, name)
+
+
+def _weight_decay(e: Evidence) -> Quoted:
+    if e.optimizer is None:
+        return None
+    limit = THRESHOLDS["weight decay" if e.optimizer.decoupled else "coupled weight decay"]
+    return _quote_if(e.optimizer.weight_decay > limit, **vars(e.optimizer))
+
+
+def _beta2(e: Evidence) -> Quoted:
+    if e.optimizer is None or e.optimizer.beta2 is None:
+        return None
+    return _quote_if(not 0.9 <= e.optimizer.beta2 <= 0.9999, **vars(e.optimizer))
+
+
 def _shifted_labels(e: Evidence) -> Quoted:
     shift = e.experiments.label_shift
-    if not e.causal or shift is None or shift == 1:
+    causal = e.causal or e.experiments.sees_future is False
+    if not causal or shift is None or shift == 1:
         return None
     tokens = {0: "the token it reads", 2: "the token after the next", -1: "the token before"}
     return {"token": tokens[shift]}
@@ -294,6 +379,7 @@ RULES: tuple[Rule, ...] = (
         "{operation} in {module} is the first result beyond 65,504",
         "float16 ends at 65,504; sums over the width and streams without a norm exceed it "
         "(Micikevicius et al. 2018, 1710.03740).",
+        "Use bfloat16, keep the stream in float32, or norm the end of the branch.",
         "Use bfloat16, keep the stream in float32, or scale the branch down (addnorm=sandwich).",
     ),
     Rule(
@@ -313,6 +399,88 @@ RULES: tuple[Rule, ...] = (
         "{dtype})",
         "Its inputs and weights are finite: the operation itself produced the NaN or infinity.",
         "Check this operation's input: a division by zero, a log of zero, a fully masked row.",
+    ),
+    Rule(
+        "not a Transformer", "note",
+        lambda e: _quote_if(not e.transformer, stream=len(e.sites)),
+        "no softmax attention was found; {stream} sums join a branch to a stream",
+        "The checks of attention, norms and stream are made for Transformers and say little here.",
+        "Read the gradients, the labels and the experiments; leave the rest.",
+    ),
+    Rule(
+        "no residual connections", "problem",
+        lambda e: _quote_if(
+            e.transformer and not e.sites and len(e.attention) > 1, count=len(e.attention)
+        ),
+        "{count} attention sublayers, and no sum that joins a branch to its input",
+        "Without shortcuts attention averages all positions into one vector, twice as fast with "
+        "every layer (Dong et al. 2021, 2103.03404).",
+        "Write x = x + attention(norm(x)) and x = x + feed_forward(norm(x)) in every block.",
+        "model.addnorm=pre; addnorm=none is for comparison only.",
+    ),
+    Rule(
+        "residual missing", "problem",
+        _missing_residuals,
+        "{sites}: no shortcut around it, unlike the other branches",
+        "The gradient of all earlier blocks passes this branch alone (He et al. 2016, 1603.05027).",
+        "Add the input of the sublayer to its output.",
+    ),
+    Rule(
+        "shortcut scaled", "problem",
+        _scaled_shortcut,
+        "the shortcuts of {count} branches multiply the stream by {product:.3g} altogether",
+        "A constant factor λ on the shortcut grows or vanishes as the product over the depth, in "
+        "the stream and in the gradient (He et al. 2016, 1603.05027, equation 7).",
+        "Use x + f(x), or put a norm on every sum (post-norm) if the shortcut is scaled.",
+    ),
+    Rule(
+        "nothing is trained", "problem",
+        lambda e: _quote_if(e.trained == 0.0),
+        "no parameter has requires_grad=True",
+        "The optimizer has nothing to change.",
+        "model.requires_grad_(True), or that of the part to be trained.",
+    ),
+    Rule(
+        "backward pass fails", "problem",
+        lambda e: _quote_if(
+            "failed" in e.not_examined.get("gradients", ""),
+            reason=e.not_examined.get("gradients", "").partition("failed: ")[2],
+        ),
+        "{reason}",
+        "Training would stop at the first step with the same error.",
+        "If a tensor was modified in place: write x = x + f(x), not x += f(x).",
+    ),
+    Rule(
+        "loss without gradient", "problem",
+        lambda e: _quote_if(
+            e.trained > 0
+            and e.sites
+            and not e.not_examined.get("gradients")
+            and all(s.weight_gradient == 0 and s.stream_gradient == 0 for s in e.sites)
+            and not e.non_finite_gradients
+        ),
+        "the gradient of the loss is zero in every branch",
+        "The loss, or what it is computed from, was detached: .detach(), .item(), argmax, numpy.",
+        "Compute the loss from the model's own output with differentiable operations.",
+    ),
+    Rule(
+        "gradient not finite", "problem",
+        lambda e: _quote_if(
+            e.non_finite_gradients,
+            count=len(e.non_finite_gradients), first=(e.non_finite_gradients or ("",))[0],
+        ),
+        "the loss is finite, but the gradient of {count} parameters is not, such as {first}",
+        "A derivative is infinite where the value is not: √x and |x| at 0, x/‖x‖ at 0, torch.where "
+        "over a branch that divides by zero.",
+        "torch.autograd.set_detect_anomaly(True) names the operation; add ε inside the root.",
+    ),
+    Rule(
+        "gradient cut", "problem",
+        _cut_gradients,
+        "{sites}: no gradient passes back from here, although trained weights lie behind it",
+        "A .detach(), torch.no_grad() or .data in the forward pass: what lies behind is not "
+        "trained, or only through the branches.",
+        "Remove the detach, or freeze the layers on purpose with requires_grad_(False).",
     ),
     Rule(
         "branch subtracted", "problem",
@@ -364,12 +532,42 @@ RULES: tuple[Rule, ...] = (
         "requires_grad_(True), unless it is frozen on purpose.",
     ),
     Rule(
+        "frozen embeddings", "warning",
+        lambda e: _quote_sites(e.frozen_embeddings),
+        "{sites}: the token embeddings are not trained, other parameters are",
+        "requires_grad=False: unless they are of a trained model they stay random.",
+        "requires_grad_(True), unless they are frozen on purpose.",
+    ),
+    Rule(
+        "frozen head", "warning",
+        lambda e: _quote_sites([n for n in e.frozen_head if n not in e.frozen_embeddings]),
+        "{sites}: the output layer is not trained, other parameters are",
+        "requires_grad=False: unless it is of a trained model its answers stay random.",
+        "requires_grad_(True), unless it is frozen on purpose.",
+    ),
+    Rule(
+        "equal initial weights", "problem",
+        lambda e: _quote_sites(e.equal_weights) if e.untrained else None,
+        "{sites}: all rows of the matrix are equal",
+        "Units with equal weights have equal gradients and stay equal for ever.",
+        "Initialise at random: nn.init.xavier_uniform_, or normal_ with std 0.02.",
+    ),
+    Rule(
+        "own token hidden", "problem",
+        _hidden_own_token,
+        "in {count} of {of} self-attention sublayers no position attends to itself",
+        "The mask hides the diagonal: the first position sees nothing, and every other one lacks "
+        "the token that it reads.",
+        "Hide later positions only: torch.ones(n, n).triu(1), not triu(0).",
+    ),
+    Rule(
         "attention logits too large", "problem",
         _large_attention_logits,
         "{path}: the standard deviation of the attention logits is {spread:.1f} before any "
         "training (1 is usual), their entropy {entropy:.2f} of the maximum",
         "A dot product of width d has variance d; without 1/√d the softmax is nearly one-hot and "
         "has almost no gradient (Vaswani et al. 2017, §3.2.1).",
+        "Scale by 1/√head_width, or norm queries and keys.",
         "Scale by 1/√head_width, or norm queries and keys (model.qk_norm=head).",
     ),
     Rule(
@@ -377,6 +575,7 @@ RULES: tuple[Rule, ...] = (
         _collapsed_attention,
         "{low} of {every} attention sublayers attend to almost one position",
         "Attention entropy falls before training diverges (Zhai et al. 2023, 2303.06296).",
+        "Lower the learning rate; norm queries and keys.",
         "Lower the learning rate; norm queries and keys (model.qk_norm=head).",
     ),
     Rule(
@@ -386,6 +585,7 @@ RULES: tuple[Rule, ...] = (
         ),
         "the branches' matrices are {gain:.1f} times the usual size (median)",
         "The variance then grows from layer to layer (Glorot, Bengio 2010).",
+        "Initialise by nn.init.xavier_uniform_, or normal_ with std 0.02.",
         "Initialise by Xavier: model.init=xavier.",
     ),
     Rule(
@@ -393,23 +593,22 @@ RULES: tuple[Rule, ...] = (
         lambda e: _quote_largest(e.norm_gains, "size", THRESHOLDS["norm gain"]),
         "{name} multiplies by {size:.3g} (1 at the start)",
         "The following layer saturates, and its gradient grows by the same factor.",
+        "Reset it to 1 and train it with a lower rate; addnorm.clinic.watch shows when it grows.",
         "Reset it to 1 and train it with a lower rate; find the step at which it grew with "
         "--clinic.",
     ),
     Rule(
         "token embeddings too small", "problem",
-        lambda e: _quote_if(
-            (e.experiments.token_share or 0.0) < THRESHOLDS["token share"]
-            and e.experiments.token_share is not None,
-            share=e.experiments.token_share,
-        ),
+        _small_embeddings,
         "only {share:.1%} of the variance of the first block's input depends on the tokens",
         "A tied embedding is small, as the output needs it; without a scale it is lost in the "
         "position embedding (Vaswani et al. 2017, §3.4 multiplies by √width).",
+        "Multiply the token embedding by √width (scale_embedding=True in Hugging Face), or norm "
+        "the sum of tokens and positions.",
         "model.scale_embedding=true, or a norm on the embedding sum (model.embed_norm=true).",
     ),
     Rule(
-        "initial logits too large", "warning",
+        "initial logits too large", "note",
         lambda e: _quote_if(
             e.uniform_loss is not None
             and e.untrained
@@ -419,6 +618,7 @@ RULES: tuple[Rule, ...] = (
         "the standard deviation of the logits is {deviation:.1f} before any training; the loss is "
         "{loss:.1f}, that of a uniform answer {uniform:.1f}",
         "The first hundreds of steps only make the logits smaller.",
+        "Make the output matrix smaller: nn.init.normal_(head.weight, std=width**-0.5).",
         "Make the output matrix smaller: N(0, 1/width), or model.scale_output=true when tied.",
     ),
     Rule(
@@ -443,6 +643,7 @@ RULES: tuple[Rule, ...] = (
         "after {name} {position_variance:.1%} of the stream's variance is between positions",
         "Attention averages; in a deep stack with a weak shortcut all positions end as one vector "
         "and little can be learnt (Dong et al. 2021, 2103.03404; Noci et al. 2022).",
+        "Move the LayerNorm before the sublayer and add a final norm; fewer blocks.",
         "addnorm=pre, admin or deepnorm; fewer blocks.",
     ),
     Rule(
@@ -460,7 +661,136 @@ RULES: tuple[Rule, ...] = (
         ),
         "removing the padding moves the answers by {change:.2g} of their standard deviation",
         "The answers depend on the length of the other sequences in the batch.",
-        "Hide padding from attention: model.pad, attention_mask or src_key_padding_mask.",
+        "Hide padding from attention: attention_mask, key_padding_mask or "
+        "src_key_padding_mask.",
+        "Hide padding from attention: set model.pad to the id of padding.",
+    ),
+    Rule(
+        "padding shifts positions", "warning",
+        lambda e: _quote_if(
+            (e.experiments.padding_shift or 0.0) > THRESHOLDS["padding"]
+            and (e.experiments.padding_change or 0.0) <= THRESHOLDS["padding"],
+            change=e.experiments.padding_shift,
+        ),
+        "removing the padding on the left moves the answers by {change:.2g} of their standard "
+        "deviation, although its content has no effect",
+        "With padding on the left the first token is at another position in every row.",
+        "Pass position_ids = (attention_mask.cumsum(1) - 1).clamp(min=0), or pad on the right.",
+    ),
+    Rule(
+        "rows of the batch mixed", "problem",
+        lambda e: _quote_if(
+            (e.experiments.row_change or 0.0) > THRESHOLDS["row change"],
+            change=e.experiments.row_change,
+        ),
+        "changing the other rows of the batch moves a row's answers by {change:.2g} of their "
+        "standard deviation, in evaluation mode",
+        "A norm or an attention runs over the batch axis: answers depend on what else is in it.",
+        "Norm over the last axis; batch_first=True if the batch is (rows, length, width).",
+    ),
+    Rule(
+        "source not read", "problem",
+        _unread_source,
+        "changing the whole source does not move the answers",
+        "The attention to the encoder reads nothing, or reads the decoder's own input.",
+        "Pass the encoder's output as keys and values; check its mask and its weights.",
+    ),
+    Rule(
+        "dropout too high", "warning",
+        lambda e: _quote_if(
+            (e.experiments.dropout or (0.0,))[0] > THRESHOLDS["dropout"],
+            share=(e.experiments.dropout or (0.0, ""))[0],
+            path=(e.experiments.dropout or (0.0, ""))[1] or "the model",
+        ),
+        "in training mode {path} drops {share:.0%} of its values",
+        "Srivastava et al. 2014 found 50 % to be the most that helps; Transformers use 10 %.",
+        "Dropout of 0.1; check that it is not 1 − p.",
+    ),
+    Rule(
+        "batch statistics", "note",
+        lambda e: _quote_if(e.batch_norms, count=e.batch_norms),
+        "{count} modules norm over the batch while training",
+        "Rows see each other in training mode, and small batches are noisy.",
+        "Nothing in a convolutional stem; in the blocks LayerNorm is usual.",
+    ),
+    Rule(
+        "labels of another row", "problem",
+        lambda e: _quote_if(_label(e, "other_rows")),
+        "each row is compared with the tokens of another row",
+        "The targets were shuffled apart from the inputs: no more than token frequencies can be "
+        "learnt.",
+        "Shuffle inputs and targets together; check for a roll, sort or reshape of one of them.",
+    ),
+    Rule(
+        "padding in the loss", "warning",
+        lambda e: _quote_if(
+            (_label(e, "padding") or 0.0) > THRESHOLDS["padding in the loss"],
+            share=_label(e, "padding"),
+        ),
+        "the loss counts the answers at {share:.0%} of the padded positions",
+        "The model learns to predict padding, and the mean is over more tokens than there are.",
+        "Set the labels at padding to -100, the ignore_index of cross_entropy.",
+    ),
+    Rule(
+        "softmax before the loss", "problem",
+        lambda e: _quote_if(_label(e, "probabilities")),
+        "the answers sum to 1, and the loss applies a softmax to them again",
+        "A softmax of probabilities is nearly uniform, so the loss cannot fall far below log K.",
+        "Return logits: nn.CrossEntropyLoss contains the softmax.",
+    ),
+    Rule(
+        "label smoothing too large", "warning",
+        lambda e: _quote_if(
+            (_label(e, "smoothing") or 0.0) > THRESHOLDS["label smoothing"],
+            smoothing=_label(e, "smoothing"),
+        ),
+        "label smoothing is {smoothing:.2f}: the right class gets less than half of the target",
+        "0.1 is usual (Szegedy et al. 2016, 1512.00567).",
+        "label_smoothing=0.1 or 0.",
+    ),
+    Rule(
+        "parameters not in the optimizer", "problem",
+        lambda e: _quote_if(
+            e.optimizer is not None and e.optimizer.missing,
+            count=0 if e.optimizer is None else len(e.optimizer.missing),
+            first="" if e.optimizer is None else (e.optimizer.missing or ("",))[0],
+        ),
+        "{count} trained parameters are in no group of the optimizer, such as {first}",
+        "They get gradients and never change.",
+        "Build the optimizer after the model is complete, from model.parameters().",
+    ),
+    Rule(
+        "optimizer of another model", "problem",
+        lambda e: _quote_if(
+            e.optimizer is not None and e.optimizer.foreign,
+            count=0 if e.optimizer is None else e.optimizer.foreign,
+        ),
+        "{count} parameters of the optimizer are not of this model",
+        "The model was copied, wrapped or moved after the optimizer was built.",
+        "Build the optimizer last.",
+    ),
+    Rule(
+        "weight decay too large", "warning",
+        _weight_decay,
+        "{kind} has a weight decay of {weight_decay:g}",
+        "Decoupled decay multiplies the weights by 1 − lr · decay in every step (Loshchilov, "
+        "Hutter 2019, 1711.05101); 0.01 to 0.1 is usual.",
+        "weight_decay=0.01 to 0.1 in AdamW; 0 to 1e-4 where it is part of the gradient.",
+    ),
+    Rule(
+        "β₂ out of range", "warning",
+        _beta2,
+        "{kind} has β₂ = {beta2:g}",
+        "Below 0.9 a step follows the last gradients only; above 0.9999 the estimate of the "
+        "gradient's size needs tens of thousands of steps.",
+        "β₂ between 0.95 and 0.999.",
+    ),
+    Rule(
+        "learning rate is zero", "problem",
+        lambda e: _quote_if(e.optimizer is not None and e.optimizer.lr == 0.0),
+        "every group of the optimizer has a learning rate of 0",
+        "Nothing is trained; a scheduler may start at 0.",
+        "Check the schedule's first value, and that the scheduler is stepped.",
     ),
     Rule(
         "positions not distinguished", "warning",
@@ -474,6 +804,7 @@ RULES: tuple[Rule, ...] = (
         _shifted_labels,
         "each answer is compared with {token}",
         "A causal model predicts the next token: labels must be the input shifted by one, once.",
+        "Shift in one place only: Hugging Face models shift inside, your own loss may too.",
         "Shift in one place only: Hugging Face models shift inside; token_loss does not.",
     ),
     Rule(

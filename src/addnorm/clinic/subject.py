@@ -7,8 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-from addnorm.clinic.call_model import ClinicBatch, Objective, answer_of, call_model
+from addnorm.clinic.call_model import (
+    ClinicBatch,
+    Objective,
+    answer_of,
+    call_model,
+    unchanged,
+)
 from addnorm.clinic.examination import Examination, examine
 from addnorm.clinic.failed_step import cross_entropy
 from addnorm.clinic.random_batch import draw_batches
@@ -50,8 +57,23 @@ class Subject:
         """Examine the model."""
         first, *more = self.batches
         return examine(
-            self.model, first, self.loss, plan=self.plan, more_batches=more, sharpness=sharpness
+            self.model,
+            first,
+            self.loss,
+            plan=self.plan,
+            more_batches=more,
+            sharpness=sharpness,
+            data=self.source,
         )
+
+    def memory_estimate(self) -> int:
+        """Return about how many bytes an examination needs beside the model.
+
+        A copy of the weights, their gradients, one changed copy, and every activation of one
+        forward pass, which the backward pass needs and the tracer keeps.
+        """
+        weights = sum(p.numel() * p.element_size() for p in self.model.parameters())
+        return 3 * weights + 2 * activation_bytes(self.model, self.batches[0])
 
 
 def batch_count(plan: TrainingPlan | None) -> int:
@@ -112,11 +134,6 @@ def _task_loss(output: Any, targets: Tensor) -> Tensor:
 # ── Models of transformers ────────────────────────────────────────────────────────────────────────
 
 
-def is_transformers_directory(path: Path) -> bool:
-    """Return whether a directory holds a model of the library transformers."""
-    return (path / "config.json").is_file() and not (path / "config.toml").exists()
-
-
 def subject_from_transformers(
     path: Path,
     plan: TrainingPlan | None = None,
@@ -134,49 +151,99 @@ def subject_from_transformers(
     text_name : what messages call the text
     """
     library = require("transformers", "huggingface")
-    try:
-        name = read_json(path / "config.json")["architectures"][0]
-        kind = getattr(library, name)
-        model: nn.Module = kind.from_pretrained(path, local_files_only=True, use_safetensors=True)
-    except (OSError, KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        reason = _short_reason(error)
-        raise SavedError(f"{str(path)!r} is not a model of transformers: {reason}") from None
+    model = _load_transformers(library, path)
     if lines is None:
         return subject_with_random_batches(model, plan)
     used = [line for line in lines if line.strip()][: batch_count(plan) * SUBJECT_ROWS]
     if not used:
         raise InputError(f"{text_name} must hold lines that are not empty: it has none.")
+    main = getattr(model, "main_input_name", "input_ids")
+    if main != "input_ids":
+        raise InputError(
+            f"{text_name} can only be used with a model that reads tokens: "
+            f"{type(model).__name__} reads {main}. Leave out --data for random input."
+        )
     batches = _encode_lines(library, path, model, used)
     return Subject(model, batches, f"the batches are lines of {text_name}", plan)
+
+
+def _load_transformers(library: Any, path: Path) -> nn.Module:
+    """Return a model of any architecture that transformers has, from safetensors only."""
+    try:
+        content = read_json(path / "config.json")
+        name = (content.get("architectures") or ["AutoModel"])[0]
+        if not hasattr(library, name):
+            remote = "; its own code is not run" if "auto_map" in content else ""
+            raise ValueError(f"transformers has no architecture {name!r}{remote}")
+        kind = getattr(library, name)
+        model: nn.Module = kind.from_pretrained(
+            path, local_files_only=True, use_safetensors=True, trust_remote_code=False
+        )
+    except Exception as error:  # of a library that reads any file: all mean the same here
+        reason = _short_reason(error)
+        raise SavedError(f"{str(path)!r} is not a model of transformers: {reason}") from None
+    return model
 
 
 def _encode_lines(
     library: Any, path: Path, model: nn.Module, lines: Sequence[str]
 ) -> list[ClinicBatch]:
-    """Return lines of text as batches, encoded by the directory's own tokenizer."""
+    """Return lines of text as batches, encoded by the directory's own tokenizer.
+
+    Language models and encoder-decoders get the tokens as labels, -100 at padding.
+    """
     try:
-        tokenizer = library.AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError, TypeError, KeyError, ImportError) as error:
+        tokenizer = library.AutoTokenizer.from_pretrained(
+            path, local_files_only=True, trust_remote_code=False
+        )
+        tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token or tokenizer.unk_token
+    except Exception as error:  # as above
         raise SavedError(
             f"{str(path)!r} has no tokenizer for text: {_short_reason(error)}"
         ) from None
-    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     batches = []
-    max_length = min(getattr(tokenizer, "model_max_length", MAX_LENGTH), MAX_LENGTH)
+    longest = getattr(model.config, "max_position_embeddings", None) or MAX_LENGTH
+    limit = min(getattr(tokenizer, "model_max_length", MAX_LENGTH), MAX_LENGTH, longest)
+    names = ("CausalLM", "LMHeadModel", "ForConditionalGeneration", "MTModel")
+    with_labels = any(name in type(model).__name__ for name in names)
     for start in range(0, len(lines), SUBJECT_ROWS):
         encoded = tokenizer(
             lines[start : start + SUBJECT_ROWS],
             padding=True,
             truncation=True,
-            max_length=max_length,
+            max_length=limit,
             return_tensors="pt",
             return_token_type_ids=False,
         )
         inputs = dict(encoded)
-        if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-            inputs["decoder_input_ids"] = inputs["input_ids"]
+        if with_labels:
+            mask = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"]))
+            inputs["labels"] = inputs["input_ids"].masked_fill(mask == 0, -100)
         batches.append(ClinicBatch(inputs))
     return batches
+
+
+def activation_bytes(model: nn.Module, batch: ClinicBatch) -> int:
+    """Return the bytes of what the modules of a model return in one forward pass."""
+    total = 0
+
+    def add(module: nn.Module, args: Any, output: Any) -> None:
+        nonlocal total
+        for leaf in tree_leaves(output):
+            if isinstance(leaf, Tensor):
+                total += leaf.numel() * leaf.element_size()
+
+    leaves = [module for module in model.modules() if not list(module.children())]
+    hooks = [module.register_forward_hook(add) for module in leaves]
+    try:
+        with unchanged(model), torch.no_grad():
+            call_model(model, batch)
+    except Exception:  # `examine` reports what is wrong with the batch
+        return total
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return total
 
 
 def _short_reason(error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from addnorm.clinic.coverage import FOUND, NOT_EXAMINED, PASSED
 from addnorm.clinic.rehearsal import recommended_warmup
 from addnorm.report import sparkline
 
@@ -23,6 +24,7 @@ def examination_text(examination: "Examination") -> str:
             f"    try  {finding.remedy}",
             "",
         ]
+    lines += [*coverage_lines(examination), ""]
     lines += _figures(examination.evidence)
     if examination.evidence.sites:
         lines += ["", *_site_table(examination.evidence)]
@@ -36,7 +38,23 @@ def headline(examination: "Examination") -> str:
     counts = {word: severities.count(word) for word in SEVERITY_MARKERS}
     total = ", ".join(f"{n} {word}{'s' * (n > 1)}" for word, n in counts.items() if n)
     state = "untrained" if e.untrained else "trained"
-    return f"{e.model}, {e.parameters:,} parameters, {state}: {total or 'no findings'}."
+    skipped = [c.name for c in examination.checks if c.essential and c.outcome == NOT_EXAMINED]
+    missing = f"; not examined: {', '.join(skipped)}" if skipped else ""
+    return f"{e.model}, {e.parameters:,} parameters, {state}: {total or 'no findings'}{missing}."
+
+
+def coverage_lines(examination: "Examination") -> list[str]:
+    """Return what was checked: passed, found, and not examined with the reason."""
+    passed = [c.name for c in examination.checks if c.outcome == PASSED]
+    lines = [f"passed          {', '.join(passed) or 'no check'}"]
+    for check in examination.checks:
+        if check.outcome == FOUND:
+            lines.append(f"found           {check.name}: {', '.join(check.findings)}")
+    for check in examination.checks:
+        if check.outcome == NOT_EXAMINED:
+            essential = " (essential)" if check.essential else ""
+            lines.append(f"not examined    {check.name}{essential}: {check.reason}")
+    return lines
 
 
 def finding_line(finding: "Finding") -> str:
@@ -46,7 +64,8 @@ def finding_line(finding: "Finding") -> str:
 
 def _figures(e: "Evidence") -> list[str]:
     uniform = "" if e.uniform_loss is None else f"; of a uniform answer {e.uniform_loss:.3f}"
-    lines = [f"loss            {e.loss:.3f} ({e.loss_description}{uniform})"]
+    lines = [f"arrangement     {e.arrangement.text()}"] if e.sites else []
+    lines.append(f"loss            {e.loss:.3f} ({e.loss_description}{uniform})")
     if e.sites:
         shares = [site.dependency for site in e.sites]
         mean = sum(shares) / len(shares)

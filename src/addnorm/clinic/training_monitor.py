@@ -220,10 +220,11 @@ def update_signals(optimizer: Optimizer) -> dict[str, float]:
     return {"update": sorted(ratios)[len(ratios) // 2], "starved": starved / max(count, 1)}
 
 
-def stream_signals(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return the signals of one traced forward pass of a task's batch."""
+def stream_signals(model: nn.Module, batch: Mapping[str, Tensor] | ClinicBatch) -> dict[str, float]:
+    """Return the signals of one traced forward pass of a batch, or of a task's batch."""
+    inputs = batch if isinstance(batch, ClinicBatch) else ClinicBatch.from_task(batch)
     with unchanged(model), torch.no_grad():
-        trace = trace_stream(model, ClinicBatch.from_task(batch))
+        trace = trace_stream(model, inputs)
     signals: dict[str, float] = {}
     if trace.sites:
         shares = [dependency(site) for site in trace.sites]
@@ -239,8 +240,8 @@ def stream_signals(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, f
 EARLY_WARNINGS: dict[str, tuple[str, float, str]] = {
     "update": (">", 0.1, "a step changes the weights by {update:.0%}: lower the rate, or warm up"),
     "starved": (">", 0.5, "Adam's ε outweighs {starved:.0%} of the gradients: make it smaller"),
-    "entropy": ("<", 0.1, "attention has collapsed, entropy {entropy:.2f}: try model.qk_norm=head"),
-    "logit": (">", 50.0, "attention logits have grown to {logit:.0f}: try model.qk_norm=head"),
+    "entropy": ("<", 0.1, "attention has collapsed, entropy {entropy:.2f}: norm queries and keys"),
+    "logit": (">", 50.0, "attention logits have grown to {logit:.0f}: norm queries and keys"),
     "position_variance": (
         "<", 0.01, "token representations collapse: {position_variance:.1%} of the variance is "
         "between positions: lower the learning rate",

@@ -96,7 +96,7 @@ def amplification(
             torch.no_grad(),
             perturbed(matrices, lambda w: share * root_mean_square(w) * _noise(w, generator)),
         ):
-            after = trace_stream(model, batch).sites
+            after = trace_stream(model, batch, sites_only=True).sites
         for i, (site, other) in enumerate(zip(sites, after, strict=True)):
             change[i] += _relative_variance(site.total, other.total) / draws
     return change
@@ -125,4 +125,4 @@ def _relative_variance(before: Tensor, after: Tensor) -> float:
 
 
 def _noise(w: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.randn(w.shape, generator=generator).to(w)
+    return torch.randn(w.shape, generator=generator, device="cpu").to(w)

@@ -10,7 +10,6 @@ from addnorm.clinic.rehearsal import REHEARSAL_STEPS, TrainingPlan
 from addnorm.clinic.subject import (
     Subject,
     batch_count,
-    is_transformers_directory,
     plan_from_config,
     subject_from_config,
     subject_from_task,
@@ -20,7 +19,7 @@ from addnorm.clinic.subject import (
 from addnorm.config import Config
 from addnorm.data.text.files import read_lines
 from addnorm.errors import ConfigError
-from addnorm.files import RUN, TABLE_MODEL, kind_of_directory
+from addnorm.files import HUGGING_FACE, RUN, TABLE_MODEL, kind_of_directory
 from addnorm.presets import find
 from addnorm.runs.request import RunRequest
 from addnorm.runs.run import Run
@@ -51,9 +50,9 @@ def find_subject(
     say : receives sentences about what was read.
     """
     path = Path(target)
-    if is_transformers_directory(path):
-        return _subject_from_transformers(path, data, plan)
     kind = kind_of_directory(path)
+    if kind == HUGGING_FACE:
+        return _subject_from_transformers(path, data, plan)
     if kind == RUN.kind:
         return _subject_from_run(path, data, plan, say)
     if kind == TABLE_MODEL.kind:

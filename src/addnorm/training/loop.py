@@ -36,6 +36,9 @@ from addnorm.training.pace import Extension, Pace, Segment, refit
 from addnorm.training.schedule import Schedule
 from addnorm.training.threads import ThreadTuner
 
+MAX_CASES = 3
+"""Skipped steps that are saved: more would show the same."""
+
 Batch = dict[str, Tensor]
 
 
@@ -270,6 +273,7 @@ class Loop:
         self.device = next(model.parameters()).device
         self.state = TrainingState()
         self.averages: dict[str, Tensor] = {}
+        self.saved_cases = 0
         self.stop_requested = False
         self.tuner, self.clock, self.began = tuner, clock, began
 
@@ -509,7 +513,8 @@ class Loop:
         weights = ((name, parallel.unshard(p)) for name, p in self.model.named_parameters())
         bad = [name for name, tensor in weights if not bool(tensor.isfinite().all())]
         text += f"; the weights of {bad[0]} are not finite" if bad else ""
-        if self.run_directory is not None:
+        self.saved_cases += 1
+        if self.run_directory is not None and self.saved_cases <= MAX_CASES:
             folder = self.run_directory / "cases" / f"step-{number:08d}"
             folder.mkdir(parents=True, exist_ok=True)
             content = {"step": number}

@@ -1,0 +1,155 @@
+"""Where the norms and the shortcuts of a model stand, as facts read from one forward pass.
+
+    post       x ← N(x + f(x))            pre        x ← x + f(N(x))
+    res-post   x ← x + N(f(x))            sandwich   x ← x + N′(f(N(x)))     (also called peri)
+    none       x ← x + f(x)               mixed      sites of several kinds
+
+and, beside the kind: *parallel* branches that read the same x, a *scaled shortcut* λx + f, a
+*gated* one (1 − g) ⊙ x + g ⊙ f.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from addnorm.clinic.module_names import block_of
+from addnorm.clinic.residual_trace import Site, Trace
+
+FORMULAS = {
+    "post": "x ← N(x + f(x))",
+    "pre": "x ← x + f(N(x))",
+    "res-post": "x ← x + N(f(x))",
+    "sandwich": "x ← x + N′(f(N(x)))",
+    "none": "x ← x + f(x), without norms",
+    "mixed": "several kinds",
+}
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """How branches join the stream of a model.
+
+    Parameters
+    ----------
+    kind : post, pre, res-post, sandwich, none or mixed; no stream
+    parallel : whether attention and feed-forward read the same stream
+    scaled : whether shortcuts are multiplied by one constant or learned number
+    gated : whether a gate that is computed from the input weighs shortcut against branch
+    final_norm : whether a norm stands between the last sum and the output
+    sites : the kind of each site, by name
+    shortcut_product : product over the depth of the constant factors of the shortcuts, if no norm
+        stands on them
+    missing : blocks, or parts of them, without a residual connection that others have
+    """
+
+    kind: str = "no stream"
+    parallel: bool = False
+    scaled: bool = False
+    gated: bool = False
+    final_norm: bool = False
+    sites: Mapping[str, str] = field(default_factory=dict)
+    shortcut_product: float = 1.0
+    missing: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The kind and what is special about it, such as `pre, parallel`."""
+        words = ("parallel", self.parallel), ("scaled shortcut", self.scaled), ("gated", self.gated)
+        return ", ".join([self.kind, *(word for word, applies in words if applies)])
+
+    def text(self) -> str:
+        """Return the arrangement with its formula as one sentence."""
+        if self.kind == "no stream":
+            return "no residual stream"
+        counts = Counter(self.sites.values())
+        several = ", ".join(f"{kind} at {n}" for kind, n in counts.most_common())
+        formula = several if self.kind == "mixed" else FORMULAS[self.kind]
+        last = "a norm before the output" if self.final_norm else "no norm before the output"
+        return f"{self.name}: {formula}; {len(self.sites)} branches; {last}"
+
+
+def find_arrangement(trace: Trace) -> Arrangement:
+    """Return the arrangement of a traced model."""
+    sites = trace.sites
+    if not sites:
+        return Arrangement(missing=_missing_residuals(trace))
+    starts = {i for i, node in enumerate(trace.nodes) if node.start is not None}
+    # In post-norm the first site of a stream has the embedding as its shortcut, and no norm.
+    counted = [s for s in sites if s.arrangement != "none" or not _parents(trace, s) & starts]
+    counted = [s for s in counted if block_of(s.path) or block_of(s.branch_path)] or counted
+    kinds = Counter(site.arrangement for site in counted or sites)
+    kind, count = kinds.most_common(1)[0]
+    whole = sum(kinds.values())
+    last = [number for number in _last_of_streams(trace) if number in trace.normed_sites]
+    return Arrangement(
+        kind=kind if count >= 0.7 * whole else "mixed",
+        parallel=_most(sites, [site.parallel for site in sites]),
+        scaled=_most(sites, [site.scaled for site in sites[1:]]),
+        gated=_most(sites, [site.gated for site in sites]),
+        final_norm=bool(last),
+        sites={site.name: site.arrangement for site in sites},
+        shortcut_product=math.prod(s.factor for s in sites if s.arrangement != "post"),
+        missing=_missing_residuals(trace),
+    )
+
+
+def _most(sites: Sequence[Site], flags: Sequence[bool]) -> bool:
+    return bool(flags) and sum(flags) >= 0.5 * len(flags)
+
+
+def _parents(trace: Trace, site: Site) -> set[int]:
+    return {parent for parent, _ in trace.nodes[site.node].parents}
+
+
+def _last_of_streams(trace: Trace) -> list[int]:
+    """Return the number of the last site of each stream: nothing is added to its sum."""
+    parents = {parent for node in trace.nodes for parent, _ in node.parents}
+    return [i for i, site in enumerate(trace.sites) if site.node not in parents]
+
+
+def unnormed_end(trace: Trace) -> str | None:
+    """Return the last site of a stream of pre-norm whose sum reaches the output without a norm."""
+    for number in _last_of_streams(trace):
+        site = trace.sites[number]
+        longer = any(
+            trace.nodes[parent].site is not None for parent, _ in trace.nodes[site.node].parents
+        )
+        used = number in trace.used_sites and longer and site.total.ndim == 3
+        if used and site.arrangement == "pre" and number not in trace.normed_sites:
+            return site.name
+    return None
+
+
+def _missing_residuals(trace: Trace) -> tuple[str, ...]:
+    """Return attention without a shortcut around it, and blocks with fewer sites than others."""
+    places = [(block_of(s.path), block_of(s.branch_path), s) for s in trace.sites]
+    missing = []
+    attending = list(dict.fromkeys(block_of(a.path) for a in trace.stats.attention))
+    for block in attending:
+        around = [
+            site
+            for path, branch, site in places
+            if site.role != "ffn" and block in (path, branch, _outer(path), _outer(branch))
+        ]
+        if block and not around:
+            missing.append(f"{block}.attention")
+    by_block: dict[str, set[str]] = {}
+    for block in attending:
+        roles = {s.role for path, branch, s in places if block and block in (path, branch)}
+        by_block[block] = roles
+    groups: dict[str, list[str]] = {}
+    for block in by_block:
+        groups.setdefault(re.sub(r"\b\d+\b", "*", block, count=1), []).append(block)
+    for blocks in groups.values():
+        counts = Counter(frozenset(by_block[block]) for block in blocks)
+        usual, _ = counts.most_common(1)[0]
+        for block in blocks if len(blocks) > 1 else ():
+            missing += [f"{block}.{role}" for role in sorted(usual - by_block[block])]
+    return tuple(dict.fromkeys(missing))
+
+
+def _outer(path: str) -> str:
+    """Return the block that a numbered part of a block stands in."""
+    return block_of(path.rpartition(".")[0])
