@@ -43,6 +43,11 @@ VARIANTS: dict[str, Config] = {
     ),
     "offset gains": presets.gpt2(**SMALL, norm="rms-offset"),
     "alternating windows": presets.llama(**SMALL, ffn_width=64, window=3, full_every=2),
+    "all-attention": presets.gpt2(**SMALL, ffn="all-attention", ffn_width=40),
+    "all-attention, rotary": presets.llama(**SMALL, ffn="all-attention", ffn_width=40, kv_heads=2),
+    "all-attention encoder-decoder": presets.base(**SMALL, ffn="all-attention", ffn_width=40),
+    "no feed-forward": presets.gpt2(**SMALL, ffn="none"),
+    "adaptive span": presets.gpt2(**SMALL, span=10, span_ramp=4),
     "biases of qkv": presets.gpt2(
         **SMALL, attention_bias="qkv", unembed_bias=True, tie_embeddings="none"
     ),

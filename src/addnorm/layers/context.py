@@ -51,13 +51,27 @@ class Context:
         """Position of the first query: the number of positions decoded before."""
         return 0 if self.cache is None else self.cache.used
 
-    def table(self, query: int, key: int, window: int | None = None) -> AttentionTable:
-        """Return the table of self-attention, in layers with a window of their own with that."""
+    def table(
+        self, query: int, key: int, window: int | None = None, extra: int = 0
+    ) -> AttentionTable:
+        """Return the table of self-attention, in layers with a window of their own with that.
+
+        Parameters
+        ----------
+        query, key
+            Numbers of queries and keys.
+        window
+            The layer's own window.
+        extra
+            Number of further keys, which every query sees; the same in all layers.
+        """
         name = "stream" if window is None else f"stream, window {window}"
         if name not in self.tables:
             mask = self.mask or Mask()
             mask = mask if window is None else mask & Mask.window(window)
-            self.tables[name] = AttentionTable(mask, query, key, self.offset, self.positions)
+            self.tables[name] = AttentionTable(
+                mask, query, key, self.offset, self.positions, extra=extra
+            )
         return self.tables[name]
 
     def memory_table(self, query: int, key: int) -> AttentionTable:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from addnorm.config import ModelConfig
 from addnorm.errors import InputError, nearest
 from addnorm.layers.addnorm import Stream
+from addnorm.layers.attention import Attention
 from addnorm.layers.context import Context
 from addnorm.lens.frozen import Measured, measure, mixing_norms
 from addnorm.lens.places import (
@@ -319,6 +320,7 @@ def _capture_bytes(
     for step in steps:
         length, width = lengths[step.side], step.box.place.width
         keys = lengths.get("encoder", length) if step.role == "memory" else length
+        keys += step.sublayer.extra_keys if isinstance(step.sublayer, Attention) else 0
         inner = step.sublayer.output.in_features
         each = {"maps": step.heads * keys, "heads": inner, "neurons": inner, "norms": 1}
         for kind, places in chosen.items():

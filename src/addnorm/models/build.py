@@ -25,8 +25,10 @@ from addnorm.layers.embeddings import Patches, Summary, Tokens, Vectors
 from addnorm.layers.feedforward import FEEDFORWARDS, FeedForward
 from addnorm.layers.heads import MaskedHead, PooledHead, TokenHead
 from addnorm.layers.init import INITS, init_stack_
+from addnorm.layers.key_value import PersistentVectors
 from addnorm.layers.norms import NORMS, Norm
 from addnorm.layers.positions import POSITIONS, Positions
+from addnorm.layers.span import AdaptiveSpan
 from addnorm.layers.stack import Block, LastBlock, Stack
 from addnorm.models.transformer import Decoder, Encoder, EncoderDecoder, Side
 from addnorm.presets import find
@@ -216,7 +218,8 @@ def arrangement_of(
 def places_of(c: ModelConfig, side: str, roles: Sequence[str] | None = None) -> list[list[Place]]:
     """Return the places of the Add & Norm boxes of one side, one list for each block."""
     has_memory = side == "decoder" and c.mode == "encoder-decoder"
-    roles = roles or (("attention", "memory", "ffn") if has_memory else ("attention", "ffn"))
+    usual = ["attention", *(["memory"] if has_memory else []), *(["ffn"] if c.has_ffn else [])]
+    roles = roles or usual
     depth = c.depths[side]
     other = c.depths["encoder" if side == "decoder" else "decoder"]
     return [
@@ -307,7 +310,21 @@ def make_sublayer(
         inner=inner,
         local=local,
         window=c.window_of(place.layer) if is_self else None,
+        persistent=make_persistent(c, positions) if is_self else None,
+        span=AdaptiveSpan(c.heads, c.span, c.span_ramp) if is_self and c.span else None,
     )
+
+
+def make_persistent(c: ModelConfig, positions: Positions) -> PersistentVectors | None:
+    """Return the learned keys and values of an attention; None unless ffn=all-attention."""
+    if not c.persistent:
+        return None
+    if positions.rotates and c.attention != "dot":
+        raise ConfigError(
+            "model.ffn=all-attention with positions that rotate queries needs attention=dot: got "
+            f"attention={c.attention}, positions={c.positions}. Try positions=relative."
+        )
+    return PersistentVectors(c.effective_kv_heads, c.effective_head_width, c.persistent)
 
 
 def make_ffn(c: ModelConfig, inside: tuple[str, ...]) -> FeedForward:

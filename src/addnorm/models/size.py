@@ -251,7 +251,10 @@ def _side(c: ModelConfig, side: str, n: int, batch: int) -> Iterator[LayerCost]:
     if side == "decoder" and c.mode == "encoder-decoder":
         yield _projections(c, "memory attention", depth, n, batch, True)
         yield _scores(c, "memory scores", depth, n, batch, None)
-    yield _ffn(c, f"{side} ffn", depth, n, batch)
+    if c.persistent:
+        yield _persistent(c, f"{side} learned keys", depth, n, batch, positions)
+    if c.has_ffn:
+        yield _ffn(c, f"{side} ffn", depth, n, batch)
     yield _addnorm(c, side, n, batch, positions)
 
 
@@ -306,19 +309,30 @@ def _scores(
         full = depth // c.full_every if c.full_every else 0
         keys = full * n + (depth - full) * min(n, CHUNK_QUERIES + 2 * c.window)
     relative = positions is not None and positions.bias_per_layer
-    scores = 4 * batch * n * keys * q
+    extra = c.persistent if positions is not None else 0
+    spans = c.span is not None and positions is not None
+    # Learned keys meet unrotated queries, so both are twice as wide if positions rotate.
+    parts = 2 if extra and positions is not None and positions.rotates else 1
+    scores = 4 * batch * n * keys * q * parts
     forward = 0
     parameters = q if c.attention == "additive" else 0
+    parameters += c.heads if spans else 0
     if relative:
         distances = 2 * n - 1
         forward += 2 * batch * n * distances * q + 2 * distances * c.width * q
         parameters += c.width * q + 2 * q
     plain = c.attention != "dot" or c.attention_cap is not None or c.attention_dropout > 0
     learned = positions is not None and positions.has_bias and _count(positions) + int(relative) > 0
+    learned = learned or spans
     saved = batch * n * (q + c.heads)
     if positions is not None and positions.rotates:
-        saved += batch * n * (c.query_width + c.kv_width)
-    if (plain or learned) and n * n <= MAX_TABLE_ENTRIES:
+        # With learned keys the widened queries and results, and not the projections.
+        saved += batch * n * (3 * q - 2 * c.kv_width if extra else q + c.kv_width)
+    if extra:
+        saved += batch * n * 2 * c.kv_width * parts + n * n * name.startswith("decoder")
+    if spans:
+        saved += n * n * (5 * c.heads + 1) // 2
+    if (plain or learned) and n * (n + extra) <= MAX_TABLE_ENTRIES:
         # The weights, and for some scores also their intermediate results.
         tables = 4 * c.heads if relative else 3 * c.heads if plain else c.heads
         saved += batch * n * n * (2 * q if c.attention == "additive" else tables)
@@ -328,6 +342,23 @@ def _scores(
         name=name,
         parameters=depth * parameters,
         forward=scores + depth * forward,
+        activations=depth * saved * FLOAT,
+    )
+
+
+def _persistent(
+    c: ModelConfig, name: str, depth: int, n: int, batch: int, positions: Positions
+) -> LayerCost:
+    """Return what the learned keys and values of all-attention add to the scores."""
+    extra = c.persistent
+    parts = 2 if positions.rotates else 1
+    saved = batch * extra * 2 * c.kv_width * parts + n * extra * name.startswith("decoder")
+    if c.attention != "dot" or c.attention_cap is not None or c.attention_dropout > 0:
+        saved += batch * n * extra * (2 * c.query_width if c.attention != "dot" else 3 * c.heads)
+    return LayerCost(
+        name=name,
+        parameters=depth * 2 * extra * c.kv_width,
+        forward=depth * 4 * batch * n * extra * c.query_width * parts,
         activations=depth * saved * FLOAT,
     )
 

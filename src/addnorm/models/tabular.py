@@ -203,6 +203,11 @@ class SaintModel(FTTransformerModel):
     along_rows = True
 
     def make_trunk(self, config: TabularConfig) -> Side:
+        if not config.trunk.has_ffn:
+            raise ConfigError(
+                "SAINT has feed-forward networks over columns and rows: got "
+                f"ffn={config.trunk.ffn}. Try ffn=geglu, or model=ft."
+            )
         roles = ("attention", "ffn", "row_attention", "row_ffn")
         make = partial(make_saint_sublayer, 1 + config.columns)
         return make_trunk(config.trunk, roles, make)
