@@ -69,7 +69,9 @@ class ModelConfig(Section):
     """Numbers per head; width / heads if unset."""
     ffn: str = "relu"
     """relu, gelu, gelu-tanh, silu; gated: glu, reglu, geglu, geglu-tanh, swiglu; in its place
-    all-attention; none."""
+    all-attention, product-key; none."""
+    ffn_options: Options = field(default_factory=Options)
+    """Options of the feed-forward, such as { subkeys = 512 } for product-key."""
     ffn_width: int | None = None
     """Inner width of the feed-forward (learned vectors of all-attention); 4 x width if unset."""
     attention: str = "dot"
@@ -187,6 +189,7 @@ class ModelConfig(Section):
             ("addnorm", "addnorm_options"),
             ("decoder_addnorm", "decoder_addnorm_options"),
             ("positions", "position_options"),
+            ("ffn", "ffn_options"),
         ):
             if changes.get(choice, getattr(self, choice)) != getattr(self, choice):
                 changes.setdefault(options, Options())
@@ -355,6 +358,9 @@ class ModelConfig(Section):
             rule = "needs a window"
             holds = self.window is not None
             self.require(holds, "full_every", rule, "Leave it out, or set window.")
+        if self.ffn_options:
+            holds = self.ffn == "product-key"
+            self.require(holds, "ffn_options", "needs ffn=product-key", "Leave it out.")
         if self.logit_cap is not None:
             self.require(self.head == "token", "logit_cap", "needs head=token", "Leave it out.")
         for name in ("attention_scale", "attention_cap"):

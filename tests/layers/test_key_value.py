@@ -1,4 +1,4 @@
-"""All-attention and adaptive spans against a loop over heads, queries and keys."""
+"""All-attention, adaptive spans and product keys against loops and brute force."""
 
 import math
 from typing import Any
@@ -14,11 +14,12 @@ from addnorm.layers import attention_kernels
 from addnorm.layers.attention import SelfAttention
 from addnorm.layers.attention_kernels import AdditiveScore, DotScore
 from addnorm.layers.context import Context
-from addnorm.layers.key_value import PersistentVectors
+from addnorm.layers.key_value import PersistentVectors, ProductKeyMemory
 from addnorm.layers.masks import Mask
 from addnorm.layers.positions import POSITIONS
 from addnorm.layers.span import AdaptiveSpan, mean_span
 from addnorm.models.build import build
+from addnorm.models.tabular import TabularConfig, build_tabular, trunk_of
 from tests import naive
 from tests.conftest import MODES, close, draw, inputs
 from tests.conftest import make as make_model
@@ -301,3 +302,133 @@ def test_the_mean_span_is_over_all_heads_of_all_layers() -> None:
 def test_impossible_spans_are_refused(name: str, value: int) -> None:
     with pytest.raises(ConfigError, match=rf"model\.{name} must be positive"):
         ModelConfig(vocab=9, **{name: value})
+
+
+# ── Product keys ──────────────────────────────────────────────────────────────────────────────────
+
+
+def memory(**options: Any) -> ProductKeyMemory:
+    sizes = {"subkeys": 7, "best": 4, "heads": 3, "key_width": 6} | options
+    return randomise_(ProductKeyMemory(WIDTH, **sizes).double())
+
+
+@torch.no_grad()
+def brute_force(layer: ProductKeyMemory, x: Tensor) -> Tensor:
+    """Score every one of the n² keys, and read the best."""
+    heads, _, n, half = layer.key.shape
+    out = torch.zeros_like(x)
+    for b in range(len(x)):
+        for i in range(x.shape[1]):
+            query = x[b, i] @ layer.input.weight.T
+            if layer.input.bias is not None:
+                query = query + layer.input.bias
+            if isinstance(layer.norm, nn.BatchNorm1d):
+                norm = layer.norm
+                query = (query - norm.running_mean) / (norm.running_var + norm.eps).sqrt()
+                query = query * norm.weight + norm.bias
+            for h in range(heads):
+                q = query[h * 2 * half : (h + 1) * 2 * half]
+                scores = torch.tensor(
+                    [
+                        float((q * torch.cat((layer.key[h, 0, r], layer.key[h, 1, s]))).sum())
+                        for r in range(n)
+                        for s in range(n)
+                    ],
+                    dtype=x.dtype,
+                )
+                order = sorted(range(n * n), key=lambda c: -float(scores[c]))[: layer.best]
+                weights = scores[order].softmax(dim=0)
+                for weight, number in zip(weights, order, strict=True):
+                    out[b, i] += weight * layer.output.weight[number]
+    return out
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"bias": False}, {"batch_norm": False}, {"best": 1}, {"best": 7}, {"heads": 1}],
+    ids=str,
+)
+def test_product_keys_equal_a_search_over_all_keys(options: dict[str, Any]) -> None:
+    layer, x = memory(**options).eval(), torch.randn(2, 4, WIDTH).double()
+    close(layer(x, Context()), brute_force(layer, x))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("addnorm", FORMULAS)
+@torch.no_grad()
+def test_product_keys_in_every_arrangement(addnorm: str, mode: str, monkeypatch: Any) -> None:
+    options = {"subkeys": 4, "best": 2, "heads": 2, "key_width": 4, "batch_norm": False}
+    changes = {"ffn": "product-key", "ffn_options": options, "depth": 2, "decoder_depth": None}
+    model = randomise_(build(config(mode, addnorm, **changes))).double().eval()
+    layers = {id(m.output.weight): m for m in model.modules() if isinstance(m, ProductKeyMemory)}
+    by_address = {m.output.weight.data_ptr(): m for m in layers.values()}
+
+    def read(x: Tensor, w: naive.Weights, inner: Any) -> Tensor:
+        names = ("key", "input.weight", "input.bias", "output.weight")
+        values = [w[name] for name in names][-1]
+        return brute_force(by_address[values.data_ptr()], x)
+
+    monkeypatch.setattr(naive, "feedforward", read)
+    ids = ids_for(mode)
+    expected, used = naive.run(model, FORMULAS[addnorm], INSIDE.get(addnorm, ()), *ids)
+    real = ids[-1] != 0
+    close(model(*ids)[real], expected[real], 1e-9)
+    assert used == set(model.state_dict())
+
+
+def test_every_sub_key_and_value_that_is_read_has_a_gradient() -> None:
+    layer = memory(best=7).train()
+    layer(torch.randn(4, 30, WIDTH).double(), Context()).square().sum().backward()
+    assert bool(layer.key.grad.abs().sum(dim=-1).all()) and bool(layer.input.weight.grad.any())
+    numbers = layer.choose(torch.randn(4, 30, WIDTH).double())[1]
+    assert (
+        int(numbers.max()) < 49 and layer.output.weight.grad.abs().sum(dim=-1).count_nonzero() > 9
+    )
+
+
+def test_values_are_scaled_as_two_matrices() -> None:
+    layer = memory()
+    before = {name: weight.clone() for name, weight in layer.state_dict().items()}
+    layer.scale_(0.5)
+    for name, weight in layer.state_dict().items():
+        assert torch.equal(weight, before[name] * (0.25 if name == "output.weight" else 1)), name
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"best": 200}, r"ffn_options\.best must be from 1 to subkeys=128: got 200"),
+        ({"key_width": 5}, r"ffn_options\.key_width must be an even number above 0: got 5"),
+        ({"heads": 0}, r"ffn_options\.heads must be 1 or more: got 0"),
+        ({"subkey": 4}, r"ffn_options has no 'subkey'\. Did you mean 'subkeys'\?"),
+    ],
+)
+def test_impossible_memories_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build(ModelConfig(mode="decoder", vocab=9, ffn="product-key", ffn_options=options))
+
+
+def test_options_belong_to_product_keys() -> None:
+    with pytest.raises(ConfigError, match=r"model\.ffn_options needs ffn=product-key"):
+        ModelConfig(vocab=9, ffn_options={"subkeys": 4})
+    with pytest.raises(ConfigError, match=r"model\.ffn has no choice 'product-keys'.*product-key"):
+        build(ModelConfig(mode="decoder", vocab=9, ffn="product-keys"))
+    config = ModelConfig(vocab=9, ffn="product-key", ffn_options={"subkeys": 4})
+    assert config.replace(ffn="relu").ffn_options == {}
+
+
+@pytest.mark.parametrize("ffn", ("all-attention", "none", "product-key"))
+def test_attention_over_rows_needs_a_feed_forward(ffn: str) -> None:
+    trunk = trunk_of("saint", width=16, depth=1, heads=4, ffn=ffn)
+    with pytest.raises(ConfigError, match=rf"SAINT needs a feed-forward network .* got ffn={ffn}"):
+        build_tabular(TabularConfig(kind="saint", numbers=2, categories=(), outputs=2, trunk=trunk))
+
+
+@pytest.mark.parametrize("ffn", ("all-attention", "none", "product-key"))
+def test_tables_take_every_kind(ffn: str) -> None:
+    options = {"subkeys": 4, "best": 2, "key_width": 4} if ffn == "product-key" else {}
+    sizes = {"width": 16, "depth": 2, "heads": 4, "ffn_width": 8, "dropout": 0.0}
+    trunk = trunk_of("ft", **sizes, ffn=ffn, ffn_options=options)
+    config = TabularConfig(kind="ft", numbers=2, categories=(3,), outputs=2, trunk=trunk)
+    model = build_tabular(config).eval()
+    assert model(torch.randn(5, 2), torch.zeros(5, 1, dtype=torch.long)).isfinite().all()

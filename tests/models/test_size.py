@@ -46,6 +46,17 @@ VARIANTS: dict[str, Config] = {
     "all-attention": presets.gpt2(**SMALL, ffn="all-attention", ffn_width=40),
     "all-attention, rotary": presets.llama(**SMALL, ffn="all-attention", ffn_width=40, kv_heads=2),
     "all-attention encoder-decoder": presets.base(**SMALL, ffn="all-attention", ffn_width=40),
+    "product-key": presets.gpt2(
+        **SMALL,
+        ffn="product-key",
+        ffn_options={"subkeys": 16, "best": 8, "heads": 2, "key_width": 24},
+    ),
+    "product-key, no batch norm, normformer": presets.gpt2(
+        **SMALL,
+        addnorm="normformer",
+        ffn="product-key",
+        ffn_options={"subkeys": 16, "best": 4, "key_width": 8, "batch_norm": False},
+    ),
     "no feed-forward": presets.gpt2(**SMALL, ffn="none"),
     "adaptive span": presets.gpt2(**SMALL, span=10, span_ramp=4),
     "biases of qkv": presets.gpt2(

@@ -67,7 +67,7 @@ def _variants(kind: str) -> dict[str, str]:
         }
     from addnorm.layers.addnorm import ADDNORMS
     from addnorm.layers.feedforward import FEEDFORWARDS
-    from addnorm.layers.key_value import PersistentVectors
+    from addnorm.layers.key_value import PersistentVectors, ProductKeyMemory
     from addnorm.layers.norms import NORMS
     from addnorm.layers.positions import POSITIONS
 
@@ -76,7 +76,7 @@ def _variants(kind: str) -> dict[str, str]:
         "norms": dict(NORMS),
         "positions": dict(POSITIONS),
         "ffns": {name: kind for name, (kind, _) in FEEDFORWARDS.items()}
-        | {"all-attention": PersistentVectors},
+        | {"product-key": ProductKeyMemory, "all-attention": PersistentVectors},
     }
     return {name: _summary_line(row) for name, row in tables[kind].items()}
 

@@ -30,7 +30,9 @@ Branch = Callable[[Tensor], Tensor]
 class Sublayer(Protocol):
     """The part of a sublayer that an arrangement may use to adjust its initial weights."""
 
-    output: nn.Linear
+    @property
+    def output(self) -> nn.Linear | nn.EmbeddingBag:
+        """The last projection of the branch."""
 
     def scale_(self, gain: float) -> None:
         """Multiply the weights along the branch (for attention: values and output)."""

@@ -14,7 +14,6 @@ from addnorm.errors import ConfigError, choose, nearest
 from addnorm.layers.addnorm import ADDNORMS, AddNorm, Ends, Place
 from addnorm.layers.attention import (
     AcrossHeads,
-    Attention,
     HeadGain,
     MemoryAttention,
     SelfAttention,
@@ -25,17 +24,17 @@ from addnorm.layers.embeddings import Patches, Summary, Tokens, Vectors
 from addnorm.layers.feedforward import FEEDFORWARDS, FeedForward
 from addnorm.layers.heads import MaskedHead, PooledHead, TokenHead
 from addnorm.layers.init import INITS, init_stack_
-from addnorm.layers.key_value import PersistentVectors
+from addnorm.layers.key_value import PersistentVectors, ProductKeyMemory
 from addnorm.layers.norms import NORMS, Norm
 from addnorm.layers.positions import POSITIONS, Positions
 from addnorm.layers.span import AdaptiveSpan
-from addnorm.layers.stack import Block, LastBlock, Stack
+from addnorm.layers.stack import Block, LastBlock, Stack, Sublayer
 from addnorm.models.transformer import Decoder, Encoder, EncoderDecoder, Side
 from addnorm.presets import find
 from addnorm.section import Options, describe_type, fits
 
 Model = Encoder | Decoder | EncoderDecoder
-MakeSublayer = Callable[[ModelConfig, Place, tuple[str, ...], Positions], Attention | FeedForward]
+MakeSublayer = Callable[[ModelConfig, Place, tuple[str, ...], Positions], Sublayer]
 """Makes the sublayer at a place, with the modules that the arrangement adds inside it."""
 
 
@@ -273,7 +272,7 @@ def make_block(
 
 def make_sublayer(
     c: ModelConfig, place: Place, inside: tuple[str, ...], positions: Positions
-) -> Attention | FeedForward:
+) -> Sublayer:
     """Return the sublayer at one place.
 
     Parameters
@@ -327,9 +326,15 @@ def make_persistent(c: ModelConfig, positions: Positions) -> PersistentVectors |
     return PersistentVectors(c.effective_kv_heads, c.effective_head_width, c.persistent)
 
 
-def make_ffn(c: ModelConfig, inside: tuple[str, ...]) -> FeedForward:
+def make_ffn(c: ModelConfig, inside: tuple[str, ...]) -> FeedForward | ProductKeyMemory:
     """Return a feed-forward network, with a norm inside if the arrangement has one."""
-    kind, activation = choose("model.ffn", c.ffn, FEEDFORWARDS)
+    if c.ffn == "product-key":
+        options = pick_options("model.ffn_options", c.ffn_options, [ProductKeyMemory])[0]
+        return ProductKeyMemory(c.width, **({"bias": c.ffn_bias} | options))
+    if c.ffn not in FEEDFORWARDS:
+        names = (*FEEDFORWARDS, "product-key", "all-attention", "none")
+        raise ConfigError(f"model.ffn has no choice {c.ffn!r}. {nearest(c.ffn, names)}")
+    kind, activation = FEEDFORWARDS[c.ffn]
     width = c.effective_ffn_width
     inner = make_norm(c)(width) if "ffn-norm" in inside else None
     return kind(c.width, width, activation, bias=c.ffn_bias, dropout=c.ffn_dropout, inner=inner)

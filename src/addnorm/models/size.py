@@ -26,9 +26,11 @@ from addnorm.config import Config, ModelConfig
 from addnorm.errors import InputError, choose
 from addnorm.layers.attention_kernels import CHUNK_QUERIES, MAX_TABLE_ENTRIES
 from addnorm.layers.feedforward import FEEDFORWARDS
+from addnorm.layers.key_value import ProductKeyMemory
 from addnorm.layers.positions import Positions
 from addnorm.models.build import (
     arrangement_of,
+    make_ffn,
     make_norm,
     make_positions,
     make_sublayer,
@@ -363,7 +365,28 @@ def _persistent(
     )
 
 
+def _product_keys(c: ModelConfig, name: str, depth: int, n: int, batch: int) -> LayerCost:
+    """Return the cost of product-key memories, without reading the values: no matrix product."""
+    with torch.device("meta"):
+        memory = make_ffn(c, ())
+    assert isinstance(memory, ProductKeyMemory)
+    heads, pair, subkeys, half = memory.key.shape
+    queries, reads = heads * pair * half, heads * memory.best
+    # Input; queries before and after their norm; the best sub-keys with their numbers; the sums of
+    # pairs; the chosen pairs with their numbers; weights.
+    norms = 2 if isinstance(memory.norm, nn.Identity) else 3
+    saved = c.width + (norms - 1) * queries + 4 * reads + 2 * reads + 3 * reads
+    return LayerCost(
+        name=name,
+        parameters=depth * _count(memory),
+        forward=depth * 2 * batch * n * queries * (c.width + subkeys),
+        activations=depth * batch * n * (saved + (c.width if c.dropout else 0)) * FLOAT,
+    )
+
+
 def _ffn(c: ModelConfig, name: str, depth: int, n: int, batch: int) -> LayerCost:
+    if c.ffn == "product-key":
+        return _product_keys(c, name, depth, n, batch)
     kind, _ = choose("model.ffn", c.ffn, FEEDFORWARDS)
     f, parts = c.effective_ffn_width, kind.parts
     biases = parts * f + c.width if c.ffn_bias else 0
@@ -402,7 +425,8 @@ def _addnorm(c: ModelConfig, side: str, n: int, batch: int, positions: Positions
             modules += [make_sublayer(c, p, kind.inside, positions).inner for p in places]
     saved = sum(_saved_by_norm(c, width) for width in norm_widths)
     saved += sum(box.saved_per_position() for box in boxes)
-    for place in places if kind.inside else []:
+    inner_places = [p for p in places if p.role != "ffn" or c.ffn != "product-key"]
+    for place in inner_places if kind.inside else []:
         # A module inside a branch saves its input, besides its output.
         width = c.effective_ffn_width if place.role == "ffn" else c.query_width
         inner = "ffn-norm" if place.role == "ffn" else "attention-norm"
