@@ -124,6 +124,9 @@ class ModelConfig(Section):
     scale_embedding: bool = True
     """Multiply token embeddings by sqrt(width), as Vaswani et al. do."""
 
+    segment_memory: int = 0
+    """Positions before a text's window that a language model also sees (Transformer-XL)."""
+
     dropout: float = 0.1
     """Dropout on each branch before it is added, and on the embedding sum."""
     attention_dropout: float = 0.0
@@ -163,7 +166,7 @@ class ModelConfig(Section):
         self.require_one_of("init", ("xavier", "normal", "torch"))
         for name in ("width", "heads", "length", "image", "patch", "channels", "span_ramp"):
             self.require(getattr(self, name) > 0, name, "must be positive", "Try 8 or more.")
-        for name in ("depth", "segments", "outputs", "vocab", "full_every"):
+        for name in ("depth", "segments", "outputs", "vocab", "full_every", "segment_memory"):
             self.require(getattr(self, name) >= 0, name, "must not be negative", "Try 0 or more.")
         self.require_positive("kv_heads", "head_width", "ffn_width", "window", "target_vocab")
         self.require_positive("decoder_depth", "attention_scale", "attention_cap", "logit_cap")

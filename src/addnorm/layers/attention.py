@@ -156,13 +156,15 @@ class SelfAttention(Attention):
         return matrices
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        q, k, v = (self.split(part) for part in self.input(x).split(self.sizes, dim=-1))
-        q, k = self.query_norm(q), self.key_norm(k)
+        before = 0 if context.segments is None else context.segments.used
+        y = x if context.segments is None else context.segments.join(self.layer, x)
+        q, k, v = (self.split(part) for part in self.input(y).split(self.sizes, dim=-1))
+        q, k = self.query_norm(q[:, :, before:]), self.key_norm(k)
         unplaced = q
         if context.positions is not None:
-            indices = torch.arange(q.shape[2], device=x.device) + context.offset
+            indices = torch.arange(k.shape[2], device=x.device) + context.offset - before
             windowed = self.window is not None
-            q = context.positions.rotate(q, indices, windowed)
+            q = context.positions.rotate(q, indices[before:], windowed)
             k = context.positions.rotate(k, indices, windowed)
             q = context.positions.shift_queries(q, self.local)
         if context.cache is not None:

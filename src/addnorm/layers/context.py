@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from addnorm.layers.cache import Cache
 from addnorm.layers.masks import AttentionTable, Mask
+from addnorm.layers.segments import SegmentMemory
 
 if TYPE_CHECKING:
     from addnorm.layers.positions import Positions
@@ -28,6 +29,8 @@ class Context:
         The position scheme of the stack, which may act on queries, keys and scores.
     cache
         Keys and values of the positions decoded so far.
+    segments
+        What attention read in earlier segments.
     maps
         If given, each attention stores its weights here, (batch, heads, query, key).
     output_length
@@ -42,14 +45,16 @@ class Context:
     memory_mask: Mask | None = None
     positions: "Positions | None" = None
     cache: Cache | None = None
+    segments: SegmentMemory | None = None
     maps: dict[nn.Module, Tensor] | None = None
     output_length: int | None = None
     tables: dict[str, AttentionTable] = field(default_factory=dict)
 
     @property
     def offset(self) -> int:
-        """Position of the first query: the number of positions decoded before."""
-        return 0 if self.cache is None else self.cache.used
+        """Position of the first query: the number of positions decoded or remembered before."""
+        before = self.cache or self.segments
+        return 0 if before is None else before.used
 
     def table(
         self, query: int, key: int, window: int | None = None, extra: int = 0

@@ -28,13 +28,13 @@ from addnorm.layers.key_value import PersistentVectors, ProductKeyMemory
 from addnorm.layers.norms import NORMS, Norm
 from addnorm.layers.positions import POSITIONS, Positions
 from addnorm.layers.span import AdaptiveSpan
-from addnorm.layers.stack import Block, LastBlock, Stack, Sublayer
+from addnorm.layers.stack import AnySublayer, Block, LastBlock, Stack
 from addnorm.models.transformer import Decoder, Encoder, EncoderDecoder, Side
 from addnorm.presets import find
 from addnorm.section import Options, describe_type, fits
 
 Model = Encoder | Decoder | EncoderDecoder
-MakeSublayer = Callable[[ModelConfig, Place, tuple[str, ...], Positions], Sublayer]
+MakeSublayer = Callable[[ModelConfig, Place, tuple[str, ...], Positions], AnySublayer]
 """Makes the sublayer at a place, with the modules that the arrangement adds inside it."""
 
 
@@ -59,6 +59,12 @@ def build(config: Config | ModelConfig | str | Path) -> Model:
         "encoder-decoder": _build_encoder_decoder,
     }
     model = builders[config.mode](config)
+    if config.segment_memory:
+        if not isinstance(model, Decoder):
+            raise ConfigError(
+                f"model.segment_memory needs mode=decoder: got mode={config.mode}. Leave it out."
+            )
+        model.segments()  # refuses positions that are counted from the start of a segment
     init_(model, config)
     return model
 
@@ -272,7 +278,7 @@ def make_block(
 
 def make_sublayer(
     c: ModelConfig, place: Place, inside: tuple[str, ...], positions: Positions
-) -> Sublayer:
+) -> AnySublayer:
     """Return the sublayer at one place.
 
     Parameters

@@ -14,7 +14,7 @@ and the chunked loss, in bytes of float32.
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -227,9 +227,41 @@ def cost(
         raise InputError(
             f"length and batch must be positive: got {length} and {batch}. Try 128, 1."
         )
+    if c.segment_memory:
+        # What is remembered is read besides the segment, as keys and values of every layer.
+        return _with_memory(c, length or c.length, batch)
     n = c.input_length if length is None or c.input == "patches" else length + int(c.summary)
     parts = tuple(_parts(c, n, batch))
     return Cost(batch=batch, length=n, parts=parts, attention_overtakes_at=_crossover(c))
+
+
+def _with_memory(c: ModelConfig, n: int, batch: int) -> Cost:
+    """Return the cost of a segment of n positions with a full memory before it.
+
+    Queries, keys and values are projected for both, scores are n × (n + memory), the rest is for
+    the segment alone.
+    """
+    memory, plain = c.segment_memory, c.replace(segment_memory=0)
+    whole = {part.name: part for part in _parts(plain, n + memory, batch)}
+    parts = []
+    for part in _parts(plain, n, batch):
+        if part.name == "decoder attention":
+            depth, q, kv = c.depths["decoder"], c.query_width, c.kv_width
+            width = c.width + q + 2 * kv
+            part = replace(
+                part,
+                forward=part.forward + depth * 2 * batch * memory * c.width * (q + 2 * kv),
+                activations=part.activations + depth * batch * memory * width * FLOAT,
+            )
+        elif part.name == "decoder scores":
+            big = whole[part.name]
+            ratio = n / (n + memory)
+            part = replace(
+                part, forward=round(big.forward * ratio), activations=round(big.activations * ratio)
+            )
+        parts.append(part)
+    overtakes = _crossover(plain)
+    return Cost(batch=batch, length=n, parts=tuple(parts), attention_overtakes_at=overtakes)
 
 
 def _parts(c: ModelConfig, n: int, batch: int) -> Iterator[LayerCost]:

@@ -32,7 +32,7 @@ from addnorm.layers.feedforward import FEEDFORWARDS
 from addnorm.layers.init import INITS, init_stack_, torch_linear_
 from addnorm.layers.positions import Positions
 from addnorm.layers.rows import ROW_FEEDFORWARDS, RowAttention
-from addnorm.layers.stack import Sublayer
+from addnorm.layers.stack import AnySublayer
 from addnorm.models.build import (
     MakeSublayer,
     make_norm,
@@ -348,7 +348,7 @@ def make_trunk(
 
 def make_saint_sublayer(
     length: int, c: ModelConfig, place: Place, inside: tuple[str, ...], positions: Positions
-) -> Sublayer:
+) -> AnySublayer:
     """Return the usual sublayer over columns, or one over rows, by the role of the place.
 
     Parameters
