@@ -34,6 +34,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "gated": {"ffn": "swiglu", "attention_bias": "none", "ffn_bias": False},
     "extra norms": {"embed_norm": True, "final_norm": True, "norm": "scale"},
     "window": {"window": 3},
+    "all-attention": {"ffn": "all-attention", "ffn_width": 5},
+    "grouped all-attention": {"ffn": "all-attention", "ffn_width": 5, "kv_heads": 2},
+    "no feed-forward": {"ffn": "none"},
+    "product-key": {
+        "ffn": "product-key",
+        "ffn_options": {"subkeys": 4, "best": 3, "heads": 2, "key_width": 6},
+    },
+    "adaptive span": {"span": 4, "span_ramp": 3},
 }
 """Options that must not change which positions are visible."""
 VOCAB = 19

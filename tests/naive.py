@@ -120,8 +120,24 @@ def attention(
         sizes = [heads * rows, kv_heads * rows, kv_heads * rows]
         q, k, v = linear(x, w.under("input")).split(sizes, dim=-1)
     q, k, v = on_query(split(q, heads)), on_key(split(k, kv_heads)), split(v, kv_heads)
+    if "persistent.key" in w:
+        k, v = (
+            torch.cat((part, learned.expand(len(part), -1, -1, -1)), dim=2)
+            for part, learned in zip((k, v), persistent(w.under("persistent")), strict=True)
+        )
+        length, sees = x.shape[1], is_visible
+
+        def is_visible(b: int, i: int, j: int) -> bool:
+            return j >= length or sees(b, i, j)
+
     mixed, weights = attend(q, k, v, is_visible, score)
     return linear(inner(join(mixed)), w.under("output")), weights
+
+
+def persistent(w: Weights) -> tuple[Tensor, Tensor]:
+    """Return the learned keys and values of all-attention as they are used, (heads, N, width)."""
+    key, value = w["key"], w["value"]
+    return key * math.sqrt(key.shape[2]), value * math.sqrt(value.shape[1])
 
 
 def relu(x: Tensor) -> Tensor:
@@ -164,11 +180,13 @@ class Stack:
         is_visible: IsVisible,
         memory: Tensor | None = None,
         is_memory_visible: IsVisible | None = None,
+        has_ffn: bool = True,
     ) -> None:
         self.side, self.depth, self.peer_depth = side, depth, peer_depth
         self.heads, self.norm, self.inside = heads, norm, inside
         self.is_visible, self.memory, self.is_memory_visible = is_visible, memory, is_memory_visible
         roles = ("attention", "ffn") if memory is None else ("attention", "memory", "ffn")
+        roles = roles if has_ffn else roles[:-1]
         self.blocks = [
             [self.box(w.under("blocks", layer), role) for role in roles] for layer in range(depth)
         ]
@@ -218,7 +236,8 @@ def run(model: nn.Module, formula: Formula, inside: Collection[str], *ids: Tenso
         return lambda b, i, j: j <= i and bool(tokens[b, j] != c.pad)
 
     two = c.mode == "encoder-decoder"
-    common = dict(heads=c.heads, norm=c.norm, inside=inside)
+    has_ffn = c.ffn not in ("all-attention", "none")
+    common = dict(heads=c.heads, norm=c.norm, inside=inside, has_ffn=has_ffn)
     depths = {"encoder": c.depth, "decoder": c.decoder_depth or c.depth}
     out = None
     for side, tokens in zip(("encoder", "decoder") if two else (c.mode,), ids, strict=True):

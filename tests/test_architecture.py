@@ -26,6 +26,7 @@ _TASK = {*_MODEL, "tabular", "lens", "training", "generate", "presets", "metrics
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "cpu": {"errors"},
+    "doctor": {"errors", "cpu"},
     "files": {"errors"},
     "metrics": {"errors"},
     "section": {"errors"},

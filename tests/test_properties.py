@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn import functional as F
 
 from addnorm import Mask, ModelConfig, build, token_loss
 from addnorm.layers.addnorm import ADDNORMS
@@ -329,8 +330,14 @@ def test_maps_are_zero_where_the_mask_hides(mode: str, variant: str) -> None:
         if role == "attention":
             visible = visible & ((i - j).abs() < reach)
             visible = visible & (j <= i) if side == "decoder" else visible
-        assert weights.shape == (2, 4, of_query.shape[1], of_key.shape[1])
-        assert torch.equal(weights != 0, visible[:, None].expand_as(weights))
+            visible = F.pad(visible, (0, model.config.persistent), value=True)
+        assert weights.shape == (2, 4, *visible.shape[1:])
+        nonzero = weights != 0
+        if model.config.span:  # each head sees a part of what the mask shows
+            assert bool((nonzero <= visible[:, None]).all())
+            assert torch.equal(nonzero.any(dim=-1)[:, 0], visible.any(dim=-1))
+        else:
+            assert torch.equal(nonzero, visible[:, None].expand_as(weights))
         close(weights.sum(dim=-1), visible.any(dim=-1)[:, None].expand(-1, 4, -1).double())
 
 

@@ -68,9 +68,12 @@ class ModelConfig(Section):
     head_width: int | None = None
     """Numbers per head; width / heads if unset."""
     ffn: str = "relu"
-    """Feed-forward: relu, gelu, gelu-tanh, silu; gated: glu, reglu, geglu, geglu-tanh, swiglu."""
+    """relu, gelu, gelu-tanh, silu; gated: glu, reglu, geglu, geglu-tanh, swiglu; in its place
+    all-attention, product-key; none."""
+    ffn_options: Options = field(default_factory=Options)
+    """Options of the feed-forward, such as { subkeys = 512 } for product-key."""
     ffn_width: int | None = None
-    """Inner width of the feed-forward; 4 x width if unset."""
+    """Inner width of the feed-forward (learned vectors of all-attention); 4 x width if unset."""
     attention: str = "dot"
     """Score of a query and a key: dot (scaled dot product) or additive (Bahdanau)."""
     attention_scale: float | None = None
@@ -83,6 +86,10 @@ class ModelConfig(Section):
     """Each query sees only keys fewer than this many positions away; all if unset."""
     full_every: int = 0
     """Blocks n, 2n, 3n … (from 1) ignore the window (Gemma 2: 2, Gemma 3: 6); 0 for no block."""
+    span: int | None = None
+    """Largest span of adaptive spans, one learned by each head; every key is seen if unset."""
+    span_ramp: int = 32
+    """Positions over which attention falls to 0 beyond an adaptive span."""
 
     norm: str = "layer"
     """Norm inside Add & Norm: layer, rms, rms-offset, scale, batch, instance or none."""
@@ -116,6 +123,9 @@ class ModelConfig(Section):
     """Number of learned positions, and the default length for cost and cache."""
     scale_embedding: bool = True
     """Multiply token embeddings by sqrt(width), as Vaswani et al. do."""
+
+    segment_memory: int = 0
+    """Positions before a text's window that a language model also sees (Transformer-XL)."""
 
     dropout: float = 0.1
     """Dropout on each branch before it is added, and on the embedding sum."""
@@ -154,13 +164,13 @@ class ModelConfig(Section):
         self.require_one_of("pool", ("first", "mean", "last"))
         self.require_one_of("pooler", ("none", "tanh", "relu", "dense-relu", "dense-gelu"))
         self.require_one_of("init", ("xavier", "normal", "torch"))
-        for name in ("width", "heads", "length", "image", "patch", "channels"):
+        for name in ("width", "heads", "length", "image", "patch", "channels", "span_ramp"):
             self.require(getattr(self, name) > 0, name, "must be positive", "Try 8 or more.")
-        for name in ("depth", "segments", "outputs", "vocab", "full_every"):
+        for name in ("depth", "segments", "outputs", "vocab", "full_every", "segment_memory"):
             self.require(getattr(self, name) >= 0, name, "must not be negative", "Try 0 or more.")
         self.require_positive("kv_heads", "head_width", "ffn_width", "window", "target_vocab")
         self.require_positive("decoder_depth", "attention_scale", "attention_cap", "logit_cap")
-        self.require_positive("embed_width")
+        self.require_positive("embed_width", "span")
         for name in ("dropout", "attention_dropout", "ffn_dropout"):
             self.require(
                 0 <= getattr(self, name) < 1, name, "must be at least 0 and below 1", "Try 0.1."
@@ -182,6 +192,7 @@ class ModelConfig(Section):
             ("addnorm", "addnorm_options"),
             ("decoder_addnorm", "decoder_addnorm_options"),
             ("positions", "position_options"),
+            ("ffn", "ffn_options"),
         ):
             if changes.get(choice, getattr(self, choice)) != getattr(self, choice):
                 changes.setdefault(options, Options())
@@ -222,6 +233,16 @@ class ModelConfig(Section):
     def effective_ffn_width(self) -> int:
         """Inner width of the feed-forward."""
         return self.ffn_width or 4 * self.width
+
+    @property
+    def has_ffn(self) -> bool:
+        """Whether blocks have a feed-forward sublayer."""
+        return self.ffn not in ("all-attention", "none")
+
+    @property
+    def persistent(self) -> int:
+        """Number of learned keys and values of each head, for ffn=all-attention; else 0."""
+        return self.effective_ffn_width if self.ffn == "all-attention" else 0
 
     @property
     def sides(self) -> tuple[str, ...]:
@@ -340,6 +361,9 @@ class ModelConfig(Section):
             rule = "needs a window"
             holds = self.window is not None
             self.require(holds, "full_every", rule, "Leave it out, or set window.")
+        if self.ffn_options:
+            holds = self.ffn == "product-key"
+            self.require(holds, "ffn_options", "needs ffn=product-key", "Leave it out.")
         if self.logit_cap is not None:
             self.require(self.head == "token", "logit_cap", "needs head=token", "Leave it out.")
         for name in ("attention_scale", "attention_cap"):
@@ -453,6 +477,8 @@ class TrainConfig(Section):
     """Steps over which the rate rises from 0; chosen from the steps if unset."""
     min_lr_ratio: float = 0.0
     """Fraction of the peak rate at which cosine and linear end."""
+    span_penalty: float = 2e-6
+    """Added to the loss for each position of the mean adaptive span (model.span)."""
     label_smoothing: float = 0.0
     """Probability that label smoothing spreads over all labels."""
     clip: float = 1.0
@@ -501,6 +527,7 @@ class TrainConfig(Section):
             "average_checkpoints",
             "warmup",
             "min_lr_ratio",
+            "span_penalty",
         ):
             value = getattr(self, name)
             self.require(value is None or value >= 0, name, "must not be negative", "Try 0.")

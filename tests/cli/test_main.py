@@ -52,6 +52,7 @@ FLAGS = {
     "cost": HELP | {"--set", "--length", "--batch", "--json"},
     "show": HELP | {"--set", "--fields"},
     "list": HELP | {"--json"},
+    "doctor": HELP | {"--json"},
     "demo": HELP | {"--to", "--minutes", "--steps", "--seed", "--out", "--json"},
     "completion": HELP,
 }

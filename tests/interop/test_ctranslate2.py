@@ -131,6 +131,8 @@ def test_int8_is_smaller_and_near(tmp_path: Path) -> None:
         (presets.t5(**SMALL, vocab=VOCAB, head_width=8), "model.positions='buckets'"),
         (presets.gpt2(**SMALL, vocab=VOCAB, qk_norm="head"), "model.qk_norm='head'"),
         (presets.gpt2(**SMALL, vocab=VOCAB, window=3), "model.window=3"),
+        (presets.gpt2(**SMALL, vocab=VOCAB, span=3), "model.span=3"),
+        (presets.gpt2(**SMALL, vocab=VOCAB, ffn="all-attention"), "model.ffn='all-attention'"),
         (presets.llama(**SMALL, vocab=VOCAB, kv_heads=4, logit_cap=3.0), "model.logit_cap=3.0"),
         (presets.bert(**SMALL, vocab=VOCAB), "needs a model that predicts tokens"),
     ],

@@ -121,3 +121,18 @@ def test_a_table_rolls_out_to_its_summary() -> None:
     close(total.sum(dim=-1), torch.ones(5, 1).double())
     found = gradient_rollout(model, rows, lambda output: output.mean(dim=1)[:, 0].sum())
     assert found.shape == (5, 1, 5)
+
+
+def test_learned_keys_of_all_attention_are_no_positions() -> None:
+    for mode in ("decoder", "encoder-decoder"):
+        model, batch = make(mode, ffn="all-attention", ffn_width=5), inputs(mode)
+        seen = look(model, batch)
+        own = [seen.maps[f"decoder.{layer}.attention"] for layer in range(2)]
+        assert all(weights.shape == (2, 4, 6, 11) for weights in own)
+        found = head_statistics(seen, batch[-1])
+        assert set(found.values) == {"decoder.0.attention", "decoder.1.attention"}
+        total = rollout(own)
+        assert total.shape == (2, 6, 6) and float(total.sum(dim=-1).max()) < 1
+        half, parts = torch.eye(6).double() / 2, [each[..., :6].mean(dim=1) / 2 for each in own]
+        close(total, (half + parts[1]) @ (half + parts[0]))
+        assert gradient_rollout(model, batch, logit_metric(3)).shape == (2, 6, 6)

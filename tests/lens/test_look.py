@@ -75,6 +75,10 @@ def test_maps_are_an_explicit_softmax(changes: dict[str, object]) -> None:
         values = attention.split(values).repeat_interleave(
             attention.heads // attention.kv_heads, dim=1
         )
+        if attention.persistent is not None:
+            learned = attention.persistent(len(values))[1]
+            learned = learned.repeat_interleave(attention.heads // attention.kv_heads, dim=1)
+            values = torch.cat((values, learned), dim=2)
         close((weights @ values).transpose(1, 2).flatten(2), seen.heads[step.name])
 
 

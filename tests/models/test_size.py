@@ -43,6 +43,22 @@ VARIANTS: dict[str, Config] = {
     ),
     "offset gains": presets.gpt2(**SMALL, norm="rms-offset"),
     "alternating windows": presets.llama(**SMALL, ffn_width=64, window=3, full_every=2),
+    "all-attention": presets.gpt2(**SMALL, ffn="all-attention", ffn_width=40),
+    "all-attention, rotary": presets.llama(**SMALL, ffn="all-attention", ffn_width=40, kv_heads=2),
+    "all-attention encoder-decoder": presets.base(**SMALL, ffn="all-attention", ffn_width=40),
+    "product-key": presets.gpt2(
+        **SMALL,
+        ffn="product-key",
+        ffn_options={"subkeys": 16, "best": 8, "heads": 2, "key_width": 24},
+    ),
+    "product-key, no batch norm, normformer": presets.gpt2(
+        **SMALL,
+        addnorm="normformer",
+        ffn="product-key",
+        ffn_options={"subkeys": 16, "best": 4, "key_width": 8, "batch_norm": False},
+    ),
+    "no feed-forward": presets.gpt2(**SMALL, ffn="none"),
+    "adaptive span": presets.gpt2(**SMALL, span=10, span_ramp=4),
     "biases of qkv": presets.gpt2(
         **SMALL, attention_bias="qkv", unembed_bias=True, tie_embeddings="none"
     ),

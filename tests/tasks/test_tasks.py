@@ -8,15 +8,18 @@ import pytest
 import torch
 from torch.nn import functional
 
-from addnorm import load
+from addnorm import Mask, build, load
 from addnorm.config import Config, ModelConfig
 from addnorm.data.text.masking import mask_tokens
 from addnorm.data.text.special_tokens import BEGIN, END, IGNORE, PAD
 from addnorm.errors import ConfigError, InputError
+from addnorm.layers.span import AdaptiveSpan
+from addnorm.models.transformer import Decoder
 from addnorm.runs.resolve import resolve
 from addnorm.runs.run import Run
 from addnorm.tasks import find_task, text_task_of
 from addnorm.tasks.base import TextTask
+from addnorm.tasks.language import Language
 from addnorm.tasks.masked import HELD_OUT_SEED, read_texts
 from tests.runs.common import TASKS, Trained, answer, label, lines, request_for, write
 
@@ -350,3 +353,40 @@ def test_the_text_task_of_a_model_is_by_mode_and_head() -> None:
     assert text_task_of(small.replace(mode="encoder", head="masked")) == "masked"
     with pytest.raises(ConfigError, match=r"head=none has no text task. .* try model.head=masked"):
         text_task_of(small.replace(mode="encoder", head="none"))
+
+
+def test_the_penalty_of_spans_is_in_the_loss_of_training_alone(data: Path) -> None:
+    settings = ("model.span=8", "model.dropout=0.0", "train.span_penalty=0.5")
+    task, config = read("language", data, *settings)
+    model = build(config.model)
+    with torch.no_grad():
+        for part in model.modules():
+            if isinstance(part, AdaptiveSpan):
+                part.size.fill_(0.25)
+    batch = task.batch(task.plan(0)[0])
+    total = task.tokens(batch)
+    plain = task.total_loss(model, batch, total, 0.0).item()
+    assert task.loss(model, batch, total).item() == pytest.approx(plain + 0.5 * 2.0, rel=1e-5)
+    # Of the parts of a batch, each has its share of the penalty.
+    half = task.loss(model, batch, 2 * total).item()
+    assert half == pytest.approx((plain + 0.5 * 2.0) / 2, rel=1e-5)
+
+
+@torch.no_grad()
+def test_a_window_sees_the_tokens_before_it(data: Path) -> None:
+    settings = ("model.segment_memory=5", "model.dropout=0.0", "model.length=8", "model.depth=2")
+    task, config = read("language", data, *settings, batch=24)
+    model = build(config.model)
+    assert isinstance(model, Decoder) and isinstance(task, Language)
+    stream, total, count = task.valid.long(), 0.0, 0
+    for start in range(0, len(stream) - 1, 8):
+        stop = min(start + 8, len(stream) - 1)
+        first = max(0, start - 5)
+        ids, length = stream[first : stop + 1], stop - first
+        i, j = torch.arange(length)[:, None], torch.arange(length)[None, :]
+        # The history is one segment, and the window sees all of it.
+        logits = model(ids[None, :-1], mask=Mask.pattern((j <= i) & (i >= 0)))[0]
+        own = slice(start - first, None)
+        losses = functional.cross_entropy(logits[own], ids[1:][own], reduction="sum")
+        total, count = total + losses.item(), count + stop - start
+    assert task.evaluate(model)["loss"] == pytest.approx(total / count, rel=1e-5)

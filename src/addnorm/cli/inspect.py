@@ -67,6 +67,7 @@ def _variants(kind: str) -> dict[str, str]:
         }
     from addnorm.layers.addnorm import ADDNORMS
     from addnorm.layers.feedforward import FEEDFORWARDS
+    from addnorm.layers.key_value import PersistentVectors, ProductKeyMemory
     from addnorm.layers.norms import NORMS
     from addnorm.layers.positions import POSITIONS
 
@@ -74,7 +75,8 @@ def _variants(kind: str) -> dict[str, str]:
         "addnorms": dict(ADDNORMS),
         "norms": dict(NORMS),
         "positions": dict(POSITIONS),
-        "ffns": {name: kind for name, (kind, _) in FEEDFORWARDS.items()},
+        "ffns": {name: kind for name, (kind, _) in FEEDFORWARDS.items()}
+        | {"product-key": ProductKeyMemory, "all-attention": PersistentVectors},
     }
     return {name: _summary_line(row) for name, row in tables[kind].items()}
 

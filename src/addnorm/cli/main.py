@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from addnorm import __version__
-from addnorm.cli import clinic, completion, interop, predict, train
+from addnorm.cli import clinic, completion, doctor, interop, predict, train
 from addnorm.cli.flags import add_set
 from addnorm.cpu import reduce_thread_spinning
 from addnorm.errors import AddnormError, ConfigError, nearest
@@ -217,6 +217,12 @@ COMMANDS: dict[str, Command] = {
         "addnorm.cli.inspect:list_variants",
         _list_flags,
         ("addnorm list", "addnorm list presets"),
+    ),
+    "doctor": Command(
+        "check versions, CPU, threads, kernels, memory and extras, and say what to do about each",
+        "addnorm.cli.doctor:doctor",
+        doctor.doctor_flags,
+        ("addnorm doctor", "addnorm doctor --json"),
     ),
     "demo": Command(
         "train a small translation model in minutes, and show how it works",

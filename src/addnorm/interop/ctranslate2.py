@@ -112,6 +112,7 @@ def require_expressible(model: Model) -> None:
         "attention_cap": (c.attention_cap is None, c.attention_cap),
         "qk_norm": (c.qk_norm == "none", c.qk_norm),
         "window": (c.window is None, c.window),
+        "span": (c.span is None, c.span),
         "final_norm": (not c.final_norm, c.final_norm),
         "scale_output": (not c.scale_output, c.scale_output),
         "logit_cap": (c.logit_cap is None, c.logit_cap),

@@ -30,7 +30,9 @@ Branch = Callable[[Tensor], Tensor]
 class Sublayer(Protocol):
     """The part of a sublayer that an arrangement may use to adjust its initial weights."""
 
-    output: nn.Linear
+    @property
+    def output(self) -> nn.Linear | nn.EmbeddingBag:
+        """The last projection of the branch."""
 
     def scale_(self, gain: float) -> None:
         """Multiply the weights along the branch (for attention: values and output)."""
@@ -53,7 +55,8 @@ class Place:
     step
         Number of the box in the stack, from 0.
     steps
-        Boxes in this stack: 2 per block, or 3 with encoder-decoder attention.
+        Boxes in this stack: 2 per block, 3 with encoder-decoder attention, 1 less in a block
+        without a feed-forward network.
     side
         encoder or decoder.
     peer_depth
@@ -73,6 +76,11 @@ class Place:
     def first(self) -> bool:
         """Whether this is the first box of its block."""
         return self.step % (self.steps // self.depth) == 0
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether this block has encoder-decoder attention."""
+        return self.side == "decoder" and self.peer_depth > 0
 
     @property
     def last(self) -> bool:
@@ -445,7 +453,7 @@ class TFixup(AddNorm):
         return x + f(x)
 
     def init_(self, sublayer: Sublayer) -> None:
-        depth, has_memory = self.place.depth, self.place.steps == 3 * self.place.depth
+        depth, has_memory = self.place.depth, self.place.has_memory
         sublayer.scale_((9 * depth) ** -0.25 if has_memory else 0.67 * depth**-0.25)
 
 

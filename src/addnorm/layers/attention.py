@@ -10,6 +10,8 @@ bit of it.
 Shapes: x (batch, length, width); inside (batch, heads, length, head_width).
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -17,9 +19,11 @@ from torch.nn import functional as F
 from addnorm.errors import InputError
 from addnorm.layers.attention_kernels import DotScore, Score, attention_weights, mix_values
 from addnorm.layers.context import Context
+from addnorm.layers.key_value import PersistentVectors
 from addnorm.layers.masks import AttentionTable, Mask
 from addnorm.layers.norms import Norm
 from addnorm.layers.positions import RelativePart
+from addnorm.layers.span import AdaptiveSpan
 
 
 class Attention(nn.Module):
@@ -51,6 +55,10 @@ class Attention(nn.Module):
     window
         This layer alone sees only keys fewer than this many positions away; the mask decides by
         default.
+    persistent
+        Learned keys and values that every query sees besides the sequence (all-attention).
+    span
+        Learned spans of the heads.
     """
 
     input: nn.Linear
@@ -71,8 +79,11 @@ class Attention(nn.Module):
         inner: nn.Module | None = None,
         local: nn.Module | None = None,
         window: int | None = None,
+        persistent: PersistentVectors | None = None,
+        span: AdaptiveSpan | None = None,
     ) -> None:
         super().__init__()
+        self.persistent, self.span = persistent, span
         self.heads, self.kv_heads, self.head_width, self.layer = heads, kv_heads, head_width, layer
         self.dropout, self.window = dropout, window
         self.sizes = [heads * head_width, kv_heads * head_width, kv_heads * head_width]
@@ -96,6 +107,13 @@ class Attention(nn.Module):
         with torch.no_grad():
             for name in ("value", "output"):
                 self.matrices()[name].mul_(gain)
+        if self.persistent is not None:
+            self.persistent.scale_(gain)
+
+    @property
+    def extra_keys(self) -> int:
+        """Number of learned keys that every query sees besides the sequence."""
+        return 0 if self.persistent is None else self.persistent.count
 
     def split(self, x: Tensor) -> Tensor:
         """(batch, length, heads · head_width) -> (batch, heads, length, head_width)"""
@@ -121,7 +139,7 @@ class Attention(nn.Module):
                 context.maps[self] = weights
         dropout = self.dropout if self.training else 0.0
         mixed = mix_values(q, k, v, self.score, table, self.local, dropout)
-        return mixed.transpose(1, 2).flatten(2)
+        return mixed[..., : self.head_width].transpose(1, 2).flatten(2)
 
 
 class SelfAttention(Attention):
@@ -138,19 +156,63 @@ class SelfAttention(Attention):
         return matrices
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        q, k, v = (self.split(part) for part in self.input(x).split(self.sizes, dim=-1))
-        q, k = self.query_norm(q), self.key_norm(k)
+        before = 0 if context.segments is None else context.segments.used
+        y = x if context.segments is None else context.segments.join(self.layer, x)
+        q, k, v = (self.split(part) for part in self.input(y).split(self.sizes, dim=-1))
+        q, k = self.query_norm(q[:, :, before:]), self.key_norm(k)
+        unplaced = q
         if context.positions is not None:
-            indices = torch.arange(q.shape[2], device=x.device) + context.offset
+            indices = torch.arange(k.shape[2], device=x.device) + context.offset - before
             windowed = self.window is not None
-            q = context.positions.rotate(q, indices, windowed)
+            q = context.positions.rotate(q, indices[before:], windowed)
             k = context.positions.rotate(k, indices, windowed)
             q = context.positions.shift_queries(q, self.local)
         if context.cache is not None:
             k, v = context.cache.write(self.layer, k, v)
-        table = context.table(q.shape[2], k.shape[2], self.window)
+        table = context.table(q.shape[2], k.shape[2], self._own_window(), self.extra_keys)
+        table = table if self.span is None else replace(table, span=self.span)
+        q, k, v = self._with_persistent(unplaced, q, k, v, context)
         mixed = self.attend(q, k, v, table, context)
         return self.output(self.inner(mixed))
+
+    def _own_window(self) -> int | None:
+        """Return the window of this layer, by its own setting or by the span of its heads."""
+        if self.span is None:
+            return self.window
+        if self.training:
+            self.span.clamp_()
+        span = self.span.window()
+        return span if self.window is None else min(span, self.window)
+
+    def _with_persistent(
+        self, unplaced: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values with the learned keys and values after the others.
+
+        A learned key has no position, so a query must meet it unrotated: if positions rotate,
+        queries are (rotated, unrotated), keys (key, 0) and learned keys (0, key).
+
+        Parameters
+        ----------
+        unplaced
+            Queries before positions, (batch, heads, query, head_width).
+        q, k, v
+            Queries, keys and values.
+        context
+            Has the position scheme.
+        """
+        if self.persistent is None:
+            return q, k, v
+        keys, values = self.persistent(k.shape[0])
+        if context.positions is not None and context.positions.rotates:
+            width = self.head_width
+            q, k = torch.cat((q, unplaced), dim=-1), F.pad(k, (0, width))
+            keys, values, v = (
+                F.pad(keys, (width, 0)),
+                F.pad(values, (0, width)),
+                F.pad(v, (0, width)),
+            )
+        return q, torch.cat((k, keys), dim=2), torch.cat((v, values), dim=2)
 
     def attend_from_first(self, x: Tensor, context: Context, count: int) -> Tensor:
         """Return the result for the first `count` queries only, (batch, count, width); no cache."""
@@ -160,6 +222,7 @@ class SelfAttention(Attention):
         q = self.split(F.linear(x[:, :count], weight[:own], biases[0]))
         k, v = torch.split(F.linear(x, weight[own:], biases[1]), self.sizes[1:], dim=-1)
         q, k, v = self.query_norm(q), self.key_norm(self.split(k)), self.split(v)
+        unplaced = q
         if context.positions is not None:
             indices = torch.arange(x.shape[1], device=x.device)
             windowed = self.window is not None
@@ -167,8 +230,18 @@ class SelfAttention(Attention):
             k = context.positions.rotate(k, indices, windowed)
             q = context.positions.shift_queries(q, self.local)
         mask, length, positions = context.mask or Mask(), x.shape[1], context.positions
-        mask = mask if self.window is None else mask & Mask.window(self.window)
-        table = AttentionTable(mask, length, length, positions=positions, query_range=(0, count))
+        window = self._own_window()
+        mask = mask if window is None else mask & Mask.window(window)
+        table = AttentionTable(
+            mask,
+            length,
+            length,
+            positions=positions,
+            query_range=(0, count),
+            extra=self.extra_keys,
+            span=self.span,
+        )
+        q, k, v = self._with_persistent(unplaced, q, k, v, context)
         return self.output(self.inner(self.attend(q, k, v, table, context)))
 
 

@@ -91,7 +91,8 @@ def mix_values(
     """
     table.mask.check(q.shape[0], table.query, table.key)
     implicit = score.fused and table.fits_kernel(q.device, dropout)
-    if table.query * table.key > MAX_TABLE_ENTRIES and not (implicit and dropout == 0):
+    entries = table.query * (table.key + table.extra)
+    if entries > MAX_TABLE_ENTRIES and not (implicit and dropout == 0):
         return _mix_in_chunks(q, k, v, score, table, local, dropout)
     return _mix_whole(q, k, v, score, table, local, dropout)
 
@@ -189,7 +190,7 @@ def _mix_in_chunks(
     mixed = []
     for start in range(0, table.query, CHUNK_QUERIES):
         chunk = table.chunk(start, min(start + CHUNK_QUERIES, table.query))
-        queries, keys = slice(*chunk.query_range), slice(*chunk.key_range)
-        inputs = (q[:, :, queries], k[:, :, keys], v[:, :, keys])
+        queries = slice(*chunk.query_range)
+        inputs = (q[:, :, queries], chunk.take_keys(k), chunk.take_keys(v))
         mixed.append(checkpoint(mix_chunk, *inputs, chunk, use_reentrant=False))
     return torch.cat(mixed, dim=2)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from addnorm.layers.cache import Cache
 from addnorm.layers.masks import AttentionTable, Mask
+from addnorm.layers.segments import SegmentMemory
 
 if TYPE_CHECKING:
     from addnorm.layers.positions import Positions
@@ -28,6 +29,8 @@ class Context:
         The position scheme of the stack, which may act on queries, keys and scores.
     cache
         Keys and values of the positions decoded so far.
+    segments
+        What attention read in earlier segments.
     maps
         If given, each attention stores its weights here, (batch, heads, query, key).
     output_length
@@ -42,22 +45,38 @@ class Context:
     memory_mask: Mask | None = None
     positions: "Positions | None" = None
     cache: Cache | None = None
+    segments: SegmentMemory | None = None
     maps: dict[nn.Module, Tensor] | None = None
     output_length: int | None = None
     tables: dict[str, AttentionTable] = field(default_factory=dict)
 
     @property
     def offset(self) -> int:
-        """Position of the first query: the number of positions decoded before."""
-        return 0 if self.cache is None else self.cache.used
+        """Position of the first query: the number of positions decoded or remembered before."""
+        before = self.cache or self.segments
+        return 0 if before is None else before.used
 
-    def table(self, query: int, key: int, window: int | None = None) -> AttentionTable:
-        """Return the table of self-attention, in layers with a window of their own with that."""
+    def table(
+        self, query: int, key: int, window: int | None = None, extra: int = 0
+    ) -> AttentionTable:
+        """Return the table of self-attention, in layers with a window of their own with that.
+
+        Parameters
+        ----------
+        query, key
+            Numbers of queries and keys.
+        window
+            The layer's own window.
+        extra
+            Number of further keys, which every query sees; the same in all layers.
+        """
         name = "stream" if window is None else f"stream, window {window}"
         if name not in self.tables:
             mask = self.mask or Mask()
             mask = mask if window is None else mask & Mask.window(window)
-            self.tables[name] = AttentionTable(mask, query, key, self.offset, self.positions)
+            self.tables[name] = AttentionTable(
+                mask, query, key, self.offset, self.positions, extra=extra
+            )
         return self.tables[name]
 
     def memory_table(self, query: int, key: int) -> AttentionTable:

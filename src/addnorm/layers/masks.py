@@ -17,6 +17,7 @@ from addnorm.layers.embeddings import has_values
 
 if TYPE_CHECKING:
     from addnorm.layers.positions import Positions
+    from addnorm.layers.span import AdaptiveSpan
 
 Range = tuple[int, int]
 """First position, and the one after the last."""
@@ -324,6 +325,10 @@ class AttentionTable:
         The position scheme, if it adds to the scores.
     query_range, key_range
         The part of the table that is needed; all of it by default.
+    extra
+        Number of further keys after these, which every query sees at no position.
+    span
+        What the layer adds to the scores by distance, if it has adaptive spans.
     computed
         What was computed for the first layer and is reused by the others.
     """
@@ -335,6 +340,8 @@ class AttentionTable:
     positions: "Positions | None" = None
     query_range: Range = (0, 0)
     key_range: Range = (0, 0)
+    extra: int = 0
+    span: "AdaptiveSpan | None" = None
     computed: dict[str, Tensor | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -342,26 +349,48 @@ class AttentionTable:
         self.key_range = self.key_range if self.key_range[1] else (0, self.key)
 
     def visible(self, device: torch.device) -> Tensor:
-        """Return the mask as booleans, (batch or 1, 1, query, key)."""
+        """Return the mask as booleans, (batch or 1, 1, query, key + extra)."""
         if "visible" not in self.computed:
             sizes = (self.query, self.key, self.offset, self.query_range, self.key_range)
-            self.computed["visible"] = self.mask.dense(*sizes, device)
+            table = self.mask.dense(*sizes, device)
+            if self.extra:
+                table = nn.functional.pad(table, (0, self.extra), value=True)
+            self.computed["visible"] = table
         visible = self.computed["visible"]
         assert visible is not None
         return visible
 
     def bias(self, q: Tensor, local: nn.Module, scale: float) -> Tensor | None:
-        """Return what positions add to the scores, (batch or 1, heads, query, key)."""
+        """Return what positions and spans add to the scores, (batch or 1, heads, query, ...).
+
+        The last dimension is key + extra.
+        """
+        queries = torch.arange(*self.query_range, device=q.device) + self.offset
+        keys = torch.arange(*self.key_range, device=q.device)
+        bias = self._position_bias(q, queries, keys, local, scale)
+        if self.span is None:
+            return bias
+        span = nn.functional.pad(self.span.bias(queries, keys).to(q.dtype), (0, self.extra))
+        return span if bias is None else bias + span
+
+    def _position_bias(
+        self, q: Tensor, queries: Tensor, keys: Tensor, local: nn.Module, scale: float
+    ) -> Tensor | None:
         if self.positions is None:
             return None
         if "bias" in self.computed:
             return self.computed["bias"]
-        queries = torch.arange(*self.query_range, device=q.device) + self.offset
-        keys = torch.arange(*self.key_range, device=q.device)
         bias = self.positions.bias(q, queries, keys, local, scale)
+        if bias is not None and self.extra:
+            bias = nn.functional.pad(bias, (0, self.extra))
         if not self.positions.bias_per_layer:
             self.computed["bias"] = bias
         return bias
+
+    def take_keys(self, x: Tensor) -> Tensor:
+        """Return the keys or values of the table's range, and the further ones after them."""
+        part = x[:, :, slice(*self.key_range)]
+        return torch.cat((part, x[:, :, self.key :]), dim=2) if self.extra else part
 
     def chunk(self, start: int, stop: int) -> "AttentionTable":
         """Return the table of queries start..stop and the keys that they can possibly see."""
@@ -384,10 +413,13 @@ class AttentionTable:
         The CPU kernel accepts the flag and a padding row together if there is no dropout; no other
         kernel does.
         """
-        if self.positions is not None and self.positions.has_bias:
+        if self.span is not None or (self.positions is not None and self.positions.has_bias):
+            return False
+        if self.extra and self.mask.real is not None:
             return False
         together = device.type == "cpu" and dropout == 0 and not torch.compiler.is_compiling()
-        causal = self.mask.only_causal and self.is_square and (self.mask.real is None or together)
+        square = self.is_square and not self.extra
+        causal = self.mask.only_causal and square and (self.mask.real is None or together)
         newest = self.mask.only_causal and self.query == 1 and self.offset + 1 == self.key
         return self.mask.only_padding or causal or newest
 

@@ -35,6 +35,8 @@ class Positions(nn.Module):
     """Whether something is added to the scores."""
     bias_per_layer = False
     """Whether what is added differs from layer to layer."""
+    on_embedding = False
+    """Whether positions are part of the embedding, and so counted from the start of a segment."""
 
     def embed(self, x: Tensor, position_ids: Tensor) -> Tensor:
         """Return the embedding, (batch, length, width), with the positions added."""
@@ -129,6 +131,8 @@ class Sinusoidal(Positions):
         As for `sinusoids`.
     """
 
+    on_embedding = True
+
     def __init__(
         self,
         width: int,
@@ -160,6 +164,8 @@ class Index(Positions):
     `normalised = false` it is x + p. Vaswani et al. 2017, §3.5 have sinusoids in its place.
     """
 
+    on_embedding = True
+
     def __init__(
         self,
         width: int,
@@ -183,6 +189,8 @@ class Concatenated(Positions):
     Concatenation, the alternative to addition: tokens and positions each have coordinates of their
     own. `share` is k / d. See `sinusoids`.
     """
+
+    on_embedding = True
 
     def __init__(
         self,
@@ -220,6 +228,8 @@ class Learned(Positions):
     offset
         First rows of the table that are unused: 2 in BART and RoBERTa.
     """
+
+    on_embedding = True
 
     def __init__(
         self,

@@ -13,6 +13,10 @@ from addnorm.layers.addnorm import AddNorm, Ends, Stream
 from addnorm.layers.attention import Attention, SelfAttention
 from addnorm.layers.context import Context
 from addnorm.layers.feedforward import FeedForward
+from addnorm.layers.key_value import ProductKeyMemory
+
+AnySublayer = Attention | FeedForward | ProductKeyMemory
+"""What stands between two Add & Norm boxes."""
 
 
 class Block(nn.Module):
@@ -99,13 +103,13 @@ class Stack(nn.Module):
         self.ends = ends
         self.norm = norm
 
-    def steps(self) -> Iterator[tuple[Attention | FeedForward, AddNorm]]:
+    def steps(self) -> Iterator[tuple[AnySublayer, AddNorm]]:
         """Yield each sublayer with its Add & Norm box, in the order of the forward pass."""
         for block in self.blocks:
             assert isinstance(block, Block)
             for role, sublayer in block.sublayers.items():
                 box = block.addnorms[role]
-                assert isinstance(sublayer, Attention | FeedForward) and isinstance(box, AddNorm)
+                assert isinstance(sublayer, AnySublayer) and isinstance(box, AddNorm)
                 yield sublayer, box
 
     def forward(self, x: Tensor, context: Context) -> Tensor:

@@ -1,7 +1,9 @@
 """Attention maps: what heads do, and how attention flows through the layers.
 
 A map is (batch, heads, query, key); rows sum to 1 over the visible keys. Attention says what was
-read, not what mattered: see stream.py, attribution.py and patching.py for that.
+read, not what mattered: see stream.py, attribution.py and patching.py for that. The learned keys of
+all-attention are columns after those of the positions; what a head reads there is of no input, so
+statistics and rollouts are of the other columns.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -88,8 +90,9 @@ def head_statistics(
     if isinstance(maps, Look):
         maps = maps.maps
     real = torch.ones_like(ids, dtype=torch.bool) if real is None else real
-    square = {n: m for n, m in maps.items() if m.shape[-2:] == (ids.shape[1], ids.shape[1])}
-    square = {n: m for n, m in square.items() if not n.endswith(".memory")}
+    length = ids.shape[1]
+    own = {n: m for n, m in maps.items() if not n.endswith(".memory")}
+    square = {n: m[..., :length] for n, m in own.items() if m.shape[-2] == length <= m.shape[-1]}
     return HeadStatistics(
         values={name: _statistics(each, ids, real) for name, each in square.items()},
         names=tuple(STATISTICS),
@@ -172,9 +175,12 @@ def rollout(maps: Sequence[Tensor], *, residual: float = 0.5) -> Tensor:
     """
     if not maps:
         raise InputError("a rollout needs one map or more: got none. Ask look for maps.")
-    total = torch.eye(maps[0].shape[-1], dtype=maps[0].dtype).expand(len(maps[0]), -1, -1)
+    first = maps[0]
+    # A table of one block has one query, the summary; else there is a query for each position.
+    length = first.shape[-1] if first.shape[-2] == 1 else first.shape[-2]
+    total = torch.eye(length, dtype=first.dtype).expand(len(first), -1, -1)
     for weights in maps:
-        mean = weights.mean(dim=1)
+        mean = weights.mean(dim=1)[..., : total.shape[-2]]
         if mean.shape[-2] < mean.shape[-1]:  # the last layer of a table: the summary alone
             total = residual * total[:, : mean.shape[-2]] + (1 - residual) * mean @ total
         else:
@@ -215,7 +221,7 @@ def gradient_rollout(
 def weigh_maps(
     model: nn.Module, inputs: ModelInputs, metric: Metric, places: Sequence[str]
 ) -> dict[str, Tensor]:
-    """Return A ⊙ ∂metric/∂A of some places, (batch, heads, query, key).
+    """Return A ⊙ ∂metric/∂A of some places, (batch, heads, query, key), for keys at a position.
 
     The gradient is that of the mixed values times the values, ∂/∂A_qk = ∂/∂z_q · v_k, so the fused
     kernel computes both passes and no map enters the graph.
@@ -243,7 +249,8 @@ def weigh_maps(
     for step, grad in zip(chosen, grads, strict=True):
         values = _values(step, memory[0] if step.role == "memory" else capture.reads[step.name])
         split = torch.unflatten(grad, -1, (step.heads, -1)).transpose(1, 2)
-        weighted[step.name] = capture.maps[step.name] * (split @ values.transpose(-1, -2))
+        weights = capture.maps[step.name][..., : values.shape[2]]
+        weighted[step.name] = weights * (split @ values.transpose(-1, -2))
     return {name: each.detach() for name, each in weighted.items()}
 
 

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from addnorm.config import ModelConfig
 from addnorm.errors import InputError, nearest
 from addnorm.layers.addnorm import Stream
+from addnorm.layers.attention import Attention
 from addnorm.layers.context import Context
+from addnorm.layers.feedforward import FeedForward
 from addnorm.lens.frozen import Measured, measure, mixing_norms
 from addnorm.lens.places import (
     ModelInputs,
@@ -154,7 +156,7 @@ def _has(step: NamedSublayer, kind: str) -> bool:
     """Whether a sublayer has something of a kind."""
     if kind in ("maps", "heads"):
         return step.heads > 0
-    return step.heads == 0 if kind == "neurons" else True
+    return isinstance(step.sublayer, FeedForward) if kind == "neurons" else True
 
 
 # ── Hooks ─────────────────────────────────────────────────────────────────────────────────────────
@@ -319,7 +321,9 @@ def _capture_bytes(
     for step in steps:
         length, width = lengths[step.side], step.box.place.width
         keys = lengths.get("encoder", length) if step.role == "memory" else length
-        inner = step.sublayer.output.in_features
+        keys += step.sublayer.extra_keys if isinstance(step.sublayer, Attention) else 0
+        output = step.sublayer.output
+        inner = output.in_features if isinstance(output, nn.Linear) else 0
         each = {"maps": step.heads * keys, "heads": inner, "neurons": inner, "norms": 1}
         for kind, places in chosen.items():
             if step.name in places:

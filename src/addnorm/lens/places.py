@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from addnorm.errors import InputError, nearest
 from addnorm.layers.addnorm import AddNorm
 from addnorm.layers.attention import Attention
-from addnorm.layers.feedforward import FeedForward
-from addnorm.layers.stack import Block
+from addnorm.layers.stack import AnySublayer, Block
 from addnorm.models.transformer import Side
 
 ModelInputs = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
@@ -30,7 +29,7 @@ class NamedSublayer:
     side: str
     layer: int
     role: str
-    sublayer: Attention | FeedForward
+    sublayer: AnySublayer
     box: AddNorm
     block: Block
 
@@ -77,7 +76,7 @@ def _steps(side: str, module: Side) -> Iterator[NamedSublayer]:
         assert isinstance(block, Block)
         for role, sublayer in block.sublayers.items():
             box = block.addnorms[role]
-            assert isinstance(sublayer, Attention | FeedForward) and isinstance(box, AddNorm)
+            assert isinstance(sublayer, AnySublayer) and isinstance(box, AddNorm)
             yield NamedSublayer(f"{prefix}{layer}.{role}", side, layer, role, sublayer, box, block)
 
 

@@ -14,7 +14,6 @@ from addnorm.errors import ConfigError, choose, nearest
 from addnorm.layers.addnorm import ADDNORMS, AddNorm, Ends, Place
 from addnorm.layers.attention import (
     AcrossHeads,
-    Attention,
     HeadGain,
     MemoryAttention,
     SelfAttention,
@@ -25,15 +24,17 @@ from addnorm.layers.embeddings import Patches, Summary, Tokens, Vectors
 from addnorm.layers.feedforward import FEEDFORWARDS, FeedForward
 from addnorm.layers.heads import MaskedHead, PooledHead, TokenHead
 from addnorm.layers.init import INITS, init_stack_
+from addnorm.layers.key_value import PersistentVectors, ProductKeyMemory
 from addnorm.layers.norms import NORMS, Norm
 from addnorm.layers.positions import POSITIONS, Positions
-from addnorm.layers.stack import Block, LastBlock, Stack
+from addnorm.layers.span import AdaptiveSpan
+from addnorm.layers.stack import AnySublayer, Block, LastBlock, Stack
 from addnorm.models.transformer import Decoder, Encoder, EncoderDecoder, Side
 from addnorm.presets import find
 from addnorm.section import Options, describe_type, fits
 
 Model = Encoder | Decoder | EncoderDecoder
-MakeSublayer = Callable[[ModelConfig, Place, tuple[str, ...], Positions], Attention | FeedForward]
+MakeSublayer = Callable[[ModelConfig, Place, tuple[str, ...], Positions], AnySublayer]
 """Makes the sublayer at a place, with the modules that the arrangement adds inside it."""
 
 
@@ -58,6 +59,12 @@ def build(config: Config | ModelConfig | str | Path) -> Model:
         "encoder-decoder": _build_encoder_decoder,
     }
     model = builders[config.mode](config)
+    if config.segment_memory:
+        if not isinstance(model, Decoder):
+            raise ConfigError(
+                f"model.segment_memory needs mode=decoder: got mode={config.mode}. Leave it out."
+            )
+        model.segments()  # refuses positions that are counted from the start of a segment
     init_(model, config)
     return model
 
@@ -216,7 +223,8 @@ def arrangement_of(
 def places_of(c: ModelConfig, side: str, roles: Sequence[str] | None = None) -> list[list[Place]]:
     """Return the places of the Add & Norm boxes of one side, one list for each block."""
     has_memory = side == "decoder" and c.mode == "encoder-decoder"
-    roles = roles or (("attention", "memory", "ffn") if has_memory else ("attention", "ffn"))
+    usual = ["attention", *(["memory"] if has_memory else []), *(["ffn"] if c.has_ffn else [])]
+    roles = roles or usual
     depth = c.depths[side]
     other = c.depths["encoder" if side == "decoder" else "decoder"]
     return [
@@ -270,7 +278,7 @@ def make_block(
 
 def make_sublayer(
     c: ModelConfig, place: Place, inside: tuple[str, ...], positions: Positions
-) -> Attention | FeedForward:
+) -> AnySublayer:
     """Return the sublayer at one place.
 
     Parameters
@@ -307,12 +315,32 @@ def make_sublayer(
         inner=inner,
         local=local,
         window=c.window_of(place.layer) if is_self else None,
+        persistent=make_persistent(c, positions) if is_self else None,
+        span=AdaptiveSpan(c.heads, c.span, c.span_ramp) if is_self and c.span else None,
     )
 
 
-def make_ffn(c: ModelConfig, inside: tuple[str, ...]) -> FeedForward:
+def make_persistent(c: ModelConfig, positions: Positions) -> PersistentVectors | None:
+    """Return the learned keys and values of an attention; None unless ffn=all-attention."""
+    if not c.persistent:
+        return None
+    if positions.rotates and c.attention != "dot":
+        raise ConfigError(
+            "model.ffn=all-attention with positions that rotate queries needs attention=dot: got "
+            f"attention={c.attention}, positions={c.positions}. Try positions=relative."
+        )
+    return PersistentVectors(c.effective_kv_heads, c.effective_head_width, c.persistent)
+
+
+def make_ffn(c: ModelConfig, inside: tuple[str, ...]) -> FeedForward | ProductKeyMemory:
     """Return a feed-forward network, with a norm inside if the arrangement has one."""
-    kind, activation = choose("model.ffn", c.ffn, FEEDFORWARDS)
+    if c.ffn == "product-key":
+        options = pick_options("model.ffn_options", c.ffn_options, [ProductKeyMemory])[0]
+        return ProductKeyMemory(c.width, **({"bias": c.ffn_bias} | options))
+    if c.ffn not in FEEDFORWARDS:
+        names = (*FEEDFORWARDS, "product-key", "all-attention", "none")
+        raise ConfigError(f"model.ffn has no choice {c.ffn!r}. {nearest(c.ffn, names)}")
+    kind, activation = FEEDFORWARDS[c.ffn]
     width = c.effective_ffn_width
     inner = make_norm(c)(width) if "ffn-norm" in inside else None
     return kind(c.width, width, activation, bias=c.ffn_bias, dropout=c.ffn_dropout, inner=inner)

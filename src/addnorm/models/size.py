@@ -14,7 +14,7 @@ and the chunked loss, in bytes of float32.
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,11 @@ from addnorm.config import Config, ModelConfig
 from addnorm.errors import InputError, choose
 from addnorm.layers.attention_kernels import CHUNK_QUERIES, MAX_TABLE_ENTRIES
 from addnorm.layers.feedforward import FEEDFORWARDS
+from addnorm.layers.key_value import ProductKeyMemory
 from addnorm.layers.positions import Positions
 from addnorm.models.build import (
     arrangement_of,
+    make_ffn,
     make_norm,
     make_positions,
     make_sublayer,
@@ -225,9 +227,41 @@ def cost(
         raise InputError(
             f"length and batch must be positive: got {length} and {batch}. Try 128, 1."
         )
+    if c.segment_memory:
+        # What is remembered is read besides the segment, as keys and values of every layer.
+        return _with_memory(c, length or c.length, batch)
     n = c.input_length if length is None or c.input == "patches" else length + int(c.summary)
     parts = tuple(_parts(c, n, batch))
     return Cost(batch=batch, length=n, parts=parts, attention_overtakes_at=_crossover(c))
+
+
+def _with_memory(c: ModelConfig, n: int, batch: int) -> Cost:
+    """Return the cost of a segment of n positions with a full memory before it.
+
+    Queries, keys and values are projected for both, scores are n × (n + memory), the rest is for
+    the segment alone.
+    """
+    memory, plain = c.segment_memory, c.replace(segment_memory=0)
+    whole = {part.name: part for part in _parts(plain, n + memory, batch)}
+    parts = []
+    for part in _parts(plain, n, batch):
+        if part.name == "decoder attention":
+            depth, q, kv = c.depths["decoder"], c.query_width, c.kv_width
+            width = c.width + q + 2 * kv
+            part = replace(
+                part,
+                forward=part.forward + depth * 2 * batch * memory * c.width * (q + 2 * kv),
+                activations=part.activations + depth * batch * memory * width * FLOAT,
+            )
+        elif part.name == "decoder scores":
+            big = whole[part.name]
+            ratio = n / (n + memory)
+            part = replace(
+                part, forward=round(big.forward * ratio), activations=round(big.activations * ratio)
+            )
+        parts.append(part)
+    overtakes = _crossover(plain)
+    return Cost(batch=batch, length=n, parts=tuple(parts), attention_overtakes_at=overtakes)
 
 
 def _parts(c: ModelConfig, n: int, batch: int) -> Iterator[LayerCost]:
@@ -251,7 +285,10 @@ def _side(c: ModelConfig, side: str, n: int, batch: int) -> Iterator[LayerCost]:
     if side == "decoder" and c.mode == "encoder-decoder":
         yield _projections(c, "memory attention", depth, n, batch, True)
         yield _scores(c, "memory scores", depth, n, batch, None)
-    yield _ffn(c, f"{side} ffn", depth, n, batch)
+    if c.persistent:
+        yield _persistent(c, f"{side} learned keys", depth, n, batch, positions)
+    if c.has_ffn:
+        yield _ffn(c, f"{side} ffn", depth, n, batch)
     yield _addnorm(c, side, n, batch, positions)
 
 
@@ -306,19 +343,30 @@ def _scores(
         full = depth // c.full_every if c.full_every else 0
         keys = full * n + (depth - full) * min(n, CHUNK_QUERIES + 2 * c.window)
     relative = positions is not None and positions.bias_per_layer
-    scores = 4 * batch * n * keys * q
+    extra = c.persistent if positions is not None else 0
+    spans = c.span is not None and positions is not None
+    # Learned keys meet unrotated queries, so both are twice as wide if positions rotate.
+    parts = 2 if extra and positions is not None and positions.rotates else 1
+    scores = 4 * batch * n * keys * q * parts
     forward = 0
     parameters = q if c.attention == "additive" else 0
+    parameters += c.heads if spans else 0
     if relative:
         distances = 2 * n - 1
         forward += 2 * batch * n * distances * q + 2 * distances * c.width * q
         parameters += c.width * q + 2 * q
     plain = c.attention != "dot" or c.attention_cap is not None or c.attention_dropout > 0
     learned = positions is not None and positions.has_bias and _count(positions) + int(relative) > 0
+    learned = learned or spans
     saved = batch * n * (q + c.heads)
     if positions is not None and positions.rotates:
-        saved += batch * n * (c.query_width + c.kv_width)
-    if (plain or learned) and n * n <= MAX_TABLE_ENTRIES:
+        # With learned keys the widened queries and results, and not the projections.
+        saved += batch * n * (3 * q - 2 * c.kv_width if extra else q + c.kv_width)
+    if extra:
+        saved += batch * n * 2 * c.kv_width * parts + n * n * name.startswith("decoder")
+    if spans:
+        saved += n * n * (5 * c.heads + 1) // 2
+    if (plain or learned) and n * (n + extra) <= MAX_TABLE_ENTRIES:
         # The weights, and for some scores also their intermediate results.
         tables = 4 * c.heads if relative else 3 * c.heads if plain else c.heads
         saved += batch * n * n * (2 * q if c.attention == "additive" else tables)
@@ -332,7 +380,45 @@ def _scores(
     )
 
 
+def _persistent(
+    c: ModelConfig, name: str, depth: int, n: int, batch: int, positions: Positions
+) -> LayerCost:
+    """Return what the learned keys and values of all-attention add to the scores."""
+    extra = c.persistent
+    parts = 2 if positions.rotates else 1
+    saved = batch * extra * 2 * c.kv_width * parts + n * extra * name.startswith("decoder")
+    if c.attention != "dot" or c.attention_cap is not None or c.attention_dropout > 0:
+        saved += batch * n * extra * (2 * c.query_width if c.attention != "dot" else 3 * c.heads)
+    return LayerCost(
+        name=name,
+        parameters=depth * 2 * extra * c.kv_width,
+        forward=depth * 4 * batch * n * extra * c.query_width * parts,
+        activations=depth * saved * FLOAT,
+    )
+
+
+def _product_keys(c: ModelConfig, name: str, depth: int, n: int, batch: int) -> LayerCost:
+    """Return the cost of product-key memories, without reading the values: no matrix product."""
+    with torch.device("meta"):
+        memory = make_ffn(c, ())
+    assert isinstance(memory, ProductKeyMemory)
+    heads, pair, subkeys, half = memory.key.shape
+    queries, reads = heads * pair * half, heads * memory.best
+    # Input; queries before and after their norm; the best sub-keys with their numbers; the sums of
+    # pairs; the chosen pairs with their numbers; weights.
+    norms = 2 if isinstance(memory.norm, nn.Identity) else 3
+    saved = c.width + (norms - 1) * queries + 4 * reads + 2 * reads + 3 * reads
+    return LayerCost(
+        name=name,
+        parameters=depth * _count(memory),
+        forward=depth * 2 * batch * n * queries * (c.width + subkeys),
+        activations=depth * batch * n * (saved + (c.width if c.dropout else 0)) * FLOAT,
+    )
+
+
 def _ffn(c: ModelConfig, name: str, depth: int, n: int, batch: int) -> LayerCost:
+    if c.ffn == "product-key":
+        return _product_keys(c, name, depth, n, batch)
     kind, _ = choose("model.ffn", c.ffn, FEEDFORWARDS)
     f, parts = c.effective_ffn_width, kind.parts
     biases = parts * f + c.width if c.ffn_bias else 0
@@ -371,7 +457,8 @@ def _addnorm(c: ModelConfig, side: str, n: int, batch: int, positions: Positions
             modules += [make_sublayer(c, p, kind.inside, positions).inner for p in places]
     saved = sum(_saved_by_norm(c, width) for width in norm_widths)
     saved += sum(box.saved_per_position() for box in boxes)
-    for place in places if kind.inside else []:
+    inner_places = [p for p in places if p.role != "ffn" or c.ffn != "product-key"]
+    for place in inner_places if kind.inside else []:
         # A module inside a branch saves its input, besides its output.
         width = c.effective_ffn_width if place.role == "ffn" else c.query_width
         inner = "ffn-norm" if place.role == "ffn" else "attention-norm"

@@ -26,13 +26,13 @@ from addnorm import presets
 from addnorm.config import ModelConfig
 from addnorm.errors import ConfigError, choose
 from addnorm.layers.addnorm import Place
-from addnorm.layers.attention import Attention
 from addnorm.layers.columns import NUMBERS, Categories, Columns, NamedCategories, uniform
 from addnorm.layers.context import Context
-from addnorm.layers.feedforward import FEEDFORWARDS, FeedForward
+from addnorm.layers.feedforward import FEEDFORWARDS
 from addnorm.layers.init import INITS, init_stack_, torch_linear_
 from addnorm.layers.positions import Positions
 from addnorm.layers.rows import ROW_FEEDFORWARDS, RowAttention
+from addnorm.layers.stack import AnySublayer
 from addnorm.models.build import (
     MakeSublayer,
     make_norm,
@@ -203,6 +203,11 @@ class SaintModel(FTTransformerModel):
     along_rows = True
 
     def make_trunk(self, config: TabularConfig) -> Side:
+        if config.trunk.ffn not in FEEDFORWARDS:
+            raise ConfigError(
+                "SAINT needs a feed-forward network over columns and one over rows: got "
+                f"ffn={config.trunk.ffn}. Try ffn=geglu, or model=ft."
+            )
         roles = ("attention", "ffn", "row_attention", "row_ffn")
         make = partial(make_saint_sublayer, 1 + config.columns)
         return make_trunk(config.trunk, roles, make)
@@ -343,7 +348,7 @@ def make_trunk(
 
 def make_saint_sublayer(
     length: int, c: ModelConfig, place: Place, inside: tuple[str, ...], positions: Positions
-) -> Attention | FeedForward:
+) -> AnySublayer:
     """Return the usual sublayer over columns, or one over rows, by the role of the place.
 
     Parameters

@@ -33,6 +33,7 @@ from addnorm.layers.embeddings import (
 from addnorm.layers.heads import PooledHead, TokenHead
 from addnorm.layers.masks import Mask
 from addnorm.layers.positions import Positions
+from addnorm.layers.segments import SegmentMemory
 from addnorm.layers.stack import Stack
 
 if TYPE_CHECKING:
@@ -79,8 +80,9 @@ class Side(nn.Module):
         mask.check(batch, length, offset + length)
         x = self.positions.embed(x, mask.position_ids(length, offset, x.device))
         x = self.stack(self.project(self.dropout(self.norm(x))), context)
-        if context.cache is not None:
-            context.cache.advance(x.shape[1])
+        for before in (context.cache, context.segments):
+            if before is not None:
+                before.advance(x.shape[1])
         return x
 
 
@@ -271,12 +273,30 @@ class Decoder(Base):
         """Return an empty cache for decoding a batch up to a length."""
         return make_cache(self, batch, length)
 
+    def segments(self, length: int | None = None) -> SegmentMemory:
+        """Return an empty memory of earlier segments; its length is the configured one if unset."""
+        if self.decoder.positions.on_embedding:
+            raise ConfigError(
+                f"positions={self.config.positions} are counted from the start of a segment, so "
+                "two segments cannot be told apart. Build with positions=relative or rotary."
+            )
+        return SegmentMemory(self.config.segment_memory if length is None else length)
+
     def _run(
-        self, tokens: Tensor, mask: Mask | None, cache: Cache | None, maps: Maps | None
+        self,
+        tokens: Tensor,
+        mask: Mask | None,
+        cache: Cache | None,
+        segments: SegmentMemory | None,
+        maps: Maps | None,
     ) -> tuple[Tensor, Mask]:
         check_cache(cache, self.decoder)
-        mask = make_causal(self.input_mask(tokens, mask), tokens, cache)
-        context = Context(mask=mask, cache=cache, maps=None if maps is None else {})
+        if cache is not None and segments is not None:
+            raise InputError("decoding has a cache, or a memory of segments: got both.")
+        mask = make_causal(self.input_mask(tokens, mask), tokens, cache or segments)
+        context = Context(
+            mask=mask, cache=cache, segments=segments, maps=None if maps is None else {}
+        )
         hidden = self.decoder(self.tokens(tokens), context)
         name_maps(self, context, maps)
         return hidden, mask
@@ -287,6 +307,7 @@ class Decoder(Base):
         *,
         mask: Mask | None = None,
         cache: Cache | None = None,
+        segments: SegmentMemory | None = None,
         maps: Maps | None = None,
     ) -> Tensor:
         """Return the output of the stack, (batch, length, width).
@@ -300,10 +321,12 @@ class Decoder(Base):
             padding.
         cache
             Keys and values of earlier tokens; those of `tokens` are added.
+        segments
+            What attention read in earlier segments of the same texts; `tokens` are added.
         maps
             If given, the attention weights are stored here, by place.
         """
-        return self._run(tokens, mask, cache, maps)[0]
+        return self._run(tokens, mask, cache, segments, maps)[0]
 
     def forward(
         self,
@@ -311,16 +334,17 @@ class Decoder(Base):
         *,
         mask: Mask | None = None,
         cache: Cache | None = None,
+        segments: SegmentMemory | None = None,
         maps: Maps | None = None,
     ) -> Tensor:
         """Return logits of the next token at every position, (batch, length, vocab).
 
         Parameters
         ----------
-        tokens, mask, cache, maps
+        tokens, mask, cache, segments, maps
             As for `hidden`.
         """
-        hidden, mask = self._run(tokens, mask, cache, maps)
+        hidden, mask = self._run(tokens, mask, cache, segments, maps)
         return self.apply_head(hidden, mask)
 
 
@@ -529,8 +553,8 @@ def check_cache(cache: Cache | None, side: Side) -> None:
         )
 
 
-def make_causal(mask: Mask, tokens: Tensor, cache: Cache | None) -> Mask:
-    """Return the mask with causality, and with the padding that is in the cache."""
+def make_causal(mask: Mask, tokens: Tensor, cache: Cache | SegmentMemory | None) -> Mask:
+    """Return the mask with causality, and with the padding that is in the cache or memory."""
     if not mask.hides_future:
         mask = mask & Mask.causal()
     if cache is not None:

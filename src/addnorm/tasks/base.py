@@ -32,6 +32,7 @@ from addnorm.errors import ConfigError, InputError, SavedError
 from addnorm.generate import pack, quantise
 from addnorm.generate.frozen import can_pack
 from addnorm.layers.init import measure_
+from addnorm.layers.span import mean_span
 from addnorm.lens.explanation import (
     LARGE,
     SequenceExplanation,
@@ -558,7 +559,12 @@ class TextTask(Task):
         """Return the sum of a batch's losses divided by `total`."""
 
     def loss(self, model: nn.Module, batch: Batch, total: int) -> Tensor:
-        return self.total_loss(model, batch, total, self.config.train.label_smoothing)
+        loss = self.total_loss(model, batch, total, self.config.train.label_smoothing)
+        if self.config.model.span is None:
+            return loss
+        # The parts of a batch add up to one penalty.
+        share = self.tokens(batch) / max(total, 1)
+        return loss + self.config.train.span_penalty * share * mean_span(model)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Return the mean loss of the held-out tokens, and further metrics of the task."""

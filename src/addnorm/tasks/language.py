@@ -13,9 +13,11 @@ from addnorm.config import Config
 from addnorm.data.text.files import read_text_file
 from addnorm.data.text.special_tokens import IGNORE, OURS
 from addnorm.data.text.split import split_document
-from addnorm.data.text.windows import Windows, collate_windows
+from addnorm.data.text.windows import Windows, collate_history, collate_windows
 from addnorm.errors import InputError
 from addnorm.generate import Decoding, generate
+from addnorm.layers.masks import Mask
+from addnorm.layers.segments import SegmentMemory
 from addnorm.lens.explanation import MOST_PROBABLE
 from addnorm.models.transformer import Decoder
 from addnorm.report import Page
@@ -212,12 +214,18 @@ class Language(TextTask):
 
     def collate(self, part: Sequence[Any], *, epoch: int | None) -> Batch:
         stream = self.valid if epoch is None else self.train
-        inputs, targets = collate_windows(stream, part, self.tokenizers["text"].pad)
-        return {"inputs": inputs, "targets": targets}
+        pad = self.tokenizers["text"].pad
+        inputs, targets = collate_windows(stream, part, pad)
+        batch = {"inputs": inputs, "targets": targets}
+        memory = self.config.model.segment_memory
+        if memory:
+            history, real = collate_history(stream, part, memory, pad)
+            batch |= {"history": history, "history_real": real}
+        return batch
 
     def total_loss(self, model: nn.Module, batch: Batch, total: int, smoothing: float) -> Tensor:
         assert isinstance(model, Decoder)
-        hidden = model.hidden(batch["inputs"])
+        hidden = model.hidden(batch["inputs"], segments=read_history(model, batch))
         return token_loss(model, hidden, batch["targets"], smoothing=smoothing, total=total)
 
     def further_metrics(self, model: nn.Module, loss: float) -> dict[str, float]:
@@ -234,8 +242,9 @@ class Language(TextTask):
         for part in within_seconds(windows, self.page_seconds):
             batch = self.collate(part, epoch=None)
             targets = batch["targets"]
+            logits = model(batch["inputs"], segments=read_history(model, batch))
             losses = functional.cross_entropy(
-                model(batch["inputs"]).float().mT, targets, ignore_index=IGNORE, reduction="none"
+                logits.float().mT, targets, ignore_index=IGNORE, reduction="none"
             )
             width = targets.shape[1]
             total[:width] += losses.sum(dim=0)
@@ -264,6 +273,21 @@ class Language(TextTask):
 
     def contents(self) -> Iterable[object]:
         yield from (self.train.tolist(), self.valid.tolist())
+
+
+def read_history(model: Decoder, batch: Batch) -> SegmentMemory | None:
+    """Return what the model reads in the tokens before each window; None if it has no memory.
+
+    Transformer-XL (Dai et al. 2019) keeps what it read in the last step, with the weights of that
+    step. Here the memory of a window is computed again from the tokens before it, without
+    gradients: it has no state, so windows can be shuffled, divided among processes and resumed.
+    """
+    if "history" not in batch:
+        return None
+    segments = model.segments()
+    with torch.no_grad():
+        model.hidden(batch["history"], mask=Mask.padding(batch["history_real"]), segments=segments)
+    return segments
 
 
 def read_config_document(config: Config, path: str) -> str:

@@ -91,6 +91,20 @@ def collate_windows(stream: Tensor, windows: Sequence[Window], pad: int = PAD) -
     return TokenBatch(inputs, torch.where(real, stream[places + 1].long(), IGNORE))
 
 
+def collate_history(
+    stream: Tensor, windows: Sequence[Window], length: int, pad: int = PAD
+) -> tuple[Tensor, Tensor]:
+    """Return the `length` tokens before each window, padded on the left, and which are real.
+
+    >>> collate_history(torch.tensor([5, 6, 7, 8]), [(1, 2), (3, 4)], 2)[0].tolist()
+    [[0, 5], [6, 7]]
+    """
+    first = torch.tensor(windows)[:, 0]
+    places = first[:, None] + torch.arange(-length, 0)  # (batch, length)
+    real = places >= 0
+    return torch.where(real, stream[places.clamp(min=0)].long(), pad), real
+
+
 def _straight(inputs: int, length: int, generator: np.random.Generator) -> list[Window]:
     return list(pairwise([*range(0, inputs, length), inputs]))
 
