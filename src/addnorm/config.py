@@ -129,7 +129,7 @@ class ModelConfig(Section):
     outputs: int = 0
     """Number of classes or of predicted numbers, for head=class or head=number."""
     pool: str = "first"
-    """How head=class and head=number pool positions into one vector: first, mean or last."""
+    """How head=class and head=number pool positions: first, mean, last; none labels each."""
     pooler: str = "none"
     """What follows pooling: none, tanh (BERT), relu (FT-Transformer), dense-relu or dense-gelu."""
     unembed_bias: bool = False
@@ -151,7 +151,7 @@ class ModelConfig(Section):
         self.require_one_of("qk_norm", ("none", "head", "width"))
         self.require_one_of("attention_bias", ("all", "qkv", "none"))
         self.require_one_of("head", ("token", "masked", "class", "number", "none"))
-        self.require_one_of("pool", ("first", "mean", "last"))
+        self.require_one_of("pool", ("first", "mean", "last", "none"))
         self.require_one_of("pooler", ("none", "tanh", "relu", "dense-relu", "dense-gelu"))
         self.require_one_of("init", ("xavier", "normal", "torch"))
         for name in ("width", "heads", "length", "image", "patch", "channels"):
@@ -464,7 +464,7 @@ class TrainConfig(Section):
     keep_checkpoints: int = 2
     """Number of checkpoints to keep."""
     metric: str = "loss"
-    """Metric that selects the best weights: loss, bleu (translate) or accuracy (classify)."""
+    """Metric that selects the best weights: loss, bleu, accuracy or f1, as the task has them."""
     patience: int = 0
     """Evaluations without a better metric before stopping; 0 for never."""
     average_checkpoints: int = 0
@@ -530,7 +530,7 @@ class RunConfig(Section):
     """Task, size, time limit, seed and device of a run."""
 
     task: str | None = None
-    """Task to train: translate, language, masked, classify or table."""
+    """Task to train: translate, language, masked, classify, label or table."""
     size: str | None = None
     """tiny, small, base or big; chosen from the size of the data if unset."""
     minutes: float | None = None

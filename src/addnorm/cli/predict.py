@@ -1,4 +1,4 @@
-"""Verbs that use a trained run: evaluate, translate, generate, classify, predict, explain, runs.
+"""Verbs that use a trained run: evaluate, translate, generate, classify, label, predict, ...
 
 Also `schema`, which shows how the columns of a table would be read.
 """
@@ -18,6 +18,10 @@ from addnorm.files import to_json
 if TYPE_CHECKING:
     from addnorm.data.table.frame import Array
     from addnorm.tabular.explain import Explanation, RowExplanation
+
+
+COUNTS = ("spans", "words")
+"""Metrics of a type of label that are numbers of things."""
 
 
 def _add_run(parser: argparse.ArgumentParser, *, int8: bool = False) -> None:
@@ -123,6 +127,19 @@ def add_classify_flags(parser: argparse.ArgumentParser) -> None:
     _add_json(parser, "print all probabilities as JSON")
 
 
+def add_label_flags(parser: argparse.ArgumentParser) -> None:
+    _add_run(parser)
+    parser.add_argument(
+        "file",
+        nargs="?",
+        default="-",
+        metavar="FILE",
+        help="one text per line, or words in a .conll or .jsonl file (default: stdin)",
+    )
+    _add_stream(parser)
+    _add_json(parser, "print one line of JSON per text, with the spans")
+
+
 def add_predict_flags(parser: argparse.ArgumentParser) -> None:
     _add_run(parser)
     parser.add_argument(
@@ -197,11 +214,24 @@ def evaluate(args: argparse.Namespace) -> None:
         print(to_json(metrics))
         return
     for name, value in metrics.items():
+        if isinstance(value, dict):
+            _print_by_type(name, value)
+            continue
         is_share = name in ("accuracy", "f1", "exact")
         shown = (
             f"{value:.1%}" if is_share else f"{value:.4g}" if isinstance(value, float) else value
         )
         print(f"{name.replace('_', ' '):<22} {shown}")
+
+
+def _print_by_type(name: str, rows: dict[str, Any]) -> None:
+    """Print metrics with a line for each type of label."""
+    if name != "types":
+        return
+    for kind, row in rows.items():
+        cells = (f"{key} {value:.1%}" for key, value in row.items() if key not in COUNTS)
+        count = next(f"{row[key]:.0f} {key}" for key in COUNTS if key in row)
+        print(f"  {kind:<20} {', '.join(cells)}  ({count})")
 
 
 def translate(args: argparse.Namespace) -> None:
@@ -259,6 +289,40 @@ def classify(args: argparse.Namespace) -> None:
             continue
         label = max(row, key=row.__getitem__, default="")
         print(f"{label}\t{row[label]:.4f}" if row else "\t", flush=True)
+
+
+def label(args: argparse.Namespace) -> None:
+    """Print each word with its label, and a blank line after each text."""
+    from itertools import tee
+
+    from addnorm.data.text.tagged import split_words
+    from addnorm.metrics import find_spans, has_spans
+
+    trained = open_with_verb(args, "label").trained
+    if args.file == "-":
+        sentences: Iterable[list[str]] = map(split_words, _stdin_lines())
+    else:
+        sentences = trained.iter_file_sentences(args.file)
+    chunk = {"chunk": 1} if _answers_each_line(args) else {}
+    words_of, sentences = tee(sentences)
+    are_spans = has_spans(trained.labels)
+    for words, tags in zip(words_of, trained.iter_labels(sentences, **chunk), strict=True):
+        if args.json:
+            spans = [
+                {
+                    "type": kind,
+                    "first": first + 1,
+                    "last": stop,
+                    "text": " ".join(words[first:stop]),
+                }
+                for kind, first, stop in (find_spans(tags) if are_spans else ())
+            ]
+            row = {"tokens": words, "tags": tags} | ({"spans": spans} if are_spans else {})
+            print(to_json(row, indent=None), flush=True)
+            continue
+        print(
+            "".join(f"{word}\t{tag}\n" for word, tag in zip(words, tags, strict=True)), flush=True
+        )
 
 
 def predict(args: argparse.Namespace) -> None:

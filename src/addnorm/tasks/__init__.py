@@ -83,6 +83,16 @@ TASKS: dict[str, TaskEntry] = {
             "addnorm train classify reviews.csv --from models/minilm --lora attention --out runs/s",
         ),
     ),
+    "label": TaskEntry(
+        home="addnorm.tasks.label:Label",
+        help="train an encoder on words with labels, to find names or parts of speech",
+        options={**_TEXT, "label": "data.label", **_SIZE, **_ADAPTERS},
+        verbs=("label", "embed"),
+        examples=(
+            "addnorm train label train.conll --valid-source valid.conll --out runs/names",
+            "addnorm train label train.jsonl --from models/minilm --out runs/names",
+        ),
+    ),
     "table": TaskEntry(
         home="addnorm.tasks.table:Table",
         help="train a model on the rows of a table, to predict one column: a class or a number",
@@ -129,7 +139,7 @@ def tasks_with(verb: str) -> list[str]:
 def text_task_of(model: "ModelConfig") -> str:
     """Return the text task that a model is for, by its mode and head."""
     if model.mode == "encoder":
-        tasks = {"masked": "masked", "class": "classify"}
+        tasks = {"masked": "masked", "class": "label" if model.pool == "none" else "classify"}
         if model.head not in tasks:
             raise ConfigError(
                 f"an encoder with head={model.head} has no text task. Leave out the text, or try "
