@@ -483,6 +483,8 @@ class TrainConfig(Section):
     """Whether adapters learn the norm and the direction of each row separately (DoRA)."""
     freeze: int | None = None
     """Do not train the embeddings and this many of the first blocks; all are trained if unset."""
+    unfreeze: float = 0.0
+    """Epochs until the next lower block is trained, too, after the head; 0 for all at once."""
     layer_decay: float = 1.0
     """Factor on the learning rate from each block to the one below it (0.9 in ELECTRA)."""
 
@@ -501,6 +503,7 @@ class TrainConfig(Section):
             "average_checkpoints",
             "warmup",
             "min_lr_ratio",
+            "unfreeze",
         ):
             value = getattr(self, name)
             self.require(value is None or value >= 0, name, "must not be negative", "Try 0.")
@@ -516,6 +519,10 @@ class TrainConfig(Section):
         if self.lora is not None:
             rule = "cannot be combined with train.freeze: adapters freeze all other weights"
             self.require(self.freeze is None, "lora", rule, "Leave one out.")
+        if self.unfreeze:
+            rule = "cannot be combined with train.lora and train.freeze"
+            holds = self.lora is None and self.freeze is None
+            self.require(holds, "unfreeze", rule, "Leave one out.")
         self.require(self.min_lr_ratio <= 1, "min_lr_ratio", "must be at most 1", "Try 0.1.")
         self.require(
             not (self.average_checkpoints and self.ema),

@@ -295,12 +295,12 @@ def label(args: argparse.Namespace) -> None:
     """Print each word with its label, and a blank line after each text."""
     from itertools import tee
 
-    from addnorm.data.text.tagged import split_words
+    from addnorm.data.text.tagged import words_of_text
     from addnorm.metrics import find_spans, has_spans
 
     trained = open_with_verb(args, "label").trained
     if args.file == "-":
-        sentences: Iterable[list[str]] = map(split_words, _stdin_lines())
+        sentences: Iterable[list[str]] = map(words_of_text, _stdin_lines())
     else:
         sentences = trained.iter_file_sentences(args.file)
     chunk = {"chunk": 1} if _answers_each_line(args) else {}

@@ -60,8 +60,9 @@ def resolve(request: RunRequest, facts: DataFacts, times: StepTimes | None = Non
             f"got {config.model.length}. Try data.max_length={max_length}."
         )
     if times is not None and config.run.minutes is not None:
-        return schedule_within(config.run.minutes, config, times)
-    return with_steps(config, config.train.steps or _count_steps(config, task.epochs, facts))
+        return schedule_within(config.run.minutes, config, times, facts.evaluations)
+    steps = config.train.steps or _count_steps(config, task.epochs, facts)
+    return with_steps(config, steps, facts.evaluations)
 
 
 def _count_steps(config: Config, default_epochs: float, facts: DataFacts) -> int:
@@ -70,13 +71,13 @@ def _count_steps(config: Config, default_epochs: float, facts: DataFacts) -> int
     return max(1, round(epochs * facts.batches(config) / train.accumulate))
 
 
-def with_steps(config: Config, steps: int) -> Config:
+def with_steps(config: Config, steps: int, evaluations: int = 40) -> Config:
     """Return a configuration with warm-up, evaluations and checkpoints set from the steps."""
     train = config.train
     warmup = train.warmup
     if warmup is None:
         warmup = min(4000 if train.schedule in ("noam", "inverse-sqrt") else 1000, steps // 10)
-    evaluate = train.evaluate_every or max(1, steps // 40)
+    evaluate = train.evaluate_every or max(1, steps // evaluations)
     return config.replace(
         train=train.replace(
             steps=steps,
@@ -88,17 +89,24 @@ def with_steps(config: Config, steps: int) -> Config:
     )
 
 
-def schedule_within(minutes: float, config: Config, times: StepTimes) -> Config:
+def schedule_within(minutes: float, config: Config, times: StepTimes, most: float = 40.0) -> Config:
     """Return a configuration with as many steps as fit into a time, and at most train.steps.
 
     A tenth of the time is for evaluations, or up to a third if fewer than four would fit.
+
+    Parameters
+    ----------
+    minutes : the time.
+    config : the configuration.
+    times : measured seconds per step and evaluation.
+    most : evaluations at most.
     """
     seconds = RESERVE * 60 * minutes
-    evaluations = 40.0
+    evaluations = most
     if times.evaluation > 0:
         four = min(4 * times.evaluation, seconds / 3)
         share = max(MAX_EVALUATING * seconds, four)
-        evaluations = max(1.0, min(40.0, share / times.evaluation))
+        evaluations = max(1.0, min(most, share / times.evaluation))
     left = max(seconds / 2, seconds - evaluations * times.evaluation)
     steps = max(1, int(left / times.step))
     if config.train.steps is not None:

@@ -1,6 +1,7 @@
 """Classification: an encoder that predicts the probability of each label of a text."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -66,6 +67,8 @@ TEXTS_PER_CHUNK = 512
 """Texts that are classified at a time."""
 FEW_TOKENS = 500_000
 """With fewer training tokens the model has one block, unless a size or preset is chosen."""
+FEW_HELD_OUT = 200
+"""With fewer held-out texts, the best weights of fine-tuning are those of the smallest loss."""
 TOKEN_DROPOUT = 0.15
 """Default of data.token_dropout."""
 VOCAB_FACTOR = 3
@@ -229,6 +232,9 @@ class Classify(TextTask):
     def model_fields(self) -> Fields:
         return super().model_fields() | {"outputs": len(self.labels)}
 
+    def facts(self) -> DataFacts:
+        return replace(super().facts(), details={"held_out": len(self.valid[0])})
+
     @classmethod
     def defaults(cls, request: Config, facts: DataFacts, preset: str | None) -> Config:
         """Return the defaults; with few texts, those that overfit least (docs/results/text.md)."""
@@ -236,6 +242,8 @@ class Classify(TextTask):
         chosen = request.run.size is not None or preset is not None or facts.start is not None
         if facts.size < FEW_TOKENS and not chosen:
             config = config.replace(model=config.model.replace(depth=1))
+        if facts.start is not None and facts.details["held_out"] < FEW_HELD_OUT:
+            config = config.replace(train=config.train.replace(metric="loss"))
         return config.replace(data=config.data.replace(token_dropout=TOKEN_DROPOUT))
 
     def _bind(self, config: Config) -> None:

@@ -29,7 +29,7 @@ from addnorm.data.text.tagged import (
     is_tagged_file,
     read_tagged,
     split_sentence,
-    split_words,
+    words_of_text,
 )
 from addnorm.data.text.tokenizer import Tokenizer
 from addnorm.errors import InputError
@@ -49,6 +49,7 @@ from addnorm.tasks.base import (
     require_source,
     say_nothing,
 )
+from addnorm.tasks.classify import VOCAB_FACTOR
 from addnorm.tasks.masked import TrainedEncoder, encoder_size
 from addnorm.tasks.page_parts import shorten_text
 from addnorm.training.loop import Batch, TrainingState
@@ -57,11 +58,9 @@ MAX_LABEL_LENGTH = 256
 """Default of data.max_length, with the two special tokens: longer sentences are split."""
 SENTENCES_PER_CHUNK = 256
 """Sentences that are labelled at a time."""
-VOCAB_FACTOR = 3
-"""A vocabulary this many times that of other tasks, as for classify."""
-TOKEN_DROPOUT = 0.1
+LABEL_TOKEN_DROPOUT = 0.1
 """Default of data.token_dropout."""
-BASELINE = "most frequent label of each word"
+LABEL_BASELINE = "most frequent label of each word"
 MAX_PAGE_SENTENCES = 12
 
 
@@ -165,7 +164,7 @@ class TrainedLabeller(TrainedEncoder):
         """Return the sentences of a file: CoNLL or JSON lines by its ending, else a text a line."""
         if is_tagged_file(path):
             return read_tagged(path, self.config.data.text, tagged=False).words
-        return [split_words(line) for line in read_lines(path)]
+        return [words_of_text(line) for line in read_lines(path)]
 
     def evaluate_files(self, source: str, *, say: Say = say_nothing, **options: Any) -> Metrics:
         rows = read_config_tags(self._config_for_all_rows(), source, self.labels)
@@ -178,7 +177,7 @@ class TrainedLabeller(TrainedEncoder):
 def require_words(row: str | Sequence[str], place: int) -> list[str]:
     """Return the words of a text, or a list of words; InputError for anything else."""
     if isinstance(row, str):
-        return split_words(row)
+        return words_of_text(row)
     words = list(row) if isinstance(row, list | tuple) else None
     if words is None or not all(isinstance(word, str) and word for word in words):
         raise InputError(f"every text must be a str or a list of words: item {place} is not.")
@@ -265,7 +264,7 @@ class Label(TextTask):
     @classmethod
     def defaults(cls, request: Config, facts: DataFacts, preset: str | None) -> Config:
         config = super().defaults(request, facts, preset)
-        return config.replace(data=config.data.replace(token_dropout=TOKEN_DROPOUT))
+        return config.replace(data=config.data.replace(token_dropout=LABEL_TOKEN_DROPOUT))
 
     def _bind(self, config: Config) -> None:
         assert config.train.batch is not None
@@ -348,7 +347,7 @@ class Label(TextTask):
         held = self.valid.take(range(1 + max(e.sentence for e in self.held_examples[: self.most])))
         figures = label_metrics(most_frequent(self.train, held.words), held.tags)
         best = next((row for row in progress.history if row["step"] == progress.best_step), {})
-        rows = {"Transformer": best, BASELINE: figures}
+        rows = {"Transformer": best, LABEL_BASELINE: figures}
         return {
             "results": [
                 {"model": name, "on": "held out", "accuracy": row["accuracy"], "f1": row["f1"]}

@@ -45,10 +45,10 @@ class TaggedSentences:
         return replace(self, words=words, tags=tags, lines=[self.lines[row] for row in rows])
 
 
-def split_words(text: str) -> list[str]:
+def words_of_text(text: str) -> list[str]:
     """Return the words and punctuation marks of a text.
 
-    >>> split_words("Mr. O'Neill left, finally.")
+    >>> words_of_text("Mr. O'Neill left, finally.")
     ['Mr', '.', "O'Neill", 'left', ',', 'finally', '.']
     """
     return _WORD.findall(text)
@@ -111,13 +111,13 @@ def read_tagged(
     return TaggedSentences(words, tags, lines, tuple(found if names is None else names), report)
 
 
-Row = tuple[int, list[str], list[str]]
+TaggedRow = tuple[int, list[str], list[str]]
 """Line, words, tags."""
 
 
-def _read_columns(path: Path, text: str | None, label: str | None, tagged: bool) -> list[Row]:
+def _read_columns(path: Path, text: str | None, label: str | None, tagged: bool) -> list[TaggedRow]:
     word_at, tag_at = _column(text, 0, "text"), _column(label, -1, "label")
-    rows: list[Row] = []
+    rows: list[TaggedRow] = []
     words: list[str] = []
     tags: list[str] = []
     for number, line in enumerate([*read_lines(path), ""], start=1):
@@ -149,8 +149,10 @@ def _column(name: str | None, default: int, option: str) -> int:
     return int(name) - 1
 
 
-def _read_json_lines(path: Path, text: str | None, label: str | None, tagged: bool) -> list[Row]:
-    rows: list[Row] = []
+def _read_json_lines(
+    path: Path, text: str | None, label: str | None, tagged: bool
+) -> list[TaggedRow]:
+    rows: list[TaggedRow] = []
     for number, line in enumerate(read_lines(path), start=1):
         if not line.strip():
             continue
@@ -178,7 +180,7 @@ def _field(sentence: Any, names: Sequence[str], where: str) -> list[str]:
     return value
 
 
-def _check_tags(rows: Sequence[Row], names: Sequence[str], file: str) -> None:
+def _check_tags(rows: Sequence[TaggedRow], names: Sequence[str], file: str) -> None:
     known = set(names)
     for line, words, tags in rows:
         for word, tag in zip(words, tags, strict=True):
