@@ -10,7 +10,6 @@ from addnorm.interop.peft import read_peft_, write_peft
 from addnorm.models.adapters import adapt_, load_adapter_, merge_, read_adapter
 from addnorm.models.build import build
 from addnorm.runs.run import Run, RunRecord, require_unused
-from addnorm.tasks import find_task
 from addnorm.tasks.base import (
     ADAPTER_FILE,
     BEST,
@@ -142,5 +141,4 @@ def _export_adapters(run: Run, directory: Path) -> list[str]:
 
 
 def _record(imported: ImportedDirectory) -> RunRecord:
-    find_task(imported.task)
     return RunRecord(imported.task, "imported", imported.notes, [*imported.labels])
