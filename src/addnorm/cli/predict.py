@@ -32,6 +32,14 @@ def _add_run(parser: argparse.ArgumentParser, *, int8: bool = False) -> None:
         )
 
 
+def _add_engine(parser: argparse.ArgumentParser, default: str) -> None:
+    parser.add_argument(
+        "--engine",
+        metavar="NAME",
+        help=f"what computes the answer: torch, ctranslate2 or onnx (default: {default})",
+    )
+
+
 def _add_beam(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--beam", type=int, default=5, help="hypotheses per sentence (default 5)")
 
@@ -90,6 +98,7 @@ def add_translate_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--scores", action="store_true", help="also print the score of each translation"
     )
+    _add_engine(parser, "torch; for long files the fastest that is installed, measured once")
     _add_stream(parser)
     _add_json(parser, "print one line of JSON per sentence")
 
@@ -111,6 +120,7 @@ def add_generate_flags(parser: argparse.ArgumentParser) -> None:
         help="sample only from the most probable tokens, up to this total probability",
     )
     parser.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
+    _add_engine(parser, "torch")
     _add_json(parser)
 
 
@@ -123,6 +133,7 @@ def add_classify_flags(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="one text per line, or a .csv or .tsv file with a column of texts (default: stdin)",
     )
+    _add_engine(parser, "torch")
     _add_stream(parser)
     _add_json(parser, "print all probabilities as JSON")
 
@@ -136,6 +147,7 @@ def add_label_flags(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="one text per line, or words in a .conll or .jsonl file (default: stdin)",
     )
+    _add_engine(parser, "torch")
     _add_stream(parser)
     _add_json(parser, "print one line of JSON per text, with the spans")
 
@@ -238,7 +250,7 @@ def translate(args: argparse.Namespace) -> None:
     """Print the translation of each line; that of a blank line is a blank line."""
     from addnorm.generate import Decoding
 
-    trained, nbest = open_with_verb(args, "translate", int8=args.int8).trained, args.nbest
+    run, nbest = open_with_verb(args, "translate", int8=args.int8), args.nbest
     if nbest > args.beam > 0:
         say(f"--nbest {nbest} is above --beam {args.beam}: searching with --beam {nbest}.")
     decoding = Decoding(
@@ -249,7 +261,12 @@ def translate(args: argparse.Namespace) -> None:
         workers=args.workers,
         read_ahead=1 if _answers_each_line(args) else Decoding.read_ahead,
     )
-    translations = trained.iter_translations(read_lines_of(args.file), decoding)
+    lines = read_lines_of(args.file)
+    if args.engine is None and isinstance(lines, list):
+        from addnorm.runs.engines import fastest_engine, use_engine
+
+        use_engine(run, fastest_engine(run, lines, decoding, say), say)
+    translations = run.trained.iter_translations(lines, decoding)
     for number, answers in enumerate(translations, start=1):
         if args.json:
             rows = [
@@ -520,6 +537,10 @@ def open_with_verb(args: argparse.Namespace, verb: str, *, int8: bool = False) -
 
     run = Run.open(args.run, int8=int8)
     getattr(run, verb)
+    if getattr(args, "engine", None) is not None:
+        from addnorm.runs.engines import use_engine
+
+        use_engine(run, args.engine, say)
     return run
 
 

@@ -3,9 +3,12 @@
     encoder            model.onnx   ids, real -> outputs
     decoder            model.onnx   ids -> logits;   step.onnx   ids, past -> logits, present
     encoder-decoder    model.onnx   source, real, target -> logits
+                       encoder.onnx source, real -> memory
+                       step.onnx    ids, past, memory, real -> logits, present
 
 `real` marks what is not padding. `past` and `present` are keys and values of the positions so far,
-(depth, 2, batch, key/value heads, positions, head_width); the first step has 0 positions.
+(depth, 2, batch, key/value heads, positions, head_width); the first step has 0 positions. `memory`
+has those of the source, in the same layout.
 Sequences have 2 positions or more, except those of a step, which have 1.
 """
 
@@ -26,6 +29,7 @@ from addnorm.data.text.tokenizer import Tokenizer
 from addnorm.errors import ConfigError, SavedError, require
 from addnorm.files import to_json, write_whole
 from addnorm.layers.cache import Cache
+from addnorm.layers.context import Context
 from addnorm.layers.masks import Mask
 from addnorm.models.build import Model
 from addnorm.models.transformer import Decoder, EncoderDecoder
@@ -64,6 +68,27 @@ class _Step(_Encode):
         cache: Any = _GrowingCache(past)
         logits = self.model(ids, mask=Mask(), cache=cache)
         return logits[:, -1], torch.stack(cache.present)
+
+
+class _Remember(_Encode):
+    """From a source to the keys and values of its memory in every block of the decoder."""
+
+    def forward(self, source: Tensor, real: Tensor) -> Tensor:
+        memory = self.model.encode(source, mask=Mask.padding(real))
+        context = Context(memory=memory)
+        layers = [block.sublayers["memory"] for block in self.model.decoder.stack.blocks]
+        return torch.stack([torch.stack(layer.memory_keys_values(context)) for layer in layers])
+
+
+class _TranslationStep(_Encode):
+    def forward(  # type: ignore[override]
+        self, ids: Tensor, past: Tensor, memory: Tensor, real: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        cache: Any = _GrowingCache(past)
+        cache.memory = {layer: (memory[layer, 0], memory[layer, 1]) for layer in range(len(memory))}
+        masks = {"mask": Mask(), "memory_mask": Mask.padding(real)}
+        hidden = self.model.decode(ids, memory[0, 0], cache=cache, **masks)
+        return self.model.apply_head(hidden)[:, -1], torch.stack(cache.present)
 
 
 class _GrowingCache(Cache):
@@ -155,7 +180,10 @@ def _write(model: Any, directory: Path, runtime: Any) -> float:
         function: nn.Module = _Translate(model)
         _convert(function, (ids, real, target), shapes, directory / "model.onnx")
         more = (*_draw(model.config.vocab, 3, 9), _draw(model.config.output_vocab, 3, 4)[0])
-        return _compare(function, [more], directory / "model.onnx", runtime)
+        return max(
+            _compare(function, [more], directory / "model.onnx", runtime),
+            _write_translation_step(model, directory, runtime, rows),
+        )
     if isinstance(model, Decoder):
         function = _Predict(model)
         _convert(function, (ids,), (rows,), directory / "model.onnx")
@@ -185,6 +213,44 @@ def _write_step(model: Decoder, path: Path, runtime: Any, batch: Any) -> float:
     for place in range(ids.shape[1]):
         step = {"ids": ids[:, place : place + 1].numpy(), "past": state}
         logits, state = session.run(None, step)
+        difference = (torch.from_numpy(logits) - expected[:, place]).abs().max()
+        worst = max(worst, float(difference))
+    return worst
+
+
+def _write_translation_step(
+    model: EncoderDecoder, directory: Path, runtime: Any, rows: Mapping[int, Any]
+) -> float:
+    """Write the encoder and one step of the decoder; return the largest difference."""
+    c = model.config
+    source, real = _draw(c.vocab, 2, 6)
+    function = _Remember(model)
+    _convert(function, (source, real), (rows, rows), directory / "encoder.onnx")
+    batch, length = rows[0], rows[1]
+    depth, heads, width = c.depths["decoder"], c.effective_kv_heads, c.effective_head_width
+    past = torch.zeros(depth, 2, 2, heads, 3, width)
+    with torch.no_grad():
+        memory = function(source, real)
+    most = Dim("positions", min=1, max=_longest(model) - 1)
+    shapes = ({0: batch}, {2: batch, 4: most}, {2: batch, 4: length}, rows)
+    inputs = (_draw(c.output_vocab, 2, 1)[0], past, memory, real)
+    _convert(_TranslationStep(model), inputs, shapes, directory / "step.onnx")
+    source, real = _draw(c.vocab, 3, 9)
+    target = _draw(c.output_vocab, 3, 7)[0]
+    with torch.no_grad():
+        mask = Mask.padding(real)
+        expected = model(source, target, source_mask=mask, target_mask=Mask())
+    sessions = [
+        runtime.InferenceSession(str(directory / name), providers=["CPUExecutionProvider"])
+        for name in ("encoder.onnx", "step.onnx")
+    ]
+    (remembered,) = sessions[0].run(None, {"source": source.numpy(), "real": real.numpy()})
+    state = torch.zeros(depth, 2, 3, heads, 0, width).numpy()
+    worst = 0.0
+    for place in range(target.shape[1]):
+        step = {"ids": target[:, place : place + 1].numpy(), "past": state}
+        step |= {"memory": remembered, "real": real.numpy()}
+        logits, state = sessions[1].run(None, step)
         difference = (torch.from_numpy(logits) - expected[:, place]).abs().max()
         worst = max(worst, float(difference))
     return worst

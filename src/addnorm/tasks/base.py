@@ -618,6 +618,8 @@ class TrainedText(Trained):
     """
 
     task: type[TextTask]
+    engine: Any = None
+    """An engine of `addnorm.interop.engines` that computes in place of torch; None for torch."""
 
     @cached_property
     def tokenizers(self) -> Tokenizers:

@@ -116,11 +116,16 @@ class TrainedClassifier(TrainedEncoder):
 
     def probabilities(self, ids: Sequence[Sequence[int]]) -> NDArray[Any]:
         """Return the calibrated probability of each label for rows of ids, (rows, labels)."""
-        model = self.model
-        assert isinstance(model, Encoder)
-        return probabilities_of(
-            class_logits(model, ids, self.tokenizer.special), self.temperature
-        ).numpy()
+        special = self.tokenizer.special
+        if self.engine is not None:
+            rows = [[special.begin, *row, special.end] for row in ids]
+            outputs = self.engine.outputs(rows, special.pad)
+            logits = torch.stack(outputs) if outputs else torch.empty(0, len(self.labels))
+        else:
+            model = self.model
+            assert isinstance(model, Encoder)
+            logits = class_logits(model, ids, special)
+        return probabilities_of(logits, self.temperature).numpy()
 
     @torch.no_grad()
     def _loss(self, task: TextTask) -> Metrics:

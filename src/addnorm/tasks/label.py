@@ -132,18 +132,28 @@ class TrainedLabeller(TrainedEncoder):
 
         `chunk` sentences, by default 256, are read before they are labelled together.
         """
-        model = self.model
-        assert isinstance(model, Encoder)
         max_length = self.config.data.max_length or MAX_LABEL_LENGTH
         remaining = iter(sentences)
         while part := [list(words) for words in islice(remaining, chunk or SENTENCES_PER_CHUNK)]:
             examples = make_examples(self.tokenizer, part, max_length)
             labels: list[list[str]] = [[] for _ in part]
-            for example, logits in zip(
-                examples, word_logits(model, examples, self.tokenizer.special), strict=True
-            ):
+            for example, logits in zip(examples, self._logits(examples), strict=True):
                 labels[example.sentence] += [self.labels[i] for i in logits.argmax(-1).tolist()]
             yield from labels
+
+    def _logits(self, examples: Sequence[Example]) -> list[Tensor]:
+        special = self.tokenizer.special
+        if self.engine is None:
+            model = self.model
+            assert isinstance(model, Encoder)
+            return word_logits(model, examples, special)
+        outputs = self.engine.outputs(
+            [[special.begin, *each.ids, special.end] for each in examples], special.pad
+        )
+        return [
+            rows[torch.tensor(each.places) + 1]
+            for rows, each in zip(outputs, examples, strict=True)
+        ]
 
     def label(self, texts: str | Iterable[str | Sequence[str]]) -> list[list[tuple[str, str]]]:
         """Return the words of each text with their labels.
