@@ -3,6 +3,7 @@
 import math
 import random
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from addnorm.metrics import (
     macro_f1,
     regression_metrics,
     reliability_bins,
+    rouge,
     span_metrics,
 )
 
@@ -276,3 +278,28 @@ def test_spans_equal_those_of_seqeval() -> None:
                 row = {name: theirs[kind][other] for name, other in names.items()}
                 assert {name: ours[kind][name] for name in names} == pytest.approx(row)
                 assert ours[kind]["spans"] == theirs[kind]["support"]
+
+
+def test_rouge_by_hand() -> None:
+    """Unigrams 3 of 4 and 5, bigrams 1 of 3 and 4, subsequence the … cat … (2 of 4 and 5)."""
+    scores = rouge(["the Cat, on mats"], ["cat the sat on the"])
+    assert scores["rouge1"] == pytest.approx(100 * 2 * 3 / 9, abs=1e-4)
+    assert scores["rouge2"] == 0.0
+    assert scores["rougeL"] == pytest.approx(100 * 2 * 2 / 9, abs=1e-4)
+    assert rouge(["x"], [""]) == {"rouge1": 0.0, "rouge2": 0.0, "rougeL": 0.0}
+
+
+@pytest.mark.parity
+def test_rouge_equals_that_of_rouge_score() -> None:
+    scorer: Any = pytest.importorskip("rouge_score.rouge_scorer").RougeScorer
+    chance = random.Random(7)
+    words = ["the", "Cat", "sat.", "on", "a", "mat,", "x_y", "3.5", "it's"]
+    pairs = [
+        [" ".join(chance.choices(words, k=chance.randint(0, 12))) for _ in range(2)]
+        for _ in range(200)
+    ]
+    theirs = scorer(["rouge1", "rouge2", "rougeL"])
+    for text, reference in pairs:
+        found = theirs.score(reference, text)
+        expected = {name: 100 * score.fmeasure for name, score in found.items()}
+        assert rouge([text], [reference]) == pytest.approx(expected, abs=1e-4)

@@ -15,7 +15,7 @@ from addnorm.data.text.pairs import Pairs, limit_tokens, read_pairs
 from addnorm.data.text.split import overlap, split_by_source
 from addnorm.generate import Decoding, Hypothesis, translate
 from addnorm.layers.masks import Mask
-from addnorm.metrics import bleu, chrf
+from addnorm.metrics import bleu, chrf, rouge
 from addnorm.models.transformer import EncoderDecoder
 from addnorm.report import Page
 from addnorm.tasks.answer import Answer, make_answer
@@ -167,6 +167,7 @@ class TrainedTranslator(TrainedText):
             "bleu_lower_signature": lower["signature"],
             "chrf": letters["score"],
             "chrf_signature": letters["signature"],
+            **rouge(texts, pairs.target),
             "exact": sum(map(str.__eq__, texts, pairs.target)) / len(texts),
             "beam": beam,
         }
