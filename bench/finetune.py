@@ -36,6 +36,7 @@ from addnorm.tasks.classify import read_config_texts
 FEW = (10, 100)
 """Labels per class of the measurements with few labels."""
 DRAWS = int(os.environ.get("DRAWS", "5"))
+"""Random draws of the measurements with few labels."""
 SHOWN = ("lr", "epochs", "batch", "warmup", "layer_decay", "label_smoothing", "lora", "lora_rank")
 """Settings that are written with each result."""
 Rows = list[tuple[str, str]]
@@ -76,6 +77,7 @@ class Bench:
     def __init__(self, args: argparse.Namespace) -> None:
         self.model, self.data, self.out = Path(args.model), Path(args.data), Path(args.out)
         self.valid, self.settings = args.valid, list(args.set)
+        self.encoder: Any = None
         self.folder = self.out.with_suffix(".runs")
         self.folder.mkdir(parents=True, exist_ok=True)
         lines = self.out.read_text().splitlines() if self.out.exists() else []
@@ -151,6 +153,24 @@ class Bench:
 
         self.measure(name, work)
 
+    def examples(self, name: str, parts: tuple[Rows, Rows, Rows]) -> None:
+        """Classify by the training texts alone, without training, and by TF-IDF."""
+        train, valid, test = parts
+
+        def work() -> dict[str, Any]:
+            final = valid if self.valid else test
+            if self.encoder is None:
+                self.encoder = addnorm.open(self.model)
+            found = self.encoder.classify_by_examples(
+                [text for text, _ in final], *map(list, zip(*train, strict=True))
+            )
+            pairs = zip(found, final, strict=True)
+            right = [next(iter(row)) == label for row, (_, label) in pairs]
+            return {"accuracy": round(sum(right) / len(right), 4)}
+
+        self.measure(f"{name} by examples", work)
+        self.baseline(name, parts)
+
     def baseline(self, name: str, parts: tuple[Rows, Rows, Rows]) -> None:
         """Fit TF-IDF and logistic regression to the same texts."""
         train, valid, test = parts
@@ -176,6 +196,9 @@ def run_all(bench: Bench, only: Sequence[str]) -> None:
     if "trec" in only:
         bench.baseline("trec", trec)
         bench.fine_tune("trec", trec)
+    for seed in range(DRAWS):
+        if "examples" in only:
+            bench.examples(f"sst2 10 draw {seed}", (draw(sst2[0], 10, seed), *sst2[1:]))
     for count in FEW:
         for seed in range(DRAWS):
             if f"few{count}" in only:

@@ -57,8 +57,8 @@ def rouge(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, flo
         ROUGE-n   overlap of n-grams, each counted as often as both have it
         ROUGE-L   longest common subsequence of words, over the whole text
 
-    Lin 2004, "ROUGE: a package for automatic evaluation of summaries". Words are lower-cased runs of
-    letters and digits, without stemming: for English as in the package rouge-score.
+    Lin 2004, "ROUGE: a package for automatic evaluation of summaries". Words are lower-cased runs
+    of letters and digits, without stemming: for English as in the package rouge-score.
 
     >>> rouge(["the cat sat"], ["the cat slept"])["rouge1"]
     66.666667

@@ -10,7 +10,7 @@ import torch
 
 import addnorm
 from addnorm.cli.main import main
-from addnorm.errors import SavedError
+from addnorm.errors import InputError, SavedError
 from addnorm.models.adapters import adapt_, load_adapter_, read_adapter
 from addnorm.runs.run import Run
 from addnorm.tasks.base import fine_tuning
@@ -362,6 +362,25 @@ def test_defaults_of_fine_tuning_follow_the_size_of_the_data() -> None:
     assert fine_tuning(384, 65_000, 1024)["epochs"] == 4.7
     assert fine_tuning(768, 10**9, 4096, adapters=True)["lr"] == 7e-4
     assert fine_tuning(768, 100, 128)["batch"] == 128
+
+
+@pytest.mark.trains
+def test_texts_are_classified_by_examples_without_training(
+    bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = addnorm.open(bert)
+    found = run.classify_by_examples([*TEXTS, " "], TEXTS, ["a", "b", "a", "b"])
+    assert [max(row, key=row.get) for row in found[:4]] == ["a", "b", "a", "b"] and found[4] == {}
+    few = tmp_path / "few.csv"
+    few.write_text("text,label\n" + "".join(f"{t},{n % 2}\n" for n, t in enumerate(TEXTS)))
+    (tmp_path / "texts.txt").write_text(f"{TEXTS[1]}\n\n")
+    words = ["classify", str(bert), str(tmp_path / "texts.txt"), "--examples", str(few)]
+    assert main(words) == 0
+    assert capsys.readouterr().out.startswith("1\t0.")
+    with pytest.raises(InputError, match="each example needs one label: got 1 for 2"):
+        run.classify_by_examples("a", ["x", "y"], ["1"])
+    with pytest.raises(InputError, match=r"two distinct labels or more: got \['1'\]"):
+        run.classify_by_examples("a", ["x", "y"], ["1", "1"])
 
 
 # ── Verbs ─────────────────────────────────────────────────────────────────────────────────────────

@@ -118,6 +118,7 @@ COMMANDS: dict[str, Command] = {
         (
             "echo 'what a joy' | addnorm classify runs/stars",
             "addnorm classify runs/stars texts.txt --json",
+            "addnorm classify models/minilm texts.txt --examples few.csv",
         ),
     ),
     "label": Command(

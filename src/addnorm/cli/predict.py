@@ -133,6 +133,12 @@ def add_classify_flags(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="one text per line, or a .csv or .tsv file with a column of texts (default: stdin)",
     )
+    parser.add_argument(
+        "--examples",
+        metavar="FILE",
+        help="a .csv or .tsv file of a few texts with labels: classify by these with any encoder, "
+        "without training",
+    )
     _add_engine(parser, "torch")
     _add_stream(parser)
     _add_json(parser, "print all probabilities as JSON")
@@ -297,15 +303,33 @@ def generate(args: argparse.Namespace) -> None:
 
 def classify(args: argparse.Namespace) -> None:
     """Print the most probable label of each text, with its probability; both empty for a blank."""
-    trained = open_with_verb(args, "classify").trained
-    texts = _stdin_lines() if args.file == "-" else trained.iter_file_texts(args.file, say)
-    chunk = {"chunk": 1} if _answers_each_line(args) else {}
-    for row in trained.iter_labels(texts, **chunk):
+    if args.examples is not None:
+        rows: Iterable[dict[str, float]] = _classify_by_examples(args)
+    else:
+        trained = open_with_verb(args, "classify").trained
+        texts = _stdin_lines() if args.file == "-" else trained.iter_file_texts(args.file, say)
+        chunk = {"chunk": 1} if _answers_each_line(args) else {}
+        rows = trained.iter_labels(texts, **chunk)
+    for row in rows:
         if args.json:
             print(to_json(row, indent=None), flush=True)
             continue
         label = max(row, key=row.__getitem__, default="")
         print(f"{label}\t{row[label]:.4f}" if row else "\t", flush=True)
+
+
+def _classify_by_examples(args: argparse.Namespace) -> list[dict[str, float]]:
+    """Return the probabilities of the labels of a file of examples, for each line."""
+    from addnorm.data.delimited import is_delimited
+    from addnorm.data.text.labelled import read_labelled, read_text_column
+
+    run = open_with_verb(args, "classify_by_examples")
+    few = read_labelled(args.examples, rare="keep")
+    for note in few.report.lines():
+        say(note)
+    lines = read_text_column(args.file)[0] if is_delimited(args.file) else read_lines_of(args.file)
+    rows: list[dict[str, float]] = run.classify_by_examples(list(lines), few.texts, few.labels)
+    return rows
 
 
 def label(args: argparse.Namespace) -> None:
