@@ -443,7 +443,11 @@ def test_a_value_of_another_type_is_refused(name: str, value: Any, must: str) ->
             "tokens",
             r"must be one of token, masked, class, number, none: got 'tokens'\. Did",
         ),
-        ("pool", "men", r"must be one of first, mean, last: got 'men'\. Did you mean 'mean'\?"),
+        (
+            "pool",
+            "men",
+            r"must be one of first, mean, last, none: got 'men'\. Did you mean 'mean'\?",
+        ),
         (
             "pooler",
             "tan",

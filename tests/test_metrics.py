@@ -1,6 +1,9 @@
 """Metrics against values computed by hand, naive loops and scikit-learn."""
 
 import math
+import random
+import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +18,13 @@ from addnorm.metrics import (
     calibration_error,
     chrf,
     classification_metrics,
+    find_spans,
     log_loss,
     macro_f1,
     regression_metrics,
     reliability_bins,
+    rouge,
+    span_metrics,
 )
 
 RNG = np.random.default_rng(0)
@@ -242,3 +248,58 @@ def test_a_constant_target_has_no_r2() -> None:
     result = regression_metrics(np.array([1.0, 4.0]), np.array([2.0, 2.0]))
     assert result["mae"] == 1.5 and result["rmse"] == pytest.approx(math.sqrt(2.5))
     assert math.isnan(result["r2"])
+
+
+@pytest.mark.parity
+def test_spans_equal_those_of_seqeval() -> None:
+    seqeval = pytest.importorskip("seqeval.metrics")
+    entities = pytest.importorskip("seqeval.metrics.sequence_labeling").get_entities
+    chance = random.Random(3)
+    tags = ["O", *(f"{prefix}-{kind}" for prefix in "BIES" for kind in ("PER", "LOC"))]
+    for _ in range(300):
+        real = [[chance.choice(tags) for _ in range(chance.randrange(1, 9))] for _ in range(4)]
+        found = [[chance.choice([tag, chance.choice(tags)]) for tag in row] for row in real]
+        for row in real:
+            spans = [(kind, first, stop - 1) for kind, first, stop in find_spans(row)]
+            assert spans == entities(row)
+        ours = span_metrics(found, real)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # ratios without a denominator
+            theirs = seqeval.classification_report(real, found, output_dict=True)
+            expected = {
+                "precision": seqeval.precision_score(real, found),
+                "recall": seqeval.recall_score(real, found),
+                "f1": seqeval.f1_score(real, found),
+            }
+        assert {name: ours[""][name] for name in expected} == pytest.approx(expected)
+        for kind in ("PER", "LOC"):
+            if kind in theirs:
+                names = {"precision": "precision", "recall": "recall", "f1": "f1-score"}
+                row = {name: theirs[kind][other] for name, other in names.items()}
+                assert {name: ours[kind][name] for name in names} == pytest.approx(row)
+                assert ours[kind]["spans"] == theirs[kind]["support"]
+
+
+def test_rouge_by_hand() -> None:
+    """Unigrams 3 of 4 and 5, bigrams 1 of 3 and 4, subsequence the … cat … (2 of 4 and 5)."""
+    scores = rouge(["the Cat, on mats"], ["cat the sat on the"])
+    assert scores["rouge1"] == pytest.approx(100 * 2 * 3 / 9, abs=1e-4)
+    assert scores["rouge2"] == 0.0
+    assert scores["rougeL"] == pytest.approx(100 * 2 * 2 / 9, abs=1e-4)
+    assert rouge(["x"], [""]) == {"rouge1": 0.0, "rouge2": 0.0, "rougeL": 0.0}
+
+
+@pytest.mark.parity
+def test_rouge_equals_that_of_rouge_score() -> None:
+    scorer: Any = pytest.importorskip("rouge_score.rouge_scorer").RougeScorer
+    chance = random.Random(7)
+    words = ["the", "Cat", "sat.", "on", "a", "mat,", "x_y", "3.5", "it's"]
+    pairs = [
+        [" ".join(chance.choices(words, k=chance.randint(0, 12))) for _ in range(2)]
+        for _ in range(200)
+    ]
+    theirs = scorer(["rouge1", "rouge2", "rougeL"])
+    for text, reference in pairs:
+        found = theirs.score(reference, text)
+        expected = {name: 100 * score.fmeasure for name, score in found.items()}
+        assert rouge([text], [reference]) == pytest.approx(expected, abs=1e-4)

@@ -139,7 +139,7 @@ class ModelConfig(Section):
     outputs: int = 0
     """Number of classes or of predicted numbers, for head=class or head=number."""
     pool: str = "first"
-    """How head=class and head=number pool positions into one vector: first, mean or last."""
+    """How head=class and head=number pool positions: first, mean, last; none labels each."""
     pooler: str = "none"
     """What follows pooling: none, tanh (BERT), relu (FT-Transformer), dense-relu or dense-gelu."""
     unembed_bias: bool = False
@@ -161,7 +161,7 @@ class ModelConfig(Section):
         self.require_one_of("qk_norm", ("none", "head", "width"))
         self.require_one_of("attention_bias", ("all", "qkv", "none"))
         self.require_one_of("head", ("token", "masked", "class", "number", "none"))
-        self.require_one_of("pool", ("first", "mean", "last"))
+        self.require_one_of("pool", ("first", "mean", "last", "none"))
         self.require_one_of("pooler", ("none", "tanh", "relu", "dense-relu", "dense-gelu"))
         self.require_one_of("init", ("xavier", "normal", "torch"))
         for name in ("width", "heads", "length", "image", "patch", "channels", "span_ramp"):
@@ -490,7 +490,7 @@ class TrainConfig(Section):
     keep_checkpoints: int = 2
     """Number of checkpoints to keep."""
     metric: str = "loss"
-    """Metric that selects the best weights: loss, bleu (translate) or accuracy (classify)."""
+    """Metric that selects the best weights: loss, bleu, accuracy or f1, as the task has them."""
     patience: int = 0
     """Evaluations without a better metric before stopping; 0 for never."""
     average_checkpoints: int = 0
@@ -509,6 +509,8 @@ class TrainConfig(Section):
     """Whether adapters learn the norm and the direction of each row separately (DoRA)."""
     freeze: int | None = None
     """Do not train the embeddings and this many of the first blocks; all are trained if unset."""
+    unfreeze: float = 0.0
+    """Epochs until the next lower block is trained, too, after the head; 0 for all at once."""
     layer_decay: float = 1.0
     """Factor on the learning rate from each block to the one below it (0.9 in ELECTRA)."""
 
@@ -528,6 +530,7 @@ class TrainConfig(Section):
             "warmup",
             "min_lr_ratio",
             "span_penalty",
+            "unfreeze",
         ):
             value = getattr(self, name)
             self.require(value is None or value >= 0, name, "must not be negative", "Try 0.")
@@ -543,6 +546,10 @@ class TrainConfig(Section):
         if self.lora is not None:
             rule = "cannot be combined with train.freeze: adapters freeze all other weights"
             self.require(self.freeze is None, "lora", rule, "Leave one out.")
+        if self.unfreeze:
+            rule = "cannot be combined with train.lora and train.freeze"
+            holds = self.lora is None and self.freeze is None
+            self.require(holds, "unfreeze", rule, "Leave one out.")
         self.require(self.min_lr_ratio <= 1, "min_lr_ratio", "must be at most 1", "Try 0.1.")
         self.require(
             not (self.average_checkpoints and self.ema),
@@ -557,7 +564,7 @@ class RunConfig(Section):
     """Task, size, time limit, seed and device of a run."""
 
     task: str | None = None
-    """Task to train: translate, language, masked, classify or table."""
+    """Task to train: translate, language, masked, classify, label or table."""
     size: str | None = None
     """tiny, small, base or big; chosen from the size of the data if unset."""
     minutes: float | None = None

@@ -1,11 +1,14 @@
 """Evaluation metrics, the same for text and tables.
 
-BLEU and chrF of translations; accuracy, macro F1, AUC, log loss, Brier score and expected
-calibration error (ECE) of class probabilities; RMSE, MAE and R² of numeric predictions.
+BLEU, chrF and ROUGE of texts; precision, recall and F1 of labelled spans; accuracy, macro F1, AUC,
+log loss, Brier score and expected calibration error (ECE) of class probabilities; RMSE, MAE and R²
+of numeric predictions.
 Probabilities have the shape (rows, classes); labels are class indices, shape (rows,).
 """
 
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,7 @@ from addnorm.errors import InputError, require
 MIN_PROBABILITY = 1e-15
 """Log loss clips probabilities below this, so that one impossible row leaves the mean finite."""
 CALIBRATION_BINS = 15
+_WORDS = re.compile(r"[^\W_]+")
 
 
 def bleu(
@@ -47,12 +51,129 @@ def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> list[
     return [metric.sentence_score(text, [reference]).score for text, reference in pairs]
 
 
+def rouge(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+    """Return ROUGE-1, ROUGE-2 and ROUGE-L, each the mean F1 over texts, from 0 to 100.
+
+        ROUGE-n   overlap of n-grams, each counted as often as both have it
+        ROUGE-L   longest common subsequence of words, over the whole text
+
+    Lin 2004, "ROUGE: a package for automatic evaluation of summaries". Words are lower-cased runs
+    of letters and digits, without stemming: for English as in the package rouge-score.
+
+    >>> rouge(["the cat sat"], ["the cat slept"])["rouge1"]
+    66.666667
+    """
+    _require_equal_counts(len(hypotheses), len(references))
+    totals = dict.fromkeys(("rouge1", "rouge2", "rougeL"), 0.0)
+    for text, reference in zip(hypotheses, references, strict=True):
+        ours, theirs = (_WORDS.findall(part.lower()) for part in (text, reference))
+        for size in (1, 2):
+            one, other = (
+                Counter(zip(*(words[i:] for i in range(size)), strict=False))
+                for words in (ours, theirs)
+            )
+            totals[f"rouge{size}"] += _f1((one & other).total(), one.total(), other.total())
+        totals["rougeL"] += _f1(_common_subsequence(ours, theirs), len(ours), len(theirs))
+    return {name: round(100 * total / len(hypotheses), 6) for name, total in totals.items()}
+
+
+def _f1(right: int, found: int, real: int) -> float:
+    return 2 * right / (found + real) if right else 0.0
+
+
+def _common_subsequence(one: Sequence[str], other: Sequence[str]) -> int:
+    """Return the length of the longest common subsequence: L_ij = L_i-1,j-1 + 1, or the larger."""
+    row = [0] * (len(other) + 1)
+    for word in one:
+        before = 0
+        for place, their_word in enumerate(other, start=1):
+            above = row[place]
+            row[place] = before + 1 if word == their_word else max(above, row[place - 1])
+            before = above
+    return row[-1]
+
+
 def _corpus_score(
     metric: Any, hypotheses: Sequence[str], references: Sequence[str]
 ) -> dict[str, Any]:
     _require_equal_counts(len(hypotheses), len(references))
     score = metric.corpus_score(list(hypotheses), [list(references)])
     return {"score": round(score.score, 6), "signature": str(metric.get_signature())}
+
+
+Span = tuple[str, int, int]
+"""Type, first word, and the word after the last."""
+SPAN_PREFIXES = ("B-", "I-", "E-", "S-")
+
+
+def has_spans(tags: Iterable[str]) -> bool:
+    """Return whether tags mark spans: each is O, or begins with B-, I-, E- or S-.
+
+    >>> has_spans(["O", "B-PER", "I-PER"]), has_spans(["NOUN", "VERB"])
+    (True, False)
+    """
+    marked = {tag for tag in tags if tag != "O"}
+    return bool(marked) and all(tag[:2] in SPAN_PREFIXES and tag[2:] for tag in marked)
+
+
+def find_spans(tags: Sequence[str]) -> list[Span]:
+    """Return the spans of a sentence in any of the schemes IOB1, IOB2 (BIO), IOE and IOBES.
+
+    A tag starts a span if its prefix is B or S, or if it is I or E after O, after E or S, or after
+    a tag of another type; the next tag that is O or starts a span ends it. This is the rule of
+    conlleval (Tjong Kim Sang, Buchholz 2000) and of seqeval's default mode.
+
+    >>> find_spans(["B-PER", "I-PER", "O", "I-ORG", "B-ORG"])
+    [('PER', 0, 2), ('ORG', 3, 4), ('ORG', 4, 5)]
+    """
+    spans: list[Span] = []
+    first: int | None = None
+    previous = "O"
+    for place, tag in enumerate([*tags, "O"]):
+        prefix, kind = tag[:1], tag[2:]
+        starts = tag != "O" and (
+            prefix in "BS" or previous == "O" or previous[:1] in "ES" or previous[2:] != kind
+        )
+        if first is not None and (starts or tag == "O"):
+            spans.append((previous[2:], first, place))
+            first = None
+        first = place if starts else first
+        previous = tag
+    return spans
+
+
+def span_metrics(
+    predicted: Sequence[Sequence[str]], tags: Sequence[Sequence[str]]
+) -> dict[str, dict[str, float]]:
+    """Return precision, recall, F1 and number of spans, by type and of all types ("").
+
+    A predicted span counts if type, first and last word are right. Ratios without a denominator
+    are 0, as in seqeval.
+
+    >>> span_metrics([["B-PER", "O"]], [["B-PER", "B-ORG"]])[""]["recall"]
+    0.5
+    """
+    _require_equal_counts(len(predicted), len(tags))
+    found, real = (
+        {(number, *span) for number, row in enumerate(rows) for span in find_spans(row)}
+        for rows in (predicted, tags)
+    )
+    kinds = ["", *sorted({span[1] for span in found | real})]
+    scores = {}
+    for kind in kinds:
+        ours, theirs = (
+            {span for span in spans if kind in ("", span[1])} for spans in (found, real)
+        )
+        right = len(ours & theirs)
+        precision, recall = right / max(len(ours), 1), right / max(len(theirs), 1)
+        f1 = 2 * precision * recall / (precision + recall) if right else 0.0
+        scores[kind] = {
+            "precision": precision,
+            "recall": recall,
+            "f1": f1,
+            "spans": float(len(theirs)),
+        }
+    return scores
 
 
 def classification_metrics(probabilities: ArrayLike, labels: ArrayLike) -> dict[str, float]:

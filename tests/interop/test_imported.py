@@ -10,9 +10,11 @@ import torch
 
 import addnorm
 from addnorm.cli.main import main
-from addnorm.errors import SavedError
+from addnorm.errors import InputError, SavedError
 from addnorm.models.adapters import adapt_, load_adapter_, read_adapter
 from addnorm.runs.run import Run
+from addnorm.tasks.base import fine_tuning
+from addnorm.training.loop import Loop
 from tests.parity.common import randomise_
 
 hf: Any = pytest.importorskip("transformers", minversion="5.0")
@@ -162,10 +164,14 @@ def test_classify_starts_from_a_directory(bert: Path, tmp_path: Path) -> None:
         "classify", texts, label=labels, start=bert, progress=False, set={"train.steps": 2}
     )
     body = addnorm.open(bert).model
-    assert run.config.train.lr == pytest.approx(5e-5 * (768 / 32) ** 0.5, rel=1e-2)
+    assert run.config.train.lr == pytest.approx(7e-5 * (768 / 32) ** 0.5, rel=1e-2)
+    assert run.config.train.freeze == 0 and run.config.model.attention_dropout == 0
     assert run.config.model.pool == "mean" and run.config.data.tokenizer == "huggingface"
     assert run.config.model.vocab == body.config.vocab
-    changed = (run.model.tokens.weight - body.tokens.weight).abs().max()
+    assert torch.equal(run.model.tokens.weight, body.tokens.weight)
+    own, first = dict(run.model.named_parameters()), dict(body.named_parameters())
+    name = next(name for name in first if "blocks.0" in name and first[name].ndim == 2)
+    changed = (own[name] - first[name]).abs().max()
     assert 0 < changed < 1e-3, "a small step away from where it started"
     assert set(run.classify("a fine boat")[0]) == {"x", "y"}
 
@@ -304,6 +310,77 @@ def test_frozen_blocks_stay(bert: Path) -> None:
     body, model = addnorm.open(bert).model.state_dict(), run.model.state_dict()
     for name, tensor in body.items():
         assert torch.equal(tensor, model[name]) == (".blocks.1." not in name), name
+
+
+@pytest.mark.slow
+@pytest.mark.trains
+def test_blocks_are_unfrozen_from_the_top_and_a_resumed_run_is_equal(
+    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels, texts = ["x", "y"] * 12, [f"{text} {n}" for n, text in enumerate(TEXTS * 6)]
+    body = addnorm.open(bert).model.state_dict()
+    settings = {"train.steps": 3, "train.unfreeze": 0.01, "train.save_every": 1}
+    settings |= {"train.lr": 0.1, "train.warmup": 0, "train.evaluate_every": 1}
+    options: dict[str, Any] = {"start": bert, "progress": False, "set": settings}
+    step = Loop._step
+    for number, expected in enumerate([("head.",), ("head.", ".blocks.1.")], start=1):
+        seen: dict[str, torch.Tensor] = {}
+
+        def cut(loop: Loop, parts: Any, number: int = number, seen: Any = seen) -> None:
+            if loop.state.step == number:
+                seen |= {name: t.clone() for name, t in loop.model.state_dict().items()}
+                raise KeyboardInterrupt
+            step(loop, parts)
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Loop, "_step", cut)
+            out = tmp_path / str(number)
+            addnorm.train("classify", texts, label=labels, out=out, **options)
+        for name, tensor in body.items():
+            trained = any(part in name for part in expected)
+            assert torch.equal(tensor, seen[name]) == (not trained), (number, name)
+    whole = addnorm.train("classify", texts, label=labels, out=tmp_path / "whole", **options)
+    again = addnorm.train(resume=tmp_path / "1", progress=False)
+    state, other = whole.model.state_dict(), again.model.state_dict()
+    assert all(torch.equal(state[name], other[name]) for name in state)
+
+
+@pytest.mark.trains
+def test_words_are_labelled_from_a_published_model(bert: Path) -> None:
+    words = [["the", "old", "man", f"slept{n}"] for n in range(24)]
+    tags = [["O", "B-A", "I-A", "O"]] * 24
+    options: dict[str, Any] = {"progress": False, "set": {"train.steps": 1}}
+    run = addnorm.train("label", words, label=tags, start=bert, **options)
+    assert run.config.model.pool == "none" and run.config.data.tokenizer == "huggingface"
+    assert len(run.label("the old boat")[0]) == 3
+
+
+def test_defaults_of_fine_tuning_follow_the_size_of_the_data() -> None:
+    large, few = fine_tuning(384, 150_000, 1024), fine_tuning(384, 4_400, 1024)
+    assert (large["batch"], large["epochs"]) == (1024, 3.0)
+    assert (few["batch"], few["epochs"]) == (440, 15.0)
+    assert fine_tuning(384, 65_000, 1024)["epochs"] == 4.7
+    assert fine_tuning(768, 10**9, 4096, adapters=True)["lr"] == 7e-4
+    assert fine_tuning(768, 100, 128)["batch"] == 128
+
+
+@pytest.mark.trains
+def test_texts_are_classified_by_examples_without_training(
+    bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = addnorm.open(bert)
+    found = run.classify_by_examples([*TEXTS, " "], TEXTS, ["a", "b", "a", "b"])
+    assert [max(row, key=row.get) for row in found[:4]] == ["a", "b", "a", "b"] and found[4] == {}
+    few = tmp_path / "few.csv"
+    few.write_text("text,label\n" + "".join(f"{t},{n % 2}\n" for n, t in enumerate(TEXTS)))
+    (tmp_path / "texts.txt").write_text(f"{TEXTS[1]}\n\n")
+    words = ["classify", str(bert), str(tmp_path / "texts.txt"), "--examples", str(few)]
+    assert main(words) == 0
+    assert capsys.readouterr().out.startswith("1\t0.")
+    with pytest.raises(InputError, match="each example needs one label: got 1 for 2"):
+        run.classify_by_examples("a", ["x", "y"], ["1"])
+    with pytest.raises(InputError, match=r"two distinct labels or more: got \['1'\]"):
+        run.classify_by_examples("a", ["x", "y"], ["1", "1"])
 
 
 # ── Verbs ─────────────────────────────────────────────────────────────────────────────────────────

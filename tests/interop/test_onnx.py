@@ -55,7 +55,7 @@ def test_outputs(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(torch.from_numpy(found), expected, rtol=0, atol=2e-5)
     facts = json.loads((tmp_path / "out/model.json").read_text())
     assert facts["labels"] == ["x", "y"] and facts["special_ids"]["text"]["end"] == 2
-    assert (tmp_path / "out/step.onnx").exists() == (name in ("gpt2", "llama"))
+    assert (tmp_path / "out/step.onnx").exists() == (name in ("gpt2", "llama", "marian"))
 
 
 def test_images_are_refused(tmp_path: Path) -> None:

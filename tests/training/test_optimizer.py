@@ -13,9 +13,11 @@ from addnorm.training.optimizer import (
     OPTIMIZERS,
     hidden_matrices,
     layer_groups,
+    layer_levels,
     make_optimizer,
     orthogonal,
     set_rate,
+    unfreeze_,
 )
 from addnorm.training.schedule import SCHEDULES, make_schedule
 
@@ -178,3 +180,17 @@ def test_rates_fall_from_the_head_to_the_embeddings() -> None:
     assert sorted({group["lr"] for group in made.param_groups}) == pytest.approx(
         [0.0125, 0.025, 0.05, 0.1]
     )
+
+
+def test_unfreezing_goes_from_the_head_to_the_embeddings() -> None:
+    model = build(presets.bert(vocab=20, width=8, depth=3, heads=2, head="class", outputs=2))
+    for stage, expected in enumerate([{4}, {3, 4}, {2, 3, 4}, {1, 2, 3, 4}, {0, 1, 2, 3, 4}]):
+        unfreeze_(model, stage)
+        levels = layer_levels(model)
+        trained = {levels[name] for name, p in model.named_parameters() if p.requires_grad}
+        frozen = {levels[name] for name, p in model.named_parameters() if not p.requires_grad}
+        assert trained == expected and not trained & frozen
+    # A model whose head has no weights of its own starts with its last block.
+    model = build(presets.base(vocab=20, width=8, depth=2, heads=2, addnorm="post"))
+    unfreeze_(model, 0)
+    assert any(p.requires_grad for p in model.parameters())

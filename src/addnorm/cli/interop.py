@@ -25,7 +25,7 @@ def add_export_flags(parser: argparse.ArgumentParser) -> None:
         "--to",
         default="huggingface",
         metavar="FORM",
-        help="huggingface (default), peft (the adapters alone), ctranslate2 or onnx",
+        help="huggingface (default), peft (the adapters alone), ctranslate2, onnx or torch",
     )
     parser.add_argument(
         "--architecture", metavar="NAME", help="model_type to write, where several can express it"

@@ -93,7 +93,7 @@ COMMANDS: dict[str, Command] = {
         ),
     ),
     "evaluate": Command(
-        "evaluate a run on other files: loss, BLEU, chrF, accuracy, AUC, bits per byte",
+        "evaluate a run on other files: loss, BLEU, chrF, accuracy, F1, AUC, bits per byte",
         "addnorm.cli.predict:evaluate",
         predict.add_evaluate_flags,
         (
@@ -127,6 +127,16 @@ COMMANDS: dict[str, Command] = {
         (
             "echo 'what a joy' | addnorm classify runs/stars",
             "addnorm classify runs/stars texts.txt --json",
+            "addnorm classify models/minilm texts.txt --examples few.csv",
+        ),
+    ),
+    "label": Command(
+        "label the words of each line of a file with a trained run: names, parts of speech",
+        "addnorm.cli.predict:label",
+        predict.add_label_flags,
+        (
+            "echo 'Ada Lovelace lived in London' | addnorm label runs/names",
+            "addnorm label runs/names texts.txt --json",
         ),
     ),
     "schema": Command(

@@ -1,4 +1,4 @@
-"""Verbs that use a trained run: evaluate, translate, generate, classify, predict, explain, runs.
+"""Verbs that use a trained run: evaluate, translate, generate, classify, label, predict, ...
 
 Also `schema`, which shows how the columns of a table would be read.
 """
@@ -20,12 +20,24 @@ if TYPE_CHECKING:
     from addnorm.tabular.explain import Explanation, RowExplanation
 
 
+COUNTS = ("spans", "words")
+"""Metrics of a type of label that are numbers of things."""
+
+
 def _add_run(parser: argparse.ArgumentParser, *, int8: bool = False) -> None:
     parser.add_argument("run", metavar="RUN", help="directory of a run, or of Hugging Face")
     if int8:
         parser.add_argument(
             "--int8", action="store_true", help="use 8-bit weights: faster on a CPU"
         )
+
+
+def _add_engine(parser: argparse.ArgumentParser, default: str) -> None:
+    parser.add_argument(
+        "--engine",
+        metavar="NAME",
+        help=f"what computes the answer: torch, ctranslate2 or onnx (default: {default})",
+    )
 
 
 def _add_beam(parser: argparse.ArgumentParser) -> None:
@@ -86,6 +98,7 @@ def add_translate_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--scores", action="store_true", help="also print the score of each translation"
     )
+    _add_engine(parser, "torch; for long files the fastest that is installed, measured once")
     _add_stream(parser)
     _add_json(parser, "print one line of JSON per sentence")
 
@@ -107,6 +120,7 @@ def add_generate_flags(parser: argparse.ArgumentParser) -> None:
         help="sample only from the most probable tokens, up to this total probability",
     )
     parser.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
+    _add_engine(parser, "torch")
     _add_json(parser)
 
 
@@ -119,8 +133,29 @@ def add_classify_flags(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="one text per line, or a .csv or .tsv file with a column of texts (default: stdin)",
     )
+    parser.add_argument(
+        "--examples",
+        metavar="FILE",
+        help="a .csv or .tsv file of a few texts with labels: classify by these with any encoder, "
+        "without training",
+    )
+    _add_engine(parser, "torch")
     _add_stream(parser)
     _add_json(parser, "print all probabilities as JSON")
+
+
+def add_label_flags(parser: argparse.ArgumentParser) -> None:
+    _add_run(parser)
+    parser.add_argument(
+        "file",
+        nargs="?",
+        default="-",
+        metavar="FILE",
+        help="one text per line, or words in a .conll or .jsonl file (default: stdin)",
+    )
+    _add_engine(parser, "torch")
+    _add_stream(parser)
+    _add_json(parser, "print one line of JSON per text, with the spans")
 
 
 def add_predict_flags(parser: argparse.ArgumentParser) -> None:
@@ -203,6 +238,9 @@ def evaluate(args: argparse.Namespace) -> None:
         print(to_json(metrics))
         return
     for name, value in metrics.items():
+        if isinstance(value, dict):
+            _print_by_type(name, value)
+            continue
         is_share = name in ("accuracy", "f1", "exact")
         shown = (
             f"{value:.1%}" if is_share else f"{value:.4g}" if isinstance(value, float) else value
@@ -210,11 +248,21 @@ def evaluate(args: argparse.Namespace) -> None:
         print(f"{name.replace('_', ' '):<22} {shown}")
 
 
+def _print_by_type(name: str, rows: dict[str, Any]) -> None:
+    """Print metrics with a line for each type of label."""
+    if name != "types":
+        return
+    for kind, row in rows.items():
+        cells = (f"{key} {value:.1%}" for key, value in row.items() if key not in COUNTS)
+        count = next(f"{row[key]:.0f} {key}" for key in COUNTS if key in row)
+        print(f"  {kind:<20} {', '.join(cells)}  ({count})")
+
+
 def translate(args: argparse.Namespace) -> None:
     """Print the translation of each line; that of a blank line is a blank line."""
     from addnorm.generate import Decoding
 
-    trained, nbest = open_with_verb(args, "translate", int8=args.int8).trained, args.nbest
+    run, nbest = open_with_verb(args, "translate", int8=args.int8), args.nbest
     if nbest > args.beam > 0:
         say(f"--nbest {nbest} is above --beam {args.beam}: searching with --beam {nbest}.")
     decoding = Decoding(
@@ -225,7 +273,12 @@ def translate(args: argparse.Namespace) -> None:
         workers=args.workers,
         read_ahead=1 if _answers_each_line(args) else Decoding.read_ahead,
     )
-    translations = trained.iter_translations(read_lines_of(args.file), decoding)
+    lines = read_lines_of(args.file)
+    if args.engine is None and isinstance(lines, list):
+        from addnorm.runs.engines import fastest_engine, use_engine
+
+        use_engine(run, fastest_engine(run, lines, decoding, say), say)
+    translations = run.trained.iter_translations(lines, decoding)
     for number, answers in enumerate(translations, start=1):
         if args.json:
             rows = [
@@ -256,15 +309,67 @@ def generate(args: argparse.Namespace) -> None:
 
 def classify(args: argparse.Namespace) -> None:
     """Print the most probable label of each text, with its probability; both empty for a blank."""
-    trained = open_with_verb(args, "classify").trained
-    texts = _stdin_lines() if args.file == "-" else trained.iter_file_texts(args.file, say)
-    chunk = {"chunk": 1} if _answers_each_line(args) else {}
-    for row in trained.iter_labels(texts, **chunk):
+    if args.examples is not None:
+        rows: Iterable[dict[str, float]] = _classify_by_examples(args)
+    else:
+        trained = open_with_verb(args, "classify").trained
+        texts = _stdin_lines() if args.file == "-" else trained.iter_file_texts(args.file, say)
+        chunk = {"chunk": 1} if _answers_each_line(args) else {}
+        rows = trained.iter_labels(texts, **chunk)
+    for row in rows:
         if args.json:
             print(to_json(row, indent=None), flush=True)
             continue
         label = max(row, key=row.__getitem__, default="")
         print(f"{label}\t{row[label]:.4f}" if row else "\t", flush=True)
+
+
+def _classify_by_examples(args: argparse.Namespace) -> list[dict[str, float]]:
+    """Return the probabilities of the labels of a file of examples, for each line."""
+    from addnorm.data.delimited import is_delimited
+    from addnorm.data.text.labelled import read_labelled, read_text_column
+
+    run = open_with_verb(args, "classify_by_examples")
+    few = read_labelled(args.examples, rare="keep")
+    for note in few.report.lines():
+        say(note)
+    lines = read_text_column(args.file)[0] if is_delimited(args.file) else read_lines_of(args.file)
+    rows: list[dict[str, float]] = run.classify_by_examples(list(lines), few.texts, few.labels)
+    return rows
+
+
+def label(args: argparse.Namespace) -> None:
+    """Print each word with its label, and a blank line after each text."""
+    from itertools import tee
+
+    from addnorm.data.text.tagged import words_of_text
+    from addnorm.metrics import find_spans, has_spans
+
+    trained = open_with_verb(args, "label").trained
+    if args.file == "-":
+        sentences: Iterable[list[str]] = map(words_of_text, _stdin_lines())
+    else:
+        sentences = trained.iter_file_sentences(args.file)
+    chunk = {"chunk": 1} if _answers_each_line(args) else {}
+    words_of, sentences = tee(sentences)
+    are_spans = has_spans(trained.labels)
+    for words, tags in zip(words_of, trained.iter_labels(sentences, **chunk), strict=True):
+        if args.json:
+            spans = [
+                {
+                    "type": kind,
+                    "first": first + 1,
+                    "last": stop,
+                    "text": " ".join(words[first:stop]),
+                }
+                for kind, first, stop in (find_spans(tags) if are_spans else ())
+            ]
+            row = {"tokens": words, "tags": tags} | ({"spans": spans} if are_spans else {})
+            print(to_json(row, indent=None), flush=True)
+            continue
+        print(
+            "".join(f"{word}\t{tag}\n" for word, tag in zip(words, tags, strict=True)), flush=True
+        )
 
 
 def predict(args: argparse.Namespace) -> None:
@@ -492,6 +597,10 @@ def open_with_verb(args: argparse.Namespace, verb: str, *, int8: bool = False) -
 
     run = Run.open(args.run, int8=int8)
     getattr(run, verb)
+    if getattr(args, "engine", None) is not None:
+        from addnorm.runs.engines import use_engine
+
+        use_engine(run, args.engine, say)
     return run
 
 

@@ -5,7 +5,6 @@ from typing import Any
 
 from addnorm.config import ModelConfig
 from addnorm.errors import ConfigError, SavedError
-from addnorm.interop.encoders import HF_ACTIVATIONS
 from addnorm.interop.mapping import (
     HALVES,
     HEADWISE_QKV,
@@ -22,10 +21,15 @@ from addnorm.interop.mapping import (
     blocks,
     refuse,
 )
+from addnorm.interop.shared_fields import (
+    FFN_WIDTH,
+    GATED,
+    HF_ACTIVATIONS,
+    POSITIONS_2048,
+    STACK_SIZES,
+    VOCAB,
+)
 
-GATED = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu-tanh"}
-GATED |= {"gelu_new": "geglu-tanh", "relu": "reglu"}
-"""Their activations and our gated feed-forwards; the first of equals is written."""
 MASK_BUFFERS = {"attn.bias": "the causal mask", "attn.masked_bias": "the causal mask"}
 ROTARY_BUFFERS = {"rotary_emb.inv_freq": "frequencies are computed"}
 
@@ -213,7 +217,7 @@ GPT2 = Architecture(
     classes={"GPT2LMHeadModel": "token", "GPT2Model": "none"},
     fixed=_PRE_LAYER,
     fields=(
-        Field("vocab", "vocab_size"),
+        VOCAB,
         Field("width", "n_embd"),
         Field("depth", "n_layer"),
         Field("heads", "n_head"),
@@ -281,12 +285,10 @@ OPT = Architecture(
     classes={"OPTForCausalLM": "token", "OPTModel": "none"},
     fixed=_PRE_LAYER,
     fields=(
-        Field("vocab", "vocab_size"),
-        Field("width", "hidden_size"),
-        Field("depth", "num_hidden_layers"),
-        Field("heads", "num_attention_heads"),
+        VOCAB,
+        *STACK_SIZES,
         Field("ffn_width", "ffn_dim"),
-        Field("length", "max_position_embeddings", 2048),
+        POSITIONS_2048,
         Field("dropout", "dropout", 0.1),
         Field("attention_dropout", "attention_dropout", 0.0),
         Field("ffn", "activation_function", "relu", HF_ACTIVATIONS),
@@ -332,12 +334,10 @@ GPT_NEOX = Architecture(
         "init": "normal",
     },
     fields=(
-        Field("vocab", "vocab_size"),
-        Field("width", "hidden_size"),
-        Field("depth", "num_hidden_layers"),
-        Field("heads", "num_attention_heads"),
-        Field("ffn_width", "intermediate_size"),
-        Field("length", "max_position_embeddings", 2048),
+        VOCAB,
+        *STACK_SIZES,
+        FFN_WIDTH,
+        POSITIONS_2048,
         Field("norm_eps", "layer_norm_eps", 1e-5),
         Field("dropout", "hidden_dropout", 0.0),
         Field("attention_dropout", "attention_dropout", 0.0),
@@ -369,12 +369,10 @@ _LLAMA_LIKE = {
     "init": "normal",
 }
 _LLAMA_SIZES = (
-    Field("vocab", "vocab_size"),
-    Field("width", "hidden_size"),
-    Field("depth", "num_hidden_layers"),
-    Field("heads", "num_attention_heads"),
-    Field("ffn_width", "intermediate_size"),
-    Field("length", "max_position_embeddings", 2048),
+    VOCAB,
+    *STACK_SIZES,
+    FFN_WIDTH,
+    POSITIONS_2048,
     Field("norm_eps", "rms_norm_eps", 1e-6),
     Field("attention_dropout", "attention_dropout", 0.0),
 )

@@ -2,8 +2,6 @@
 
 from addnorm.config import ModelConfig
 from addnorm.errors import ConfigError
-from addnorm.interop.decoders import GATED
-from addnorm.interop.encoders import HF_ACTIVATIONS
 from addnorm.interop.mapping import (
     HALVES,
     QKV,
@@ -18,6 +16,7 @@ from addnorm.interop.mapping import (
     leading,
     refuse,
 )
+from addnorm.interop.shared_fields import GATED, HF_ACTIVATIONS, VOCAB
 
 # ── BART, mBART, Marian ───────────────────────────────────────────────────────────────────────────
 
@@ -93,7 +92,7 @@ def _bart_output() -> Special:
 
 
 _BART_FIELDS = (
-    Field("vocab", "vocab_size"),
+    VOCAB,
     Field("width", "d_model"),
     _depths("encoder_layers", "decoder_layers"),
     _both_sides("heads", "attention_heads"),
@@ -289,7 +288,7 @@ def _t5_like(model_type: str, name: str, ffn: str) -> Architecture:
             "scale_embedding": False,
         },
         fields=(
-            Field("vocab", "vocab_size"),
+            VOCAB,
             Field("width", "d_model"),
             Field("head_width", "d_kv"),
             Field("ffn_width", "d_ff"),

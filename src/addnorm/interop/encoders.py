@@ -16,17 +16,8 @@ from addnorm.interop.mapping import (
     blocks,
     leading,
 )
+from addnorm.interop.shared_fields import FFN_WIDTH, HF_ACTIVATIONS, STACK_SIZES, VOCAB
 
-HF_ACTIVATIONS = {
-    "gelu": "gelu",
-    "relu": "relu",
-    "silu": "silu",
-    "swish": "silu",
-    "gelu_new": "gelu-tanh",
-    "gelu_pytorch_tanh": "gelu-tanh",
-    "gelu_fast": "gelu-tanh",
-}
-"""Their names of activations and ours; the first of equals is written."""
 GELU_ONLY = "the head for masked tokens has gelu only."
 PLAIN_POSITIONS = Only(
     "position_embedding_type",
@@ -45,11 +36,9 @@ _BERT_LIKE = {
     "init": "normal",
 }
 _BERT_SIZES = (
-    Field("vocab", "vocab_size"),
-    Field("width", "hidden_size"),
-    Field("depth", "num_hidden_layers"),
-    Field("heads", "num_attention_heads"),
-    Field("ffn_width", "intermediate_size"),
+    VOCAB,
+    *STACK_SIZES,
+    FFN_WIDTH,
     Field("segments", "type_vocab_size", 2),
     Field("norm_eps", "layer_norm_eps", 1e-12),
     Field("dropout", "hidden_dropout_prob", 0.1),
@@ -274,7 +263,7 @@ DISTILBERT = Architecture(
     },
     fixed=_BERT_LIKE | {"norm_eps": 1e-12},
     fields=(
-        Field("vocab", "vocab_size"),
+        VOCAB,
         Field("width", "dim"),
         Field("depth", "n_layers"),
         Field("heads", "n_heads"),
@@ -388,10 +377,8 @@ VIT = Architecture(
         "init": "normal",
     },
     fields=(
-        Field("width", "hidden_size"),
-        Field("depth", "num_hidden_layers"),
-        Field("heads", "num_attention_heads"),
-        Field("ffn_width", "intermediate_size"),
+        *STACK_SIZES,
+        FFN_WIDTH,
         Field("image", "image_size"),
         Field("patch", "patch_size"),
         Field("channels", "num_channels", 3),

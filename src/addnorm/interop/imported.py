@@ -56,7 +56,7 @@ def read_directory(path: str | Path) -> ImportedDirectory:
         )
     require_softmax(imported, path)
     tokenizers = read_tokenizers(path, imported.settings, c.mode, c.vocab, c.target_vocab)
-    task = TASK_BY_HEAD[c.mode, c.head]
+    task = "label" if c.pool == "none" else TASK_BY_HEAD[c.mode, c.head]
     kind = next(iter(tokenizers.values())).kind
     base = Config()
     length = min(512, c.length) if c.positions == "learned" else None

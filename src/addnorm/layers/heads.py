@@ -81,12 +81,14 @@ class MaskedHead(TokenHead):
 class PooledHead(nn.Module):
     """y = W pool(x) + b: one vector for each sequence, then classes or numbers.
 
+    With pool=none there is one y for each position, (batch, length, outputs).
+
     Parameters
     ----------
     width, outputs
         Sizes of W.
     pool
-        How positions become one vector: first, mean or last.
+        How positions become one vector: first, mean or last; none to keep them apart.
     pooler
         What follows: none, tanh(V · + c) as in BERT, relu as in FT-Transformer, relu(V · + c) as
         in DistilBERT (dense-relu) or gelu(V · + c) as in ELECTRA (dense-gelu).
@@ -136,4 +138,9 @@ def pool_last(x: Tensor, real: Tensor | None) -> Tensor:
     return x[torch.arange(x.shape[0], device=x.device), real.cumsum(dim=1).argmax(dim=1)]
 
 
-POOLS = {"first": pool_first, "mean": pool_mean, "last": pool_last}
+def pool_none(x: Tensor, real: Tensor | None) -> Tensor:
+    """Return all positions, (batch, length, width)."""
+    return x
+
+
+POOLS = {"first": pool_first, "mean": pool_mean, "last": pool_last, "none": pool_none}

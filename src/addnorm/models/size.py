@@ -490,11 +490,12 @@ def _head(c: ModelConfig, n: int, batch: int) -> LayerCost:
         dense = c.pooler in ("tanh", "dense-relu", "dense-gelu")
         pooler = d * d + d if dense else 0
         weights = d * c.outputs + (d * d if dense else 0)
+        rows = batch * n if c.pool == "none" else batch
         return LayerCost(
             name="head",
             parameters=pooler + d * c.outputs + c.outputs,
-            forward=2 * batch * weights,
-            activations=batch * d * FLOAT,
+            forward=2 * rows * weights,
+            activations=rows * d * FLOAT,
         )
     return LayerCost(name="head")
 

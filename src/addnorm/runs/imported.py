@@ -10,7 +10,6 @@ from addnorm.interop.peft import read_peft_, write_peft
 from addnorm.models.adapters import adapt_, load_adapter_, merge_, read_adapter
 from addnorm.models.build import build
 from addnorm.runs.run import Run, RunRecord, require_unused
-from addnorm.tasks import find_task
 from addnorm.tasks.base import (
     ADAPTER_FILE,
     BEST,
@@ -21,7 +20,7 @@ from addnorm.tasks.base import (
     say_nothing,
 )
 
-FORMS = ("huggingface", "peft", "ctranslate2", "onnx")
+FORMS = ("huggingface", "peft", "ctranslate2", "onnx", "torch")
 """What a run can be exported as."""
 
 
@@ -96,13 +95,14 @@ def export_run(
     run : a run of a text task.
     directory : where to write; it must not exist, or be empty.
     to : huggingface (model and tokenizer), peft (the adapters of a run trained with train.lora),
-        ctranslate2 or onnx.
+        ctranslate2, onnx or torch (torch.export).
     architecture : a model_type of Hugging Face; the first that can express the model by default.
     precision : of the weights for CTranslate2: float32, int8, ...
     """
     from addnorm.interop.ctranslate2 import export_ctranslate2
     from addnorm.interop.export import export_huggingface
     from addnorm.interop.onnx import export_onnx
+    from addnorm.interop.torch_export import export_torch
 
     if to not in FORMS:
         raise ConfigError(f"a run is not exported as {to!r}. {nearest(to, FORMS)}")
@@ -112,8 +112,9 @@ def export_run(
     if to == "peft":
         return _export_adapters(run, Path(directory))
     model, tokenizers = trained.model, trained.tokenizers
-    if to == "onnx":
-        return export_onnx(model, tokenizers, directory, labels=run.labels)
+    if to in ("onnx", "torch"):
+        export = export_onnx if to == "onnx" else export_torch
+        return export(model, tokenizers, directory, labels=run.labels)
     if to == "ctranslate2":
         return export_ctranslate2(model, tokenizers, directory, precision=precision)
     return export_huggingface(
@@ -142,5 +143,4 @@ def _export_adapters(run: Run, directory: Path) -> list[str]:
 
 
 def _record(imported: ImportedDirectory) -> RunRecord:
-    find_task(imported.task)
     return RunRecord(imported.task, "imported", imported.notes, [*imported.labels])

@@ -4,6 +4,7 @@ Training reads only files, so that every run can be resumed.
 """
 
 import csv
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -50,7 +51,7 @@ def files_of(task: str, options: Mapping[str, Any], folder: Path) -> dict[str, A
     options : options of `addnorm.train`; values may be paths, lists of texts or data frames.
     folder : folder for the files; it is only created if a file is written.
     """
-    writers = {"table": _table_files, "language": _document_files}
+    writers = {"table": _table_files, "language": _document_files, "label": _tagged_files}
     known = {name: value for name, value in options.items() if value is not None}
     if "source" in known and not is_path(known.get("text", "")):
         raise InputError("texts must be passed once: as data, as source or as text.")
@@ -97,6 +98,27 @@ def _text_files(options: dict[str, Any], folder: Path) -> dict[str, Any]:
             _write_columns(path, columns)
             options["text"] = "text"
         options[f"{prefix}source"] = path
+    return options
+
+
+def _tagged_files(options: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Write lists of words, with lists of labels, as JSON lines."""
+    for name in ("source", "text", "valid_source"):
+        if name not in options or is_path(options[name]):
+            continue
+        labels = options.pop("label", None) if name != "valid_source" else None
+        if labels is None or is_path(labels):
+            raise InputError(
+                f"{name} is a list: pass label as a list of lists, and validation in a file."
+            )
+        if len(labels) != len(options[name]):
+            counts = f"{len(labels)} for {len(options[name])}"
+            raise InputError(f"there must be a list of labels for each sentence: got {counts}.")
+        path = _file_in(folder, f"{name}.jsonl")
+        rows = zip(options.pop(name), labels, strict=True)
+        lines = [json.dumps({"tokens": list(w), "tags": list(t)}) for w, t in rows]
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        options["source" if name == "text" else name] = path
     return options
 
 

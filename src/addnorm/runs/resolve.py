@@ -48,9 +48,10 @@ def resolve(request: RunRequest, facts: DataFacts, times: StepTimes | None = Non
     """
     config = with_defaults(request, facts)
     if times is not None and config.run.minutes is not None:
-        return schedule_within(config.run.minutes, config, times)
+        return schedule_within(config.run.minutes, config, times, facts.evaluations)
     epochs = find_task(config.run.task).epochs
-    return with_steps(config, config.train.steps or _count_steps(config, epochs, facts))
+    steps = config.train.steps or _count_steps(config, epochs, facts)
+    return with_steps(config, steps, facts.evaluations)
 
 
 def with_defaults(request: RunRequest, facts: DataFacts) -> Config:
@@ -80,13 +81,13 @@ def _count_steps(config: Config, default_epochs: float, facts: DataFacts) -> int
     return max(1, round(epochs * facts.batches(config) / train.accumulate))
 
 
-def with_steps(config: Config, steps: int) -> Config:
+def with_steps(config: Config, steps: int, evaluations: int = 40) -> Config:
     """Return a configuration with warm-up, evaluations and checkpoints set from the steps."""
     train = config.train
     warmup = train.warmup
     if warmup is None:
         warmup = min(4000 if train.schedule in ("noam", "inverse-sqrt") else 1000, steps // 10)
-    evaluate = train.evaluate_every or max(1, steps // 40)
+    evaluate = train.evaluate_every or max(1, steps // evaluations)
     return config.replace(
         train=train.replace(
             steps=steps,
@@ -113,17 +114,24 @@ def make_extension(config: Config, step: int, *, steps: int, minutes: float = 0.
     return Extension(step, steps, warmup, every, minutes)
 
 
-def schedule_within(minutes: float, config: Config, times: StepTimes) -> Config:
+def schedule_within(minutes: float, config: Config, times: StepTimes, most: float = 40.0) -> Config:
     """Return a configuration with as many steps as fit into a time, and at most train.steps.
 
     A tenth of the time is for evaluations, or up to a fifth if fewer than four would fit.
+
+    Parameters
+    ----------
+    minutes : the time.
+    config : the configuration.
+    times : measured seconds per step and evaluation.
+    most : evaluations at most.
     """
     seconds = max(RESERVE * 60 * minutes - times.elapsed, times.step)
-    evaluations = 40.0
+    evaluations = most
     if times.evaluation > 0:
         four = min(4 * times.evaluation, MAX_EVALUATING * seconds)
         share = max(EVALUATING * seconds, four)
-        evaluations = max(1.0, min(40.0, share / times.evaluation))
+        evaluations = max(1.0, min(most, share / times.evaluation))
     left = max(seconds / 2, seconds - evaluations * times.evaluation)
     steps = max(1, int(left / times.step))
     if config.train.steps is not None:

@@ -208,7 +208,8 @@ class Run:
         Parameters
         ----------
         directory : where to write; it must not exist, or be empty.
-        to : huggingface, peft (the adapters of a run trained with train.lora), ctranslate2 or onnx.
+        to : huggingface, peft (the adapters of a run trained with train.lora), ctranslate2, onnx
+            or torch.
         architecture : a model_type, such as llama; the first that can express it by default.
         precision : of the weights for CTranslate2: float32, int8, ...
         """

@@ -485,6 +485,8 @@ def make_run_optimizer(config: Config, task: Task, model: nn.Module) -> torch.op
     """Return the optimizer of a configuration, for the parameter groups of the task."""
     train = config.train
     assert train.lr is not None
+    if train.unfreeze and parallel.world_size() > 1:
+        raise ConfigError("train.unfreeze needs a single process. Try train.layer_decay=0.9.")
     if config.run.parallel == "fsdp" and parallel.world_size() > 1:
         if train.optimizer not in ("adam", "adamw"):
             raise ConfigError(

@@ -69,18 +69,28 @@ TASKS: dict[str, TaskEntry] = {
         home="addnorm.tasks.masked:Masked",
         help="pre-train an encoder on texts without labels, for other runs to start from",
         options={**_TEXT, **_SIZE, **_ADAPTERS},
-        verbs=("embed", "explain"),
+        verbs=("embed", "classify_by_examples", "explain"),
         examples=("addnorm train masked texts.txt --out runs/masked",),
     ),
     "classify": TaskEntry(
         home="addnorm.tasks.classify:Classify",
         help="train an encoder on texts with labels, to classify texts",
         options={**_TEXT, "label": "data.label", **_SIZE, **_ADAPTERS},
-        verbs=("classify", "embed", "explain"),
+        verbs=("classify", "embed", "classify_by_examples", "explain"),
         examples=(
             "addnorm train classify reviews.csv --text review --label stars --out runs/stars",
             "addnorm train classify reviews.csv --from runs/masked --out runs/stars",
             "addnorm train classify reviews.csv --from models/minilm --lora attention --out runs/s",
+        ),
+    ),
+    "label": TaskEntry(
+        home="addnorm.tasks.label:Label",
+        help="train an encoder on words with labels, to find names or parts of speech",
+        options={**_TEXT, "label": "data.label", **_SIZE, **_ADAPTERS},
+        verbs=("label", "embed", "classify_by_examples"),
+        examples=(
+            "addnorm train label train.conll --valid-source valid.conll --out runs/names",
+            "addnorm train label train.jsonl --from models/minilm --out runs/names",
         ),
     ),
     "table": TaskEntry(
@@ -129,7 +139,7 @@ def tasks_with(verb: str) -> list[str]:
 def text_task_of(model: "ModelConfig") -> str:
     """Return the text task that a model is for, by its mode and head."""
     if model.mode == "encoder":
-        tasks = {"masked": "masked", "class": "classify"}
+        tasks = {"masked": "masked", "class": "label" if model.pool == "none" else "classify"}
         if model.head not in tasks:
             raise ConfigError(
                 f"an encoder with head={model.head} has no text task. Leave out the text, or try "

@@ -1,6 +1,7 @@
 """Classification: an encoder that predicts the probability of each label of a text."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -66,6 +67,8 @@ TEXTS_PER_CHUNK = 512
 """Texts that are classified at a time."""
 FEW_TOKENS = 500_000
 """With fewer training tokens the model has one block, unless a size or preset is chosen."""
+FEW_HELD_OUT = 200
+"""With fewer held-out texts, the best weights of fine-tuning are those of the smallest loss."""
 TOKEN_DROPOUT = 0.15
 """Default of data.token_dropout."""
 VOCAB_FACTOR = 3
@@ -113,11 +116,16 @@ class TrainedClassifier(TrainedEncoder):
 
     def probabilities(self, ids: Sequence[Sequence[int]]) -> NDArray[Any]:
         """Return the calibrated probability of each label for rows of ids, (rows, labels)."""
-        model = self.model
-        assert isinstance(model, Encoder)
-        return probabilities_of(
-            class_logits(model, ids, self.tokenizer.special), self.temperature
-        ).numpy()
+        special = self.tokenizer.special
+        if self.engine is not None:
+            rows = [[special.begin, *row, special.end] for row in ids]
+            outputs = self.engine.outputs(rows, special.pad)
+            logits = torch.stack(outputs) if outputs else torch.empty(0, len(self.labels))
+        else:
+            model = self.model
+            assert isinstance(model, Encoder)
+            logits = class_logits(model, ids, special)
+        return probabilities_of(logits, self.temperature).numpy()
 
     @torch.no_grad()
     def _loss(self, task: TextTask) -> Metrics:
@@ -233,6 +241,9 @@ class Classify(TextTask):
     def model_fields(self) -> Fields:
         return super().model_fields() | {"outputs": len(self.labels)}
 
+    def facts(self) -> DataFacts:
+        return replace(super().facts(), details={"held_out": len(self.valid[0])})
+
     @classmethod
     def defaults(cls, request: Config, facts: DataFacts, preset: str | None) -> Config:
         """Return the defaults; with few texts, those that overfit least (docs/results/text.md)."""
@@ -240,6 +251,8 @@ class Classify(TextTask):
         chosen = request.run.size is not None or preset is not None or facts.start is not None
         if facts.size < FEW_TOKENS and not chosen:
             config = config.replace(model=config.model.replace(depth=1))
+        if facts.start is not None and facts.details["held_out"] < FEW_HELD_OUT:
+            config = config.replace(train=config.train.replace(metric="loss"))
         return config.replace(data=config.data.replace(token_dropout=TOKEN_DROPOUT))
 
     def _bind(self, config: Config) -> None:

@@ -79,8 +79,7 @@ class TrainedLanguageModel(TrainedText):
         top_p : sample only from the most probable tokens whose probabilities add up to p.
         seed : random seed; the same seed gives the same text.
         """
-        model, tokenizer = self.decoder, self.tokenizer
-        assert isinstance(model, Decoder)
+        tokenizer = self.tokenizer
         if not isinstance(prompt, str):
             raise InputError(f"a prompt must be a str: got {type(prompt).__name__}.")
         ids = [*tokenizer.special.opening, *tokenizer.encode(prompt)]
@@ -91,7 +90,7 @@ class TrainedLanguageModel(TrainedText):
             raise InputError(
                 f"the prompt has a character that is not in the vocabulary: {unknown!r}. Remove it."
             )
-        length = model.config.length
+        length = self.config.model.length
         if len(ids) > length:
             raise InputError(
                 f"a prompt must fit the context of {length} tokens: got {len(ids)}. Shorten it, "
@@ -106,6 +105,10 @@ class TrainedLanguageModel(TrainedText):
             seed=seed,
         )
         end = None if tokenizer.special == OURS else tokenizer.end  # ours never ends a text
+        if self.engine is not None:
+            return make_answer(self.engine.generate(ids, decoding, end=end), tokenizer)
+        model = self.decoder
+        assert isinstance(model, Decoder)
         ((hypothesis,),) = generate(model, [ids], decoding, end=end, slide=True)
         return make_answer(hypothesis, tokenizer)
 

@@ -38,6 +38,7 @@ from addnorm.tasks.base import (
     require_text,
     say_nothing,
 )
+from addnorm.tasks.examples import ExampleClassifier
 from addnorm.training.loop import Batch
 from addnorm.training.loss import token_loss
 
@@ -98,6 +99,26 @@ class TrainedEncoder(TrainedText):
             mean = functional.normalize(mean, dim=-1) if normalise else mean
             vectors[list(part)] = mean.float().cpu().numpy()
         return vectors
+
+    def classify_by_examples(
+        self, texts: str | Iterable[str], examples: Sequence[str], labels: Sequence[str]
+    ) -> list[dict[str, float]]:
+        """Return the probability of every label for each text, the most probable label first.
+
+        Nothing is trained: a linear classifier is fitted to the vectors of the examples.
+
+        Parameters
+        ----------
+        texts : texts to classify; one str is one text. The result of a blank text is {}.
+        examples : some texts whose labels are known, ten of each label or more.
+        labels : the label of each example.
+        """
+        few = ExampleClassifier(self.embed(list(examples)), [str(label) for label in labels])
+        rows = [require_text(text, place) for place, text in enumerate(list_of_texts(texts), 1)]
+        full = [text for text in rows if text.strip()]
+        found = iter(few.probabilities(self.embed(full)).tolist() if full else [])
+        pairs = (zip(few.names, next(found), strict=True) if text.strip() else () for text in rows)
+        return [dict(sorted(row, key=lambda pair: -pair[1])) for row in pairs]
 
 
 class TrainedMasked(TrainedEncoder):

@@ -13,9 +13,9 @@ from addnorm.data.text.batches import Batches
 from addnorm.data.text.collate import collate_pairs, delimit_source, pair_lengths
 from addnorm.data.text.pairs import Pairs, limit_tokens, read_pairs
 from addnorm.data.text.split import overlap, split_by_source
-from addnorm.generate import Decoding, translate
+from addnorm.generate import Decoding, Hypothesis, translate
 from addnorm.layers.masks import Mask
-from addnorm.metrics import bleu, chrf
+from addnorm.metrics import bleu, chrf, rouge
 from addnorm.models.transformer import EncoderDecoder
 from addnorm.report import Page
 from addnorm.tasks.answer import Answer, make_answer
@@ -80,9 +80,8 @@ class TrainedTranslator(TrainedText):
         The translation of a blank text is one empty text. `decoding.read_ahead` texts are read
         before they are translated together.
         """
-        model = self.decoder
-        assert isinstance(model, EncoderDecoder)
         source, target = sides_of(self.tokenizers)
+        decode = self._decode_by_torch if self.engine is None else self.engine.translate
         places = iter(enumerate(texts, 1))
         ahead = decoding.read_ahead
         while part := [require_text(text, place) for place, text in islice(places, ahead)]:
@@ -91,13 +90,20 @@ class TrainedTranslator(TrainedText):
                 for text in part
                 if not is_blank(text)
             ]
-            results = translate(model, ids, decoding, begin=target.begin, end=target.end)
+            results = decode(ids, decoding, begin=target.begin, end=target.end)
             for text in part:
                 yield (
                     [EMPTY_ANSWER]
                     if is_blank(text)
                     else [make_answer(hypothesis, target) for hypothesis in next(results)]
                 )
+
+    def _decode_by_torch(
+        self, ids: list[list[int]], decoding: Decoding, **ends: int
+    ) -> Iterator[list[Hypothesis]]:
+        model = self.decoder
+        assert isinstance(model, EncoderDecoder)
+        return translate(model, ids, decoding, **ends)
 
     def translate(
         self, texts: str | Iterable[str], *, beam: int = 5, nbest: int = 1, **options: Any
@@ -162,6 +168,7 @@ class TrainedTranslator(TrainedText):
             "bleu_lower_signature": lower["signature"],
             "chrf": letters["score"],
             "chrf_signature": letters["signature"],
+            **rouge(texts, pairs.target),
             "exact": sum(map(str.__eq__, texts, pairs.target)) / len(texts),
             "beam": beam,
         }

@@ -465,6 +465,8 @@ class Loop:
         start = self.clock()
         state, number = self.state, self.state.step + 1
         self.model.train()
+        if prepare := getattr(self.task, "before_step", None):
+            prepare(self.model, number)
         batches = [self._to_device(self.task.batch(part)) for part in parts]
         read = getattr(self.task, "tokens_read", self.task.tokens)
         counts = (sum(count(batch) for batch in batches) for count in (self.task.tokens, read))

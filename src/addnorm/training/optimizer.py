@@ -41,15 +41,11 @@ def layer_groups(model: nn.Module, weight_decay: float, lr: float, decay: float)
     lr : rate of the head
     decay : factor from each layer to the one below
     """
-    trained = [(name, part) for name, part in model.named_parameters() if part.requires_grad]
-    numbers = {name: block_number(name) for name, _ in trained}
-    depth = 1 + max((n for n in numbers.values() if n is not None), default=-1)
     levels: dict[int, list[Tensor]] = {}
-    for name, part in trained:
-        number = numbers[name]
-        top = name.startswith("head.") or ".stack.ends." in name or ".stack.norm." in name
-        level = number + 1 if number is not None else depth + 1 if top else 0
-        levels.setdefault(level, []).append(part)
+    by_name, depth = layer_levels(model), _count_blocks(model)
+    for name, part in model.named_parameters():
+        if part.requires_grad:
+            levels.setdefault(by_name[name], []).append(part)
     return [
         {"params": chosen, "weight_decay": decays, "lr": lr * decay ** (depth + 1 - level)}
         for level, parts in sorted(levels.items(), reverse=True)
@@ -59,6 +55,35 @@ def layer_groups(model: nn.Module, weight_decay: float, lr: float, decay: float)
         )
         if chosen
     ]
+
+
+def layer_levels(model: nn.Module) -> dict[str, int]:
+    """Return the level of each parameter: 0 for embeddings, 1 to L for blocks, L + 1 for the head.
+
+    What follows the last block, such as a final norm, belongs to the head.
+    """
+    levels, depth = {}, _count_blocks(model)
+    for name, _ in model.named_parameters():
+        number = block_number(name)
+        top = name.startswith("head.") or ".stack.ends." in name or ".stack.norm." in name
+        levels[name] = number + 1 if number is not None else depth + 1 if top else 0
+    return levels
+
+
+def _count_blocks(model: nn.Module) -> int:
+    numbers = (block_number(name) for name, _ in model.named_parameters())
+    return 1 + max((number for number in numbers if number is not None), default=-1)
+
+
+def unfreeze_(model: nn.Module, stage: int) -> None:
+    """Train the head and the last `stage` blocks alone; stage L + 1 adds the embeddings.
+
+    Howard, Ruder 2018 (1801.06146), §3.3, there with one more layer in each epoch.
+    """
+    levels = layer_levels(model)
+    top = max(levels.values())
+    for name, part in model.named_parameters():
+        part.requires_grad_(levels[name] >= top - stage)
 
 
 def make_optimizer(

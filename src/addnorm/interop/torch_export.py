@@ -1,0 +1,71 @@
+"""Text models as programs of torch.export, with free batch and length: model.pt2.
+
+The program needs torch to run, and none of addnorm's code: torch.export.load("model.pt2").module().
+Its inputs are those of model.onnx (`interop/onnx.py`).
+"""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from addnorm.data.text.tokenizer import Tokenizer
+from addnorm.errors import ConfigError, SavedError
+from addnorm.files import to_json, write_whole
+from addnorm.interop.graphs import longest_sequence, quiet_exporter, whole_graph
+from addnorm.models.build import Model
+
+TORCH_TOLERANCE = 1e-5
+"""Largest difference of an output that is accepted."""
+
+
+def export_torch(
+    model: Model,
+    tokenizers: Mapping[str, Tokenizer],
+    directory: str | Path,
+    *,
+    labels: Sequence[str] = (),
+) -> list[str]:
+    """Write a text model as a program of torch.export, compare it with the model, return notes.
+
+    Parameters
+    ----------
+    model : the network.
+    tokenizers : saved in the same directory, in addnorm's format.
+    directory : where to write; it must not exist, or be empty.
+    labels : names of the classes.
+    """
+    if model.config.input != "tokens":
+        raise ConfigError(f"only models of tokens are written so: got {model.config.input}.")
+    directory = Path(directory)
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise SavedError(f"{str(directory)!r} is not empty. Choose another directory.")
+    function, inputs, shapes, more = whole_graph(model.eval())
+    with quiet_exporter(), torch.no_grad():
+        program = torch.export.export(function, inputs, dynamic_shapes=shapes, strict=False)
+    existed = directory.exists()
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        with quiet_exporter(), torch.no_grad():
+            torch.export.save(program, directory / "model.pt2")
+            again = torch.export.load(directory / "model.pt2").module()
+            difference = float((again(*more) - function(*more)).abs().max())
+        if not difference <= TORCH_TOLERANCE:
+            raise SavedError(
+                f"{str(directory)!r} does not compute what the model does: outputs differ by up to "
+                f"{difference:.2g}, above {TORCH_TOLERANCE:g}."
+            )
+        for side, tokenizer in tokenizers.items():
+            tokenizer.save(directory / ("tokenizer" if side == "text" else f"tokenizer-{side}"))
+        facts = {"labels": list(labels), "length": longest_sequence(model)}
+        write_whole(directory / "model.json", f"{to_json(facts)}\n".encode())
+    except BaseException:
+        shutil.rmtree(directory, ignore_errors=True)
+        if existed:
+            directory.mkdir()
+        raise
+    return [
+        "written as model.pt2, a program of torch.export.",
+        f"loaded by torch {torch.__version__}: outputs differ by up to {difference:.2g}.",
+    ]

@@ -1,0 +1,170 @@
+"""Engines answer the verbs of a run as torch does, and are made once."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import addnorm
+from addnorm.cli.main import main
+from addnorm.errors import ConfigError, InputError
+from addnorm.generate import Decoding
+from addnorm.runs import engines
+from addnorm.runs.engines import fastest_engine, use_engine
+from addnorm.runs.run import Run
+from tests.portable import training
+from tests.runs.common import lines, quiet, request_for, train, write
+
+pytestmark = pytest.mark.parity
+pytest.importorskip("ctranslate2")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A run of each task, trained for a few steps."""
+    training.note()
+    folder = write(tmp_path_factory.mktemp("engines"))
+    with torch.enable_grad():
+        return {
+            task: train(request_for(task, folder, steps=steps), folder / task).run.path
+            for task, steps in (("translate", 60), ("language", 12), ("classify", 12))
+        }
+
+
+@pytest.mark.trains
+def test_ctranslate2_translates_greedily_as_torch_does(runs: dict[str, Path]) -> None:
+    run = Run.open(runs["translate"])
+    texts = lines(200, seed=5)
+    expected = run.translate(texts, beam=1)
+    notes: list[str] = []
+    use_engine(run, "ctranslate2", notes.append)
+    assert "log-probabilities of tokens differ by up to" in notes[-1]
+    assert run.translate(texts, beam=1) == expected
+    assert run.trained.engine.name == "ctranslate2" and run.trained.engine.precision == "float32"
+    # Made once: the second run reads what the first has written.
+    again, notes = Run.open(runs["translate"]), []
+    use_engine(again, "ctranslate2", notes.append)
+    assert not notes and again.translate(["ba be", " "], beam=3)[1] == ""
+    assert len(again.translate("ba be", beam=3, nbest=2)[0]) == 2
+    with pytest.raises(ConfigError, match="no penalty gnmt"):
+        again.translate("ba be", penalty="gnmt")
+    use_engine(again, "torch", quiet)
+    assert again.trained.engine is None and again.translate(texts[:9], beam=1) == expected[:9]
+
+
+@pytest.mark.trains
+def test_an_engine_is_made_again_for_other_weights(runs: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(runs["translate"], tmp_path / "run")
+    run, notes = Run.open(tmp_path / "run"), []
+    use_engine(run, "ctranslate2", notes.append)
+    model = run.model
+    with torch.no_grad():
+        model.tokens.weight.mul_(-1.0)
+    model.save(tmp_path / "run/best")
+    changed, notes = Run.open(tmp_path / "run"), []
+    use_engine(changed, "ctranslate2", notes.append)
+    assert notes and changed.translate(lines(20), beam=1) == Run.open(tmp_path / "run").translate(
+        lines(20), beam=1
+    )
+
+
+@pytest.mark.trains
+def test_the_fastest_engine_is_measured_once_and_said(
+    runs: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copytree(runs["translate"], tmp_path / "run")
+    shutil.rmtree(tmp_path / "run/engines", ignore_errors=True)
+    (tmp_path / "texts").write_text("".join(f"{line}\n" for line in lines(30)))
+    words = ["translate", str(tmp_path / "run"), str(tmp_path / "texts"), "--beam", "1"]
+    assert main(words) == 0
+    few = capsys.readouterr()
+    assert "engine" not in few.err and not (tmp_path / "run/engines").exists()
+    monkeypatch.setattr(engines, "AUTO_LINES", 30)
+    assert main(words) == 0
+    first = capsys.readouterr()
+    assert "texts/s). Choose another with --engine." in first.err and first.out == few.out
+    stored = json.loads((tmp_path / "run/engines/speed.json").read_text())
+    assert stored["engine"] == min(stored["seconds"], key=stored["seconds"].get)
+    # A stored choice is used as it is, for short files, too.
+    stored["engine"] = "ctranslate2"
+    (tmp_path / "run/engines/speed.json").write_text(json.dumps(stored))
+    monkeypatch.setattr(engines, "AUTO_LINES", 10**9)
+    assert main(words) == 0
+    second = capsys.readouterr()
+    assert "engine: ctranslate2, which was the fastest when it was measured" in second.err
+    assert second.out == few.out
+    assert main([*words, "--engine", "torch"]) == 0
+    assert "engine" not in capsys.readouterr().err
+    # A damaged file, or one of other weights, counts as none.
+    (tmp_path / "run/engines/speed.json").write_text("{")
+    run = Run.open(tmp_path / "run")
+    assert fastest_engine(run, ["ba"], Decoding(), quiet) == "torch"
+
+
+@pytest.mark.trains
+def test_ctranslate2_generates_greedily_as_torch_does(runs: dict[str, Path]) -> None:
+    run = Run.open(runs["language"])
+    options: dict[str, Any] = {"tokens": 12, "temperature": 0}
+    expected = run.generate("Ba be", **options)
+    use_engine(run, "ctranslate2", quiet)
+    assert run.generate("Ba be", **options) == expected
+    assert len(run.generate("Ba be", tokens=12, temperature=0.9, top_k=5)) > 0
+    with pytest.raises(InputError, match="does not go beyond the context of"):
+        run.generate("Ba", tokens=10_000)
+
+
+@pytest.mark.slow
+@pytest.mark.trains
+def test_onnx_answers_as_torch_does(runs: dict[str, Path]) -> None:
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(name)
+    texts = [*lines(20, seed=9), "ba"]
+    run = Run.open(runs["classify"])
+    expected = run.classify(texts)
+    use_engine(run, "onnx", quiet)
+    for one, other in zip(run.classify(texts), expected, strict=True):
+        assert one == pytest.approx(other, abs=1e-5)
+    run = Run.open(runs["language"])
+    for options in ({"temperature": 0}, {"temperature": 0.8, "seed": 3}):
+        run.trained.engine = None
+        expected = run.generate("Ba be", tokens=10, **options)
+        use_engine(run, "onnx", quiet)
+        assert run.generate("Ba be", tokens=10, **options) == expected
+    run = Run.open(runs["translate"])
+    expected = run.translate(texts, beam=1)
+    use_engine(run, "onnx", quiet)
+    found = run.translate(texts, beam=1)
+    assert found == expected
+    assert found[0].score == pytest.approx(expected[0].score, abs=1e-4)
+    with pytest.raises(ConfigError, match="translates greedily: got beam=5"):
+        run.translate("ba")
+
+
+@pytest.mark.trains
+def test_what_an_engine_cannot_do_is_refused(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    run = Run.open(runs["classify"])
+    with pytest.raises(ConfigError, match="needs a model that predicts tokens"):
+        use_engine(run, "ctranslate2", quiet)
+    with pytest.raises(ConfigError, match=r"there is no engine 'tensorrt'\."):
+        use_engine(run, "tensorrt", quiet)
+    with pytest.raises(ConfigError, match="computes in float32"):
+        use_engine(Run.open(runs["translate"], int8=True), "onnx", quiet)
+    table = addnorm.train(
+        "table",
+        {"a": [*range(40)], "b": ["x", "y"] * 20},
+        target="b",
+        progress=False,
+        set={"train.steps": 1, "model.width": 16, "model.depth": 1, "model.heads": 2},
+    )
+    with pytest.raises(ConfigError, match="is for text models: this run is for table"):
+        use_engine(table, "onnx", quiet)
+    words = ["classify", str(runs["classify"]), str(tmp_path / "none"), "--engine", "ctranslate2"]
+    assert main(words) == 2 and "CTranslate2" in capsys.readouterr().err
