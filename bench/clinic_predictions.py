@@ -1,18 +1,24 @@
 """Accuracy of the clinic's predictions on real tasks: hundreds of configurations, trained in full.
 
-    python -m bench.clinic_predictions train FOLDER --out outcomes.jsonl
+python -m bench.clinic_predictions train FOLDER --out outcomes.jsonl
 """
 
 import argparse
 import json
 import math
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from addnorm.clinic import ClinicBatch, TrainingPlan
+from addnorm.clinic.call_model import Objective, unchanged
+from addnorm.clinic.prediction import Rehearsal
+from addnorm.clinic.rehearsal import HELD_OUT_BATCHES as REHEARSAL_HELD_OUT
+from addnorm.clinic.rehearsal import REHEARSAL_STEPS, rehearse
 from bench.prediction_set import (
     Configuration,
     RealTask,
@@ -137,15 +143,66 @@ def run_train(folder: Path, out: Path, count: int) -> None:
         )
 
 
+def plan_of(config: Configuration, task: RealTask) -> TrainingPlan:
+    """Return the plan of a configuration, as a user would write it for the clinic."""
+    return TrainingPlan(
+        lr=config["lr"],
+        warmup=config["warmup"],
+        steps=task.steps,
+        schedule=config["schedule"],
+        optimizer=config["optimizer"],
+        betas=(0.9, config["beta2"]),
+        eps=1e-8,
+        weight_decay=config["weight_decay"],
+        clip=config["clip"],
+    )
+
+
+def rehearsed(
+    config: Configuration, task: RealTask, seed: int, steps: int = REHEARSAL_STEPS
+) -> tuple[Rehearsal, float]:
+    """Rehearse with other weights and batches than those of the training; and the seconds."""
+    model = make_model(config, task, seed + 5000)
+    generator = torch.Generator().manual_seed(seed + 6000)
+    batches = [
+        ClinicBatch(*batch_of(config, task, generator))
+        for _ in range(REHEARSAL_HELD_OUT + REHEARSAL_STEPS)
+    ]
+    start = time.perf_counter()
+    objective = Objective(lambda output, targets: task.loss(output, targets), "the task's loss")
+    plan = plan_of(config, task)
+    with unchanged(model):
+        rehearsal = rehearse(model, batches, objective, plan, steps=steps)
+    return rehearsal, time.perf_counter() - start
+
+
+def run_rehearse(folder: Path, out: Path, count: int) -> None:
+    tasks, done = load_tasks(folder), finished(out)
+    for number, config in enumerate(draw_configurations(count)):
+        key = key_of(config)
+        if key in done:
+            continue
+        rehearsal, seconds = rehearsed(config, tasks[config["task"]], number)
+        line = {"key": key, "number": number, "seconds": seconds, "rehearsal": asdict(rehearsal)}
+        with out.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        print(
+            f"{number} {rehearsal.held_out[0][1]:.3f} to {rehearsal.held_out[-1][1]:.3f}, "
+            f"{seconds:.1f} s {key}",
+            flush=True,
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("train",))
+    parser.add_argument("what", choices=("train", "rehearse"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--count", type=int, default=220)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    run_train(args.folder, args.out, args.count)
+    run = {"train": run_train, "rehearse": run_rehearse}[args.what]
+    run(args.folder, args.out, args.count)
 
 
 if __name__ == "__main__":

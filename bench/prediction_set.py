@@ -1,8 +1,8 @@
 """The configurations of bench/clinic_predictions.py: six real tasks, four families of models.
 
-Every configuration is a plain dictionary, drawn by a generator with a fixed seed. `load_tasks` reads
-the data from a folder, `make_model` builds the model of a configuration, `draw` returns a batch.
-Widths are small and trainings short, so that hundreds of them run on one core.
+Every configuration is a plain dictionary, drawn by a generator with a fixed seed. `load_tasks`
+reads the data from a folder, `make_model` builds the model of a configuration. Widths are small
+and trainings short, so that hundreds of them run on one core.
 """
 
 import csv
@@ -359,9 +359,9 @@ class LibraryModel(nn.Module):
             self.model = hf.GPT2LMHeadModel(gpt2)
         elif task.kind == "tokens":
             opt = hf.OPTConfig(
-                vocab_size=task.vocab, hidden_size=width, num_hidden_layers=depth, ffn_dim=4 * width,
-                num_attention_heads=4, max_position_embeddings=64, dropout=dropout,
-                do_layer_norm_before=False, word_embed_proj_dim=width,
+                vocab_size=task.vocab, hidden_size=width, num_hidden_layers=depth,
+                ffn_dim=4 * width, num_attention_heads=4, max_position_embeddings=64,
+                dropout=dropout, do_layer_norm_before=False, word_embed_proj_dim=width,
                 pad_token_id=None, bos_token_id=None, eos_token_id=None,
             )  # fmt: skip
             self.model = hf.OPTForCausalLM(opt)
