@@ -14,7 +14,13 @@ from torch.nn import functional as F
 
 from addnorm.clinic import ClinicBatch, Evidence, Examination, TrainingPlan, examine
 from addnorm.clinic.plan_rules import working_remedies
-from addnorm.clinic.prediction import CANNOT_TELL, WILL_NOT_TRAIN, WILL_TRAIN, Rehearsal, predict
+from addnorm.clinic.prediction import (
+    CANNOT_TELL,
+    WILL_NOT_TRAIN,
+    WILL_TRAIN,
+    Rehearsal,
+    predict_outcome,
+)
 from addnorm.clinic.rehearsal import REHEARSAL_BATCHES, Alternative
 from addnorm.clinic.rules import Finding, apply_rules
 from tests.clinic.subjects import decoder, ids
@@ -38,7 +44,7 @@ def evidence_of(
     return dataclasses.replace(
         post_norm(),
         plan=TrainingPlan(lr=lr),
-        prediction=predict(rehearsals["planned"]),
+        prediction=predict_outcome(rehearsals["planned"]),
         rehearsals=rehearsals,
         alternatives={name: Alternative(0.1, r) for name, r in (alternatives or {}).items()},
     )

@@ -13,7 +13,7 @@ from addnorm.clinic.prediction import (
     Rehearsal,
     expected_gain,
     is_better,
-    predict,
+    predict_outcome,
 )
 
 STEPS = 64
@@ -53,24 +53,24 @@ STALLS = rehearsal(4.0, 3.0, 0.0, losses=(4.0,) * 8 + (3.0,) * 56)
     ),
 )
 def test_what_is_learnt_beyond_a_constant_answer_decides(curves: Rehearsal, answer: str) -> None:
-    assert predict(curves).answer == answer
+    assert predict_outcome(curves).answer == answer
 
 
 def test_a_loss_that_is_not_finite_will_not_train() -> None:
     losses = (4.0, 3.0, math.nan)
-    prediction = predict(dataclasses.replace(LEARNS, losses=losses, trivial=(3.0,) * 3))
+    prediction = predict_outcome(dataclasses.replace(LEARNS, losses=losses, trivial=(3.0,) * 3))
     assert prediction.answer == WILL_NOT_TRAIN and "not finite after 2 steps" in prediction.reason
 
 
 def test_what_cannot_be_told_is_said() -> None:
     few = rehearsal(4.0, 2.0, 1.0, steps=4)
-    assert predict(few).answer == CANNOT_TELL and "too few" in predict(few).reason
-    unknown = predict(dataclasses.replace(LEARNS, trivial=()))
+    assert predict_outcome(few).answer == CANNOT_TELL and "too few" in predict_outcome(few).reason
+    unknown = predict_outcome(dataclasses.replace(LEARNS, trivial=()))
     assert unknown.answer == CANNOT_TELL and "constant answer" in unknown.reason
     assert unknown.advice
-    alone = predict(dataclasses.replace(LEARNS, same_batch=True, fresh=False))
+    alone = predict_outcome(dataclasses.replace(LEARNS, same_batch=True, fresh=False))
     assert alone.answer == CANNOT_TELL and "by heart" in alone.reason
-    fails = predict(dataclasses.replace(STALLS, same_batch=True, fresh=False))
+    fails = predict_outcome(dataclasses.replace(STALLS, same_batch=True, fresh=False))
     assert fails.answer == WILL_NOT_TRAIN and "not even one batch" in fails.reason
 
 
@@ -80,9 +80,9 @@ def test_repeated_batches_are_judged_by_those_that_were_held_out() -> None:
         LEARNS, fresh=False, held_out=((0, 4.0), (32, 3.1), (64, 3.2)),
         held_out_advantages=(0.0, 0.0, 0.0),
     )  # fmt: skip
-    assert predict(memorised).answer == WILL_NOT_TRAIN
+    assert predict_outcome(memorised).answer == WILL_NOT_TRAIN
     assert memorised.final == 3.2 and LEARNS.final < 2.3
-    assert predict(dataclasses.replace(LEARNS, fresh=False)).answer == WILL_TRAIN
+    assert predict_outcome(dataclasses.replace(LEARNS, fresh=False)).answer == WILL_TRAIN
 
 
 def test_the_gain_is_extrapolated_along_the_rates() -> None:
@@ -106,17 +106,24 @@ def test_a_slow_start_of_a_long_plan_rules_nothing_out() -> None:
     slow = rehearsal(4.0, 3.98, 0.2, planned_progress=1000.0, planned_steps=1000)
     noisy = tuple(4.0 + (0.3 if i % 2 else -0.3) for i in range(STEPS))
     slow = dataclasses.replace(slow, losses=noisy)
-    assert predict(slow).answer == CANNOT_TELL
-    assert predict(dataclasses.replace(slow, planned_progress=160.0)).answer == WILL_NOT_TRAIN
-    assert predict(dataclasses.replace(slow, advantages=(0.0,) * STEPS)).answer == WILL_NOT_TRAIN
+    assert predict_outcome(slow).answer == CANNOT_TELL
+    assert (
+        predict_outcome(dataclasses.replace(slow, planned_progress=160.0)).answer == WILL_NOT_TRAIN
+    )
+    assert (
+        predict_outcome(dataclasses.replace(slow, advantages=(0.0,) * STEPS)).answer
+        == WILL_NOT_TRAIN
+    )
 
 
 def test_the_reason_says_what_was_extrapolated_and_shortened() -> None:
-    reason = predict(dataclasses.replace(LEARNS, planned_warmup=99, shortened_warmup=32)).reason
+    reason = predict_outcome(
+        dataclasses.replace(LEARNS, planned_warmup=99, shortened_warmup=32)
+    ).reason
     assert "a constant answer 3" in reason and "extrapolated to 160 steps" in reason
     assert "(warm-up of 99 rehearsed as 32)" in reason
-    assert predict(LEARNS).extrapolated
-    assert not predict(dataclasses.replace(LEARNS, planned_steps=64)).extrapolated
+    assert predict_outcome(LEARNS).extrapolated
+    assert not predict_outcome(dataclasses.replace(LEARNS, planned_steps=64)).extrapolated
 
 
 def test_only_what_is_clearly_ahead_and_will_train_is_better() -> None:

@@ -12,15 +12,15 @@ from addnorm.clinic.call_model import Objective, choose_objective
 from addnorm.clinic.prediction import Rehearsal
 from addnorm.clinic.rehearsal import (
     MIN_REHEARSAL_STEPS,
+    PLAN_SCHEDULES,
     REHEARSAL_STEPS,
-    SCHEDULES,
     affordable_steps,
+    hold_out_batches,
     other_plans,
     recommended_warmup,
     rehearse,
     rehearse_alternatives,
     rehearse_plan,
-    split_batches,
     with_targets_of_another_row,
 )
 from addnorm.clinic.sharpness import Sharpness
@@ -33,7 +33,7 @@ from tests.clinic.test_prediction import LEARNS, STALLS
 # ── The plan ──────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", PLAN_SCHEDULES)
 @pytest.mark.parametrize("warmup", (0, 1, 7))
 def test_schedules_equal_those_of_training(name: str, warmup: int) -> None:
     plan = TrainingPlan(lr=1.0, warmup=warmup, steps=30, schedule=name, min_lr_ratio=0.1)
@@ -67,13 +67,13 @@ def test_optimizers_have_the_planned_settings() -> None:
     model = nn.Linear(2, 2)
     options = {"betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.2}
     for name, kind in (("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)):
-        made = TrainingPlan(lr=0.1, optimizer=name, **options).make_optimizer(model)
+        made = TrainingPlan(lr=0.1, optimizer=name, **options).optimizer_for(model)
         assert type(made) is kind and options.items() <= made.defaults.items()
-    sgd = TrainingPlan(lr=0.1, optimizer="sgd", momentum=0.5).make_optimizer(model)
+    sgd = TrainingPlan(lr=0.1, optimizer="sgd", momentum=0.5).optimizer_for(model)
     assert isinstance(sgd, torch.optim.SGD) and sgd.defaults["momentum"] == 0.5
     given = torch.optim.NAdam(model.parameters(), lr=0.02, weight_decay=0.3)
     plan = TrainingPlan.from_optimizer(given, warmup=5)
-    copied = plan.make_optimizer(nn.Linear(3, 3))
+    copied = plan.optimizer_for(nn.Linear(3, 3))
     assert isinstance(copied, torch.optim.NAdam) and copied.defaults["weight_decay"] == 0.3
     assert (plan.lr, plan.warmup, plan.described().optimizer) == (0.02, 5, "NAdam")
 
@@ -98,7 +98,7 @@ def test_a_rehearsal_equals_the_training_and_restores_the_weights(warmup: int) -
     assert all(p.grad is None for p in model.parameters()) and not model.training
     assert result.shortened_warmup == (3 if warmup == 5 else None)
     used = dataclasses.replace(plan, warmup=min(warmup, 3))
-    optimizer = used.make_optimizer(model)
+    optimizer = used.optimizer_for(model)
     losses, advantages = [], []
     for step, batch in enumerate(batches[2:8] if len(batches) > 8 else [], start=1):
         output = model(batch.inputs)
@@ -134,12 +134,12 @@ def test_dropout_is_that_of_training() -> None:
 def test_batches_are_held_out_or_the_only_one_is_split() -> None:
     model, (batch, *others) = decoder().eval(), batches_of(12)
     objective = choose_objective(model, batch, None)
-    held_out, learnt = split_batches([batch, *others], objective)
+    held_out, learnt = hold_out_batches([batch, *others], objective)
     assert (len(held_out), len(learnt)) == (2, 10)
-    assert [len(part) for part in split_batches([batch, others[0]], objective)] == [1, 1]
-    assert [part.row_count for part in split_batches([batch], objective)[1]] == [2, 2]
+    assert [len(part) for part in hold_out_batches([batch, others[0]], objective)] == [1, 1]
+    assert [part.row_count for part in hold_out_batches([batch], objective)[1]] == [2, 2]
     random = Objective(objective.loss, "noise", random_targets=True)
-    assert all(part == [batch] for part in split_batches([batch, others[0]], random))
+    assert all(part == [batch] for part in hold_out_batches([batch, others[0]], random))
 
 
 def test_targets_of_another_row_move_everything_but_what_has_no_rows() -> None:
@@ -206,7 +206,7 @@ def test_other_rates_also_hold_for_a_function_that_makes_the_optimizer() -> None
     model = nn.Linear(2, 2)
     plan = TrainingPlan.from_optimizer(torch.optim.SGD(model.parameters(), lr=0.5), steps=400)
     lower = other_plans(plan)["at lr 0.05"]
-    made = lower.make_optimizer(model)
+    made = lower.optimizer_for(model)
     assert made.param_groups[0]["lr"] == pytest.approx(0.05)
     assert lower.lr == 0.05 and lower.optimizer_name == "SGD"
 

@@ -30,7 +30,7 @@ from addnorm.clinic.measure import (
     norm_placement,
     weight_gains,
 )
-from addnorm.clinic.prediction import WILL_NOT_TRAIN, Prediction, Rehearsal, predict
+from addnorm.clinic.prediction import WILL_NOT_TRAIN, Prediction, Rehearsal, predict_outcome
 from addnorm.clinic.rehearsal import (
     Alternative,
     TrainingPlan,
@@ -221,7 +221,7 @@ def _rehearse(
 ) -> dict[str, Any]:
     """Rehearse the plan, and if it will not train other arrangements, as fields of the evidence."""
     rehearsals = rehearse_plan(model, batches, objective, plan)
-    prediction = predict(rehearsals["planned"])
+    prediction = predict_outcome(rehearsals["planned"])
     others = {}
     if prediction.answer == WILL_NOT_TRAIN:
         others = rehearse_alternatives(model, batches, objective, plan)

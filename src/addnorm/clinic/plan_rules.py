@@ -6,7 +6,13 @@ the plan is predicted to train, nothing is advised.
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from addnorm.clinic.prediction import CANNOT_TELL, WILL_NOT_TRAIN, Rehearsal, is_better, predict
+from addnorm.clinic.prediction import (
+    CANNOT_TELL,
+    WILL_NOT_TRAIN,
+    Rehearsal,
+    is_better,
+    predict_outcome,
+)
 
 if TYPE_CHECKING:
     from addnorm.clinic.evidence import Evidence
@@ -40,13 +46,13 @@ def plan_findings(e: "Evidence") -> list[PlanFinding]:
     planned = e.rehearsals.get("planned")
     if e.plan is None or planned is None:
         return []
-    prediction = predict(planned)
+    prediction = predict_outcome(planned)
     if prediction.answer == CANNOT_TELL:
         return [
             PlanFinding(
                 "cannot tell whether it trains",
                 "note",
-                f"{describe_plan(e)}: {prediction.reason}",
+                f"{describe_rehearsal(e)}: {prediction.reason}",
                 "The rehearsal is short, and these curves have been seen in trainings that worked "
                 "and in trainings that failed.",
                 prediction.advice,
@@ -60,7 +66,7 @@ def plan_findings(e: "Evidence") -> list[PlanFinding]:
         PlanFinding(
             name,
             "problem",
-            f"{describe_stream(e)}. {describe_plan(e)}: {prediction.reason}",
+            f"{describe_stream(e)}. {describe_rehearsal(e)}: {prediction.reason}",
             REASONS[name],
             _remedy(works),
         )
@@ -96,7 +102,7 @@ def _remedy(works: dict[str, Rehearsal]) -> str:
         )
     parts = []
     for name, rehearsal in works.items():
-        prediction = predict(rehearsal)
+        prediction = predict_outcome(rehearsal)
         loss = f"{rehearsal.final:.2f} after {len(rehearsal.losses)} steps"
         parts.append(
             f"{name.removeprefix('at ').removeprefix('with ')} ({prediction.answer}: {loss})"
@@ -125,7 +131,7 @@ def describe_stream(e: "Evidence") -> str:
     return "; ".join(facts)
 
 
-def describe_plan(e: "Evidence") -> str:
+def describe_rehearsal(e: "Evidence") -> str:
     """Return the plan and its rehearsal in a sentence."""
     assert e.plan is not None
     r = e.rehearsals["planned"]

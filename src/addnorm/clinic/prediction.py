@@ -169,11 +169,11 @@ class Prediction:
     extrapolated: bool = False
 
 
-def predict(r: Rehearsal) -> Prediction:
+def predict_outcome(r: Rehearsal) -> Prediction:
     """Return whether the planned training will work, from the curves of its rehearsal.
 
     >>> falls = tuple(4.0 - 0.03 * step for step in range(64))
-    >>> predict(Rehearsal(losses=falls, trivial=(3.0,) * 64, factors=(1.0,) * 64)).answer
+    >>> predict_outcome(Rehearsal(losses=falls, trivial=(3.0,) * 64, factors=(1.0,) * 64)).answer
     'will train'
     """
     bad = next((i for i, loss in enumerate(r.losses) if not math.isfinite(loss)), None)
@@ -204,7 +204,7 @@ def predict(r: Rehearsal) -> Prediction:
 def is_better(one: Rehearsal, other: Rehearsal) -> bool:
     """Return whether one is predicted to train, and is clearly ahead of the other already."""
     mine, others = one.curve(), other.curve()
-    if mine is None or predict(one).answer != WILL_TRAIN:
+    if mine is None or predict_outcome(one).answer != WILL_TRAIN:
         return False
     if others is None:
         return not all(map(math.isfinite, other.losses))

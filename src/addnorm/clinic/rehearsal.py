@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 
 from addnorm.clinic.call_model import ClinicBatch, Objective, call_model, step_operations
 from addnorm.clinic.measure import position_variance
-from addnorm.clinic.prediction import WILL_NOT_TRAIN, Rehearsal, is_better, predict
+from addnorm.clinic.prediction import WILL_NOT_TRAIN, Rehearsal, is_better, predict_outcome
 from addnorm.clinic.residual_trace import trace_stream
 from addnorm.clinic.trivial import trivial_losses
 from addnorm.clinic.weight_perturbation import amplification
@@ -100,9 +100,9 @@ class TrainingPlan:
                 f"a training plan must have at least one step: got steps={self.steps}. "
                 "Leave it out if it is unknown."
             )
-        choose("TrainingPlan.schedule", self.schedule, SCHEDULES)
+        choose("TrainingPlan.schedule", self.schedule, PLAN_SCHEDULES)
         if isinstance(self.optimizer, str):
-            choose("TrainingPlan.optimizer", self.optimizer, OPTIMIZERS)
+            choose("TrainingPlan.optimizer", self.optimizer, PLAN_OPTIMIZERS)
 
     @classmethod
     def from_optimizer(cls, optimizer: Optimizer, **changes: Any) -> "TrainingPlan":
@@ -126,13 +126,15 @@ class TrainingPlan:
         """Return the factor on the peak rate at a step, counted from 1."""
         if step < self.warmup:
             return step / self.warmup
-        return SCHEDULES[self.schedule](self, step)
+        return PLAN_SCHEDULES[self.schedule](self, step)
 
-    def make_optimizer(self, model: nn.Module) -> Optimizer:
+    def optimizer_for(self, model: nn.Module) -> Optimizer:
         """Return the optimizer over the model's trainable parameters."""
         if not isinstance(self.optimizer, str):
             return self.optimizer(model)
-        return OPTIMIZERS[self.optimizer](self, [p for p in model.parameters() if p.requires_grad])
+        return PLAN_OPTIMIZERS[self.optimizer](
+            self, [p for p in model.parameters() if p.requires_grad]
+        )
 
     @property
     def optimizer_name(self) -> str:
@@ -151,40 +153,40 @@ class TrainingPlan:
         return sum(self.factor(step) for step in range(1, steps + 1))
 
 
-def _share(plan: TrainingPlan, step: int) -> float:
+def _share_done(plan: TrainingPlan, step: int) -> float:
     """Return the share of the steps after the warm-up so far; 0 if the steps are unknown."""
     if plan.steps is None:
         return 0.0
     return min(1.0, (step - plan.warmup) / max(plan.steps - plan.warmup, 1))
 
 
-def _above_floor(plan: TrainingPlan, share: float) -> float:
+def _from_floor(plan: TrainingPlan, share: float) -> float:
     return plan.min_lr_ratio + (1 - plan.min_lr_ratio) * share
 
 
-def _inverse_sqrt(plan: TrainingPlan, step: int) -> float:
+def _inverse_root(plan: TrainingPlan, step: int) -> float:
     return math.sqrt(max(plan.warmup, 1) / step)
 
 
-SCHEDULES: dict[str, Callable[[TrainingPlan, int], float]] = {
+PLAN_SCHEDULES: dict[str, Callable[[TrainingPlan, int], float]] = {
     "constant": lambda plan, step: 1.0,
-    "cosine": lambda p, s: _above_floor(p, (1 + math.cos(math.pi * _share(p, s))) / 2),
-    "linear": lambda p, s: _above_floor(p, 1 - _share(p, s)),
-    "inverse-sqrt": _inverse_sqrt,
-    "noam": _inverse_sqrt,
+    "cosine": lambda p, s: _from_floor(p, (1 + math.cos(math.pi * _share_done(p, s))) / 2),
+    "linear": lambda p, s: _from_floor(p, 1 - _share_done(p, s)),
+    "inverse-sqrt": _inverse_root,
+    "noam": _inverse_root,
 }
 """Factors after the warm-up, as in training/schedule.py, which the clinic does not import."""
 
 
-def _adam(kind: Any) -> Callable[[TrainingPlan, list[nn.Parameter]], Optimizer]:
+def _adam_like(kind: Any) -> Callable[[TrainingPlan, list[nn.Parameter]], Optimizer]:
     return lambda plan, weights: kind(
         weights, lr=plan.lr, betas=plan.betas, eps=plan.eps, weight_decay=plan.weight_decay
     )
 
 
-OPTIMIZERS: dict[str, Callable[[TrainingPlan, list[nn.Parameter]], Optimizer]] = {
-    "adam": _adam(torch.optim.Adam),
-    "adamw": _adam(torch.optim.AdamW),
+PLAN_OPTIMIZERS: dict[str, Callable[[TrainingPlan, list[nn.Parameter]], Optimizer]] = {
+    "adam": _adam_like(torch.optim.Adam),
+    "adamw": _adam_like(torch.optim.AdamW),
     "sgd": lambda plan, weights: torch.optim.SGD(
         weights, lr=plan.lr, momentum=plan.momentum, weight_decay=plan.weight_decay
     ),
@@ -218,20 +220,20 @@ def rehearse(
     """
     if trivial is None:
         trivial = trivial_losses(model.eval(), batches, objective)
-    held_out, learnt = split_batches(batches, objective)
+    held_out, learnt = hold_out_batches(batches, objective)
     constant = _by_batch(trivial, len(batches), len(learnt))
     shortened = max(1, steps // 2) if plan.warmup > steps // 2 and plan.warmup > 1 else None
     used = plan if shortened is None else replace(plan, warmup=shortened)
-    state = _State(model)
+    state = _SavedState(model)
     torch.manual_seed(seed)
     order = torch.randperm(len(learnt)).tolist() if seed else list(range(len(learnt)))
     losses: list[float] = []
     advantages: list[float] = []
     factors: list[float] = []
-    measured = [_measure(model, held_out, objective, 0)]
+    measured = [_measure_held_out(model, held_out, objective, 0)]
     every = max(1, steps // MEASUREMENTS)
     try:
-        optimizer = used.make_optimizer(model)
+        optimizer = used.optimizer_for(model)
         peaks = [group["lr"] for group in optimizer.param_groups]
         weights = [p for group in optimizer.param_groups for p in group["params"]]
         model.train()
@@ -254,7 +256,7 @@ def rehearse(
                 group["lr"] = peak * factors[-1]
             optimizer.step()
             if step % every == 0 or step == steps:
-                measured.append(_measure(model, held_out, objective, step))
+                measured.append(_measure_held_out(model, held_out, objective, step))
                 model.train()
     finally:
         state.restore()
@@ -292,7 +294,7 @@ def _mean_or_none(values: Sequence[float] | None) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-class _State:
+class _SavedState:
     """Weights and buffers of a model, to be restored."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -311,7 +313,7 @@ class _State:
 
 
 @dataclass(frozen=True)
-class _Measurement:
+class _HeldOut:
     step: int
     loss: float
     advantage: float | None
@@ -319,9 +321,9 @@ class _Measurement:
 
 
 @torch.no_grad()
-def _measure(
+def _measure_held_out(
     model: nn.Module, batches: Sequence[ClinicBatch], objective: Objective, step: int
-) -> _Measurement:
+) -> _HeldOut:
     """Return held-out loss and advantage, and the last site's variance between positions."""
     model.eval()
     trace = trace_stream(model, batches[0])
@@ -334,7 +336,7 @@ def _measure(
         advantages.append(_advantage(output, batch, objective, loss, model))
     known = [each for each in advantages if each is not None]
     advantage = sum(known) / len(known) if known else None
-    return _Measurement(step, sum(losses) / len(losses), advantage, variance)
+    return _HeldOut(step, sum(losses) / len(losses), advantage, variance)
 
 
 @torch.no_grad()
@@ -374,7 +376,7 @@ def with_targets_of_another_row(batch: ClinicBatch) -> ClinicBatch:
     return ClinicBatch(inputs, None if batch.targets is None else moved(batch.targets))
 
 
-def split_batches(
+def hold_out_batches(
     batches: Sequence[ClinicBatch], objective: Objective
 ) -> tuple[list[ClinicBatch], list[ClinicBatch]]:
     """Return what is held out and what is learnt from; of a single batch, its halves are learnt."""
@@ -412,7 +414,7 @@ def rehearse_plan(
     rehearsals: dict[str, Rehearsal] = {}
     for name, each in {"planned": plan, **other_plans(plan)}.items():
         rehearsals[name] = rehearse(model, batches, objective, each, steps=steps, trivial=trivial)
-        if name == "planned" and predict(rehearsals[name]).answer != WILL_NOT_TRAIN:
+        if name == "planned" and predict_outcome(rehearsals[name]).answer != WILL_NOT_TRAIN:
             break
         if is_better(rehearsals[name], rehearsals["planned"]):
             break

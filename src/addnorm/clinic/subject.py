@@ -92,10 +92,10 @@ def subject_from_config(config: Config, plan: TrainingPlan | None = None) -> Sub
     """Return an untrained model of a configuration with batches drawn at random."""
     torch.manual_seed(config.run.seed)
     model = build(config)
-    subject = subject_with_random_batches(model, plan)
+    subject = subject_with_random_batches(model, plan or plan_from_config(config))
     if config.model.has_admin:
         measure_(model, lambda: call_model(model, subject.batches[0]))
-    return replace(subject, plan=plan or plan_from_config(config), config=config)
+    return replace(subject, config=config)
 
 
 def subject_from_task(

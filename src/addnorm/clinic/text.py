@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from addnorm.clinic.prediction import predict
+from addnorm.clinic.prediction import predict_outcome
 from addnorm.clinic.rehearsal import recommended_warmup
 from addnorm.report import sparkline
 
@@ -76,7 +76,9 @@ def _figures(e: "Evidence") -> list[str]:
     for name, rehearsal in e.all_rehearsals().items():
         change = f"{rehearsal.losses[0]:.2f} to {rehearsal.final:.2f}"
         curve = sparkline(rehearsal.losses, 24)
-        lines.append(f"rehearsal       {name}: {predict(rehearsal).answer}, {change}   {curve}")
+        lines.append(
+            f"rehearsal       {name}: {predict_outcome(rehearsal).answer}, {change}   {curve}"
+        )
     lines += [f"note            {note}" for note in e.notes]
     lines.append(f"examined in     {e.seconds:.1f} s")
     return lines
