@@ -94,7 +94,7 @@ def test_only_remedies_that_are_predicted_to_work_are_listed() -> None:
     assert "warm-up" not in finding.remedy and "admin" not in finding.remedy
     assert finding.evidence.startswith("post-norm, 16 branches, which are 0.")
     assert "At lr 0.3 with no warm-up, rehearsed for 64 of 160 steps" in finding.evidence
-    assert "the loss goes from 4.00 to 3.00 (a constant answer: 3.00)" in finding.evidence
+    assert "steps: the loss goes from 4.00 to 3.00 (a constant answer: 3.00)" in finding.evidence
 
 
 def test_nothing_is_advised_that_is_not_ahead_of_the_plan() -> None:
@@ -109,7 +109,7 @@ def test_nothing_is_advised_that_is_not_ahead_of_the_plan() -> None:
 def test_prediction_and_curves_are_in_text_json_and_page(tmp_path: Path) -> None:
     examination = Examination(evidence_of({"planned": STALLS, "at lr 0.03": LEARNS}), [])
     text = examination.text()
-    assert "prediction      will not train: the loss reaches 3, a constant answer 3" in text
+    assert "prediction      will not train: the loss goes from 4.00 to 3.00 (a constant" in text
     assert "rehearsal       planned: will not train, 4.00 to 3.00" in text
     assert "rehearsal       at lr 0.03: will train" in text
     evidence = json.loads(examination.json())["evidence"]

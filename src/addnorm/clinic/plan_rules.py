@@ -132,18 +132,9 @@ def describe_stream(e: "Evidence") -> str:
 
 
 def describe_rehearsal(e: "Evidence") -> str:
-    """Return the plan and its rehearsal in a sentence."""
+    """Return the plan, and for how many steps it was rehearsed."""
     assert e.plan is not None
     r = e.rehearsals["planned"]
     warmup = f"a warm-up of {e.plan.warmup:,}" if e.plan.warmup else "no warm-up"
     total = "" if r.planned_steps is None else f" of {r.planned_steps:,}"
-    shortened = ""
-    if r.shortened_warmup is not None:
-        shortened = f", the warm-up shortened to {r.shortened_warmup}"
-    trivial = ""
-    if r.trivial_mean is not None:
-        trivial = f" (a constant answer: {r.trivial_mean:.2f})"
-    return (
-        f"At lr {e.plan.lr:g} with {warmup}, rehearsed for {len(r.losses)}{total} steps{shortened}"
-        f", the loss goes from {r.losses[0]:.2f} to {r.final:.2f}{trivial}"
-    )
+    return f"At lr {e.plan.lr:g} with {warmup}, rehearsed for {len(r.losses)}{total} steps"

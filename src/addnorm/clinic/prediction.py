@@ -190,13 +190,15 @@ def predict_outcome(r: Rehearsal) -> Prediction:
     if r.same_batch:
         return _of_one_batch(curve, scale, facts)
     depends = answers_depend_on_input(curve, scale)
+    start = _mean(r.losses[: quarter(len(r.losses))])
+    rises = r.final > start + 2 * curve.gain_error
     longer = r.planned_steps is None or r.planned_steps > len(r.losses)
     outlook = partial(Prediction, expected=trivial - gain * scale, extrapolated=longer)
     if gain >= TRAINS_ABOVE and depends is not False:
         return outlook(WILL_TRAIN, facts)
     if gain >= FAILS_BELOW and depends is not False:
         return outlook(CANNOT_TELL, facts, "Train for a while, and examine the loss curve.")
-    if depends and _is_long(r):
+    if depends and _is_long(r) and not rises:
         return outlook(CANNOT_TELL, facts, "Train for a while, and examine the loss curve.")
     return outlook(WILL_NOT_TRAIN, facts)
 
@@ -265,11 +267,13 @@ def _unknown(r: Rehearsal) -> Prediction:
 def _facts(r: Rehearsal, curve: Curve, expected: float) -> str:
     trivial = r.trivial_mean
     assert trivial is not None
-    text = f"the loss reaches {r.final:.3g}, a constant answer {trivial:.3g}"
+    text = (
+        f"the loss goes from {r.losses[0]:.2f} to {r.final:.2f} (a constant answer: {trivial:.2f})"
+    )
     if curve.advantages:
         text += f"; with the targets of another row it is {curve.advantages[-1]:+.2g}"
     if r.planned_steps is not None and r.planned_steps > len(r.losses):
-        text += f"; extrapolated to {r.planned_steps:,} steps, about {max(expected, 0.0):.3g}"
+        text += f"; extrapolated to {r.planned_steps:,} steps, about {max(expected, 0.0):.2f}"
     if r.shortened_warmup is not None:
         text += f" (warm-up of {r.planned_warmup:,} rehearsed as {r.shortened_warmup})"
     return text

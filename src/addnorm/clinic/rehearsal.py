@@ -353,9 +353,8 @@ def _advantage(
     """
     if batch.row_count < 2 or objective.random_targets:
         return None
-    other = with_targets_of_another_row(batch)
-    value = objective.value(output, other)
-    if float(value) != float(loss):
+    value = objective.value(output, with_targets_of_another_row(batch))
+    if float(value) != float(loss) or not isinstance(getattr(output, "loss", None), Tensor):
         return float(value) - float(loss)
     if model is None or "labels" not in batch.arguments:
         return None
