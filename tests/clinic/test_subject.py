@@ -21,6 +21,7 @@ from addnorm.clinic.subject import (
 from addnorm.errors import InputError
 from tests.clinic import models
 from tests.clinic.subjects import decoder, ids
+from tests.clinic.test_prediction import LEARNS
 
 SMALL = ModelConfig(mode="decoder", vocab=32, width=16, depth=1, heads=2, dropout=0.0)
 
@@ -28,9 +29,15 @@ SMALL = ModelConfig(mode="decoder", vocab=32, width=16, depth=1, heads=2, dropou
 def test_a_configuration_becomes_an_untrained_model_with_random_batches() -> None:
     config = Config(model=SMALL).override("train.lr=0.01", "train.warmup=7")
     subject = subject_from_config(config)
-    assert subject.config is config and len(subject.batches) == 1 and subject.loss is None
-    assert subject.plan == plan_from_config(config) == TrainingPlan(lr=0.01, warmup=7)
-    assert subject.source == "the batch was drawn at random: 8 × 32 tokens of 32"
+    assert subject.config is config and subject.loss is None
+    assert len(subject.batches) == batch_count(subject.plan)
+    assert subject.plan == plan_from_config(config) and subject.plan is not None
+    planned = subject.plan.lr, subject.plan.warmup, subject.plan.schedule, subject.plan.optimizer
+    assert planned == (0.01, 7, "cosine", "adamw")
+    assert (subject.plan.betas, subject.plan.eps, subject.plan.clip) == ((0.9, 0.98), 1e-9, 1.0)
+    alone = subject_from_config(Config(model=SMALL))
+    assert alone.source == "the batch was drawn at random: 8 × 32 tokens of 32"
+    assert len(alone.batches) == 1 and alone.plan is None
     again = subject_from_config(config, TrainingPlan(lr=0.1))
     assert again.plan == TrainingPlan(lr=0.1) and len(again.batches) == batch_count(again.plan) > 1
     for one, two in zip(subject.model.parameters(), again.model.parameters(), strict=True):
@@ -77,14 +84,6 @@ def test_the_first_batch_is_examined_and_the_others_are_for_the_rehearsal(
     assert lengths == [len(subject.batches)] == [batch_count(subject.plan)]
     replace(subject, plan=None).examine(sharpness=False)
     assert len(lengths) == 1
-
-
-class Learns:
-    learns = True
-    losses, before, after = (1.0,), 1.0, 0.5
-
-
-LEARNS = Learns()
 
 
 @pytest.mark.slow

@@ -47,9 +47,9 @@ from addnorm.clinic.measure import (
     weight_gains,
 )
 from addnorm.clinic.optimizer_check import OptimizerFacts, read_optimizer
+from addnorm.clinic.prediction import WILL_NOT_TRAIN, Prediction, Rehearsal, predict_outcome
 from addnorm.clinic.rehearsal import (
     Alternative,
-    Rehearsal,
     TrainingPlan,
     rehearse_alternatives,
     rehearse_plan,
@@ -115,6 +115,7 @@ class Evidence:
     weight_gain : median over the branches' matrices; 1 is that of Glorot and Bengio
     sharpness : sharpness of the loss
     plan : the planned training
+    prediction : whether the planned training will work, and why
     rehearsals : by name: `planned`, and if that fails, what else was tried
     alternatives : if the plan fails and the model is of addnorm: other arrangements, built and
         rehearsed
@@ -166,6 +167,7 @@ class Evidence:
     weight_gain: float | None = None
     sharpness: Sharpness | None = None
     plan: TrainingPlan | None = None
+    prediction: Prediction | None = None
     rehearsals: Mapping[str, Rehearsal] = field(default_factory=dict)
     alternatives: Mapping[str, Alternative] = field(default_factory=dict)
     experiments: ExperimentResults = field(default_factory=ExperimentResults)
@@ -297,7 +299,7 @@ def gather_evidence(
         largest_value=trace.stats.largest,
         norm_gains=norm_gains(model),
         weight_gain=_median(weight_gains(model, trace.sites)),
-        plan=plan,
+        plan=None if plan is None else plan.described(),
         notes=[] if trace.sites else ["no residual stream was found in this model"],
         **more,
     )
@@ -425,12 +427,13 @@ def _measure_finite(
 def _rehearse(
     model: nn.Module, batches: Sequence[ClinicBatch], objective: Objective, plan: TrainingPlan
 ) -> dict[str, Any]:
-    """Rehearse the plan, and if it fails other arrangements, as fields of the evidence."""
+    """Rehearse the plan, and if it will not train other arrangements, as fields of the evidence."""
     rehearsals = rehearse_plan(model, batches, objective, plan)
-    if rehearsals["planned"].learns:
-        return {"rehearsals": rehearsals}
-    others = rehearse_alternatives(model, batches, objective, plan)
-    return {"rehearsals": rehearsals, "alternatives": others}
+    prediction = predict_outcome(rehearsals["planned"])
+    others = {}
+    if prediction.answer == WILL_NOT_TRAIN:
+        others = rehearse_alternatives(model, batches, objective, plan)
+    return {"prediction": prediction, "rehearsals": rehearsals, "alternatives": others}
 
 
 def _name_of_non_finite(named: Mapping[str, Any]) -> str | None:

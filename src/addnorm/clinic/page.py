@@ -3,6 +3,7 @@
 from html import escape
 from typing import TYPE_CHECKING
 
+from addnorm.clinic.prediction import WILL_NOT_TRAIN, WILL_TRAIN
 from addnorm.clinic.text import describe_schedule, headline
 from addnorm.report import Page, heat_map, line_chart
 
@@ -95,16 +96,37 @@ def _facts_section(page: Page, e: "Evidence") -> None:
 
 def _rehearsals_section(page: Page, e: "Evidence") -> None:
     page.section("Rehearsal of the training")
+    rehearsals = e.all_rehearsals()
+    if e.prediction is not None:
+        tone = {WILL_TRAIN: "good", WILL_NOT_TRAIN: "bad"}.get(e.prediction.answer, "note")
+        answer = e.prediction.answer[0].upper() + e.prediction.answer[1:]
+        page.remark(f"{answer}: {e.prediction.reason}.", tone)
     series = {
         name: [(float(i + 1), loss) for i, loss in enumerate(rehearsal.losses)]
-        for name, rehearsal in e.all_rehearsals().items()
+        for name, rehearsal in rehearsals.items()
     }
+    trivial = rehearsals["planned"].trivial
+    if trivial:
+        series["constant answer"] = [(float(i + 1), loss) for i, loss in enumerate(trivial)]
     schedule = describe_schedule(e)
     page.figure(
         line_chart(series, title="Loss", x="step", y="loss of the step's batch"),
-        "A few steps of Adam, as planned and, if that fails, with other plans; all weights were "
-        f"restored. {schedule[0].upper() + schedule[1:]}.",
+        "The first steps of training, as planned and, if that fails, with other plans; all weights "
+        f"were restored. {schedule[0].upper() + schedule[1:]}.",
     )
+    advantages = {
+        name: [(float(i + 1), value) for i, value in enumerate(rehearsal.advantages)]
+        for name, rehearsal in rehearsals.items()
+        if rehearsal.advantages
+    }
+    if advantages:
+        page.figure(
+            line_chart(
+                advantages, title="What the answers say about their input", x="step", y="loss"
+            ),
+            "How much larger the loss is with the targets of another row: 0 as long as the answers "
+            "do not depend on the input.",
+        )
 
 
 def _stream_section(page: Page, e: "Evidence") -> None:

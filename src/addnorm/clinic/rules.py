@@ -7,7 +7,7 @@ that; a `note` is worth knowing.
 
 The thresholds are set so that the broken models of the tests are found and the healthy ones are
 not; bench/clinic_limits.py prints the measurements of both. The file is long because the rules are
-read side by side.
+read side by side. What follows from a rehearsal is in plan_rules.py.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from addnorm.clinic.evidence import Evidence
-from addnorm.clinic.rehearsal import REHEARSAL_STEPS, recommended_warmup
+from addnorm.clinic.plan_rules import plan_findings
 
 SEVERITIES = ("problem", "warning", "note")
 THRESHOLDS = {
@@ -108,6 +108,7 @@ def apply_rules(evidence: Evidence) -> list[Finding]:
         for rule in RULES
         if (quoted := rule.condition(evidence)) is not None
     ]
+    findings += [Finding(*each) for each in plan_findings(evidence)]
     if any(finding.name in NON_FINITE_RULES for finding in findings):
         findings = [finding for finding in findings if finding.name in NON_FINITE_RULES]
     if not evidence.transformer:
@@ -272,88 +273,6 @@ def _shifted_labels(e: Evidence) -> Quoted:
         return None
     tokens = {0: "the token it reads", 2: "the token after the next", -1: "the token before"}
     return {"token": tokens[shift]}
-
-
-def _failed_plan(e: Evidence, remedy: str) -> Quoted:
-    """Quote the plan's rehearsal if it fails and this is the first remedy that works."""
-    planned = e.rehearsals.get("planned")
-    if e.plan is None or planned is None or planned.learns or _warmup_too_long(e):
-        return None
-    works = next((name for name, tried in e.rehearsals.items() if tried.learns), "nothing tried")
-    return _quote_if(
-        works.startswith(remedy),
-        stream=_describe_stream(e),
-        lr=e.plan.lr,
-        warmup="with warm-up" if e.plan.warmup else "without warm-up",
-        steps=len(planned.losses),
-        before=planned.before,
-        after=planned.after,
-        variance=min(planned.position_variance[1:]),
-    )
-
-
-def _warmup_too_long(e: Evidence) -> bool:
-    """Return whether the model is too large to rehearse its warm-up."""
-    steps = len(e.rehearsals["planned"].losses)
-    return e.plan is not None and steps < REHEARSAL_STEPS and e.plan.warmup > steps // 2
-
-
-def _warmup_not_rehearsed(e: Evidence) -> Quoted:
-    planned = e.rehearsals.get("planned")
-    if planned is None or planned.learns or not _warmup_too_long(e):
-        return None
-    steps = len(planned.losses)
-    return {"steps": steps, "half": steps // 2, "before": planned.before, "after": planned.after}
-
-
-# ── Words that depend on the measurements ─────────────────────────────────────────────────────────
-
-
-NORM_KINDS = {"post": "post-norm", "pre": "pre-norm", "mixed": "mixed norms", "none": "no norms"}
-
-
-def _describe_stream(e: Evidence) -> str:
-    """Return the share of the branches, the change of the output, and the gradient by depth."""
-    if not e.sites:
-        return "no residual stream was found"
-    share = sum(site.dependency for site in e.sites) / len(e.sites)
-    kind = NORM_KINDS[e.norms.kind]
-    facts = [f"{kind}, {len(e.sites)} branches, which are {share:.2f} of a sum's variance"]
-    if e.amplification:
-        facts.append(
-            f"changing the weights by {e.weight_change:.0%} moves the output {e.output_change:.1%}"
-        )
-    ffns = [site.weight_gradient for site in e.sites if site.role == "ffn"]
-    if len(ffns) > 1 and ffns[0] > 0:
-        facts.append(f"the last FFN's gradient is {ffns[-1] / ffns[0]:.2g} times the first's")
-    return "; ".join(facts)
-
-
-def _what_learns(e: Evidence, first: str = "") -> str:
-    """Return what worked in the rehearsals, and how other arrangements did."""
-    remedies = [first] if first else []
-    remedies += [
-        f"{name.removeprefix('at ')} (it learns)"
-        for name, rehearsal in e.rehearsals.items()
-        if name.startswith("at ") and rehearsal.learns
-    ]
-    for name, other in e.alternatives.items():
-        outcome = "it learns" if other.rehearsal.learns else "does not learn either"
-        change = f"1 % of weight change moves the output {other.output_change:.1%}"
-        remedies.append(f"{name} (rehearsed: {outcome}, and {change})")
-    return "; ".join(remedies or ["addnorm=pre, admin or deepnorm, or fewer blocks"]) + "."
-
-
-def _recommend_warmup(e: Evidence) -> str:
-    assert e.plan is not None
-    stable = None if e.sharpness is None else e.sharpness.adam_rate
-    return _what_learns(e, f"Warm-up of {recommended_warmup(e.plan, stable):,} steps or more")
-
-
-FAILED_PLAN = (
-    "{stream}. At lr {lr:g} {warmup}, rehearsed for {steps} steps, the loss goes from {before:.2f} "
-    "to {after:.2f} and {variance:.1%} of the stream's variance is between positions"
-)
 
 
 # ── The table ─────────────────────────────────────────────────────────────────────────────────────
@@ -806,37 +725,5 @@ RULES: tuple[Rule, ...] = (
         "A causal model predicts the next token: labels must be the input shifted by one, once.",
         "Shift in one place only: Hugging Face models shift inside, your own loss may too.",
         "Shift in one place only: Hugging Face models shift inside; token_loss does not.",
-    ),
-    Rule(
-        "learning rate too high", "problem",
-        lambda e: _failed_plan(e, "at lr"),
-        FAILED_PLAN,
-        "Steps beyond the limit of the sharpest direction grow instead of shrinking (Cohen et al. "
-        "2022, 2207.14484).",
-        _what_learns,
-    ),
-    Rule(
-        "warm-up not rehearsed", "note",
-        _warmup_not_rehearsed,
-        "rehearsed for {steps} steps, with warm-up shortened to {half}, it does not learn: the "
-        "loss goes from {before:.2f} to {after:.2f}",
-        "A model this large is rehearsed for a few steps only, too few for a warm-up.",
-        "Examine one of the same depth and a smaller width; see the rehearsals at lower rates.",
-    ),
-    Rule(
-        "needs warm-up", "problem",
-        lambda e: _failed_plan(e, "with warm-up"),
-        FAILED_PLAN,
-        "The last layers of post-norm have large gradients at the start (Xiong et al. 2020), and "
-        "its output moves with every branch (Liu et al. 2020, 2004.08249).",
-        _recommend_warmup,
-    ),
-    Rule(
-        "will not train", "problem",
-        lambda e: _failed_plan(e, "nothing tried"),
-        FAILED_PLAN,
-        "Neither warm-up nor a lower rate helped: after the blocks the stream holds too little to "
-        "learn from (Liu et al. 2020, 2004.08249; Noci et al. 2022, 2206.03126).",
-        _what_learns,
     ),
 )  # fmt: skip

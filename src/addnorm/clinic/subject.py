@@ -19,7 +19,7 @@ from addnorm.clinic.call_model import (
 from addnorm.clinic.examination import Examination, examine
 from addnorm.clinic.failed_step import cross_entropy
 from addnorm.clinic.random_batch import draw_batches
-from addnorm.clinic.rehearsal import REHEARSAL_STEPS, TrainingPlan
+from addnorm.clinic.rehearsal import REHEARSAL_BATCHES, TrainingPlan
 from addnorm.config import Config
 from addnorm.errors import InputError, SavedError, require
 from addnorm.files import read_json
@@ -77,14 +77,31 @@ class Subject:
 
 
 def batch_count(plan: TrainingPlan | None) -> int:
-    """Return the batches to take: one to examine, and with a plan one for each rehearsed step."""
-    return 1 if plan is None else 1 + REHEARSAL_STEPS
+    """Return the batches to take: one to examine, and with a plan those that a rehearsal needs."""
+    return 1 if plan is None else REHEARSAL_BATCHES
 
 
 def plan_from_config(config: Config) -> TrainingPlan | None:
-    """Return learning rate and warm-up of a configuration, if it has a learning rate."""
-    lr = config.train.lr
-    return None if lr is None else TrainingPlan(lr=lr, warmup=config.train.warmup or 0)
+    """Return the planned training of a configuration, if it has a learning rate.
+
+    Optimizers that only training/ knows (adafactor, muon) are rehearsed as AdamW, unless the caller
+    replaces `optimizer` by a function.
+    """
+    t = config.train
+    if t.lr is None:
+        return None
+    return TrainingPlan(
+        lr=t.lr,
+        warmup=t.warmup or 0,
+        steps=t.steps,
+        schedule=t.schedule,
+        min_lr_ratio=t.min_lr_ratio,
+        optimizer="adam" if t.optimizer == "adam" else "adamw",
+        betas=(t.beta1, t.beta2),
+        eps=t.eps,
+        weight_decay=t.weight_decay,
+        clip=t.clip,
+    )
 
 
 def subject_with_random_batches(model: nn.Module, plan: TrainingPlan | None) -> Subject:
@@ -97,10 +114,10 @@ def subject_from_config(config: Config, plan: TrainingPlan | None = None) -> Sub
     """Return an untrained model of a configuration with batches drawn at random."""
     torch.manual_seed(config.run.seed)
     model = build(config)
-    subject = subject_with_random_batches(model, plan)
+    subject = subject_with_random_batches(model, plan or plan_from_config(config))
     if config.model.has_admin:
         measure_(model, lambda: call_model(model, subject.batches[0]))
-    return replace(subject, plan=plan or plan_from_config(config), config=config)
+    return replace(subject, config=config)
 
 
 def subject_from_task(

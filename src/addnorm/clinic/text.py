@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from addnorm.clinic.coverage import FOUND, NOT_EXAMINED, PASSED
+from addnorm.clinic.prediction import predict_outcome
 from addnorm.clinic.rehearsal import recommended_warmup
 from addnorm.report import sparkline
 
@@ -89,11 +90,14 @@ def _figures(e: "Evidence") -> list[str]:
         )
     if e.plan is not None:
         lines.append(f"schedule        {describe_schedule(e)}")
+    if e.prediction is not None:
+        lines.append(f"prediction      {e.prediction.answer}: {e.prediction.reason}")
     for name, rehearsal in e.all_rehearsals().items():
-        outcome = "learns" if rehearsal.learns else "does not learn"
-        change = f"{rehearsal.before:.2f} to {rehearsal.after:.2f}"
+        change = f"{rehearsal.losses[0]:.2f} to {rehearsal.final:.2f}"
         curve = sparkline(rehearsal.losses, 24)
-        lines.append(f"rehearsal       {name}: {outcome}, {change}   {curve}")
+        lines.append(
+            f"rehearsal       {name}: {predict_outcome(rehearsal).answer}, {change}   {curve}"
+        )
     lines += [f"note            {note}" for note in e.notes]
     lines.append(f"examined in     {e.seconds:.1f} s")
     return lines

@@ -2,11 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+from torch.optim import Optimizer
+
 from addnorm.clinic.call_model import ClinicBatch, Objective, answer_of
-from addnorm.clinic.rehearsal import REHEARSAL_STEPS, TrainingPlan
+from addnorm.clinic.rehearsal import REHEARSAL_BATCHES, TrainingPlan
 from addnorm.clinic.subject import (
     Subject,
     batch_count,
@@ -26,6 +30,7 @@ from addnorm.runs.run import Run
 from addnorm.runs.train import plan_run
 from addnorm.tasks import find_task, text_task_of
 from addnorm.tasks.base import Say, TextTask, say_nothing
+from addnorm.training.optimizer import make_optimizer
 
 TABLE_ROWS = 64
 """Rows of a table in a batch."""
@@ -87,14 +92,33 @@ def subject_from_request(
     """Return an untrained model with the data it will be trained on."""
     planned = plan_run(request, say=say)
     config, task = planned.config, planned.task
-    batches = [task.batch(part) for part in task.plan(0)[: 1 + REHEARSAL_STEPS]]
+    batches = [task.batch(part) for part in task.plan(0)[:REHEARSAL_BATCHES]]
     source = f"the batches are the first {len(batches)} of {config.data.source}"
-    plan = plan or plan_from_config(config)
+    if plan is not None:  # rate and warm-up; the rest is as configured
+        changed = config.train.replace(lr=plan.lr, warmup=plan.warmup)
+        config = config.replace(train=changed)
+    plan = plan_from_config(config)
+    if plan is not None:
+        plan = replace(plan, optimizer=partial(_make_optimizer, config=config))
     if isinstance(task, TextTask):
         return subject_from_task(planned.model, batches, source, plan, config)
     rows = [ClinicBatch((b["numbers"], b["codes"]), b["target"]) for b in batches]
     subject = _table_subject(planned.model, rows, source, plan, len(task.labels))
     return replace(subject, config=config)
+
+
+def _make_optimizer(model: nn.Module, config: Config) -> Optimizer:
+    """Return the optimizer that training will use, over parameters that are trained."""
+    t = config.train
+    assert t.lr is not None
+    return make_optimizer(
+        model,
+        t.optimizer,
+        lr=t.lr,
+        betas=(t.beta1, t.beta2),
+        eps=t.eps,
+        weight_decay=t.weight_decay,
+    )
 
 
 def _data_fields(paths: Sequence[str]) -> dict[str, str | None]:
