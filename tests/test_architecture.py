@@ -36,7 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "generate": _MODEL,
     "report": _BASE,
     "clinic": {*_BASE, "models", "layers", "config", "presets", "report"},
-    "tabular": {*_SETTINGS, "models", "data", "training", "metrics", "report"},
+    "tabular": {*_SETTINGS, "models", "layers", "data", "training", "metrics", "report", "cpu"},
     "tasks": _TASK,
     "runs": {*_TASK, "tasks", "cpu"},
     "races": {*_TASK, "tasks", "runs", "clinic"},

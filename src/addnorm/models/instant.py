@@ -1,0 +1,328 @@
+"""The instant model: a Transformer that predicts the rows of a small table from its other rows.
+
+    cells, target ─► features ─► tokens ─► [columns ► rows ► ffn] × depth ─► target token ─► heads
+
+Every cell is a token, and the target is the first token of its row; that of an unknown row is a
+learned vector. In each block the tokens of a row attend to one another, then each token attends to
+the tokens of its own column in the known rows. Nothing tells columns or rows apart but their
+content, so their order changes nothing. The last block computes the target token only.
+
+A cell x of a numeric column becomes a few features, from the known rows alone:
+
+    z  = (x − mean) / deviation, clipped smoothly: z / √(1 + (z/4)²)
+    u  = 2 · (share of known cells below x, ties counted half) − 1
+    sin, cos of π k u for k = ½, 1, 2, 4;  1 if missing (the others are 0);  1 if a category
+
+Prior-fitted networks: Müller et al. 2022 (2112.10510). Cells as tokens with attention over columns,
+then over rows: Hollmann et al. 2025, Pfefferle et al. 2025 (2511.03634), whose cells are numbers
+without these features.
+
+Shapes: cells (tables, rows, columns); stream (tables · rows, 1 + columns, width).
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from addnorm.config import Config, ModelConfig
+from addnorm.errors import AddnormError, InputError, SavedError
+from addnorm.files import INSTANT_MODEL
+from addnorm.layers.addnorm import Place
+from addnorm.layers.attention import Attention
+from addnorm.layers.feedforward import FeedForward
+from addnorm.layers.init import INITS, init_stack_
+from addnorm.layers.masks import Mask
+from addnorm.layers.positions import Positions
+from addnorm.layers.rows import KnownRowAttention, RowCache, RowContext
+from addnorm.models.build import make_positions, make_qk_norm, make_score, make_stack, make_sublayer
+from addnorm.models.saved import read_tensors, require_matching_tensors, write_tensors
+
+FREQUENCIES = (0.5, 1.0, 2.0, 4.0)
+FEATURES = 4 + 2 * len(FREQUENCIES)
+"""Numbers that describe a cell."""
+CLIP = 4.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstantConfig:
+    """The configuration of an instant model.
+
+    Parameters
+    ----------
+    trunk
+        Configuration of the stack, with positions "none".
+    classes
+        Most classes of a table.
+    bins, reach
+        Bins of a predicted number, and the standardised value at which the last of them ends.
+    """
+
+    trunk: ModelConfig
+    classes: int = 10
+    bins: int = 64
+    reach: float = 8.0
+
+
+@dataclass(frozen=True)
+class ColumnStats:
+    """What is known of each column from the known rows of its table."""
+
+    mean: Tensor
+    """(tables, 1, columns)"""
+    deviation: Tensor
+    """(tables, 1, columns), above 0."""
+    ordered: Tensor
+    """(tables, columns, known): the cells in ascending order, then infinities for missing ones."""
+    count: Tensor
+    """(tables, 1, columns): cells that are not missing."""
+
+
+def column_stats(known: Tensor) -> ColumnStats:
+    """Return the statistics of columns from (tables, known, columns), NaN where missing."""
+    present = ~known.isnan()
+    count = present.sum(dim=1, keepdim=True)
+    filled = known.masked_fill(~present, 0.0)
+    divisor = count.clamp(min=1)
+    mean = filled.sum(dim=1, keepdim=True) / divisor
+    centred = (filled - mean).masked_fill(~present, 0.0)
+    deviation = (centred.square().sum(dim=1, keepdim=True) / divisor).sqrt()
+    tiny = 1e-6 * (1 + mean.abs())
+    deviation = torch.where(deviation > tiny, deviation, torch.ones_like(deviation))
+    ordered = known.masked_fill(~present, float("inf")).transpose(1, 2).contiguous()
+    return ColumnStats(mean, deviation, ordered.sort(dim=-1).values, count)
+
+
+def cell_features(x: Tensor, stats: ColumnStats, is_category: Tensor | None = None) -> Tensor:
+    """Return (tables, rows, columns, FEATURES) for cells (tables, rows, columns)."""
+    missing = x.isnan()
+    filled = torch.where(missing, stats.mean, x)
+    z = (filled - stats.mean) / stats.deviation
+    z = z / (1 + (z / CLIP).square()).sqrt()
+    along = filled.transpose(1, 2).contiguous()
+    below = torch.searchsorted(stats.ordered, along)
+    upto = torch.searchsorted(stats.ordered, along, right=True)
+    share = (below + upto).transpose(1, 2) / (2 * stats.count.clamp(min=1))
+    u = torch.where(stats.count > 0, 2 * share.clamp(max=1.0) - 1, torch.zeros_like(z))
+    angles = u[..., None] * (math.pi * torch.tensor(FREQUENCIES, device=x.device))
+    waves = torch.cat((angles.sin(), angles.cos()), dim=-1)
+    known = (~missing).to(z.dtype)[..., None]
+    values = torch.cat((z[..., None], u[..., None], waves), dim=-1) * known
+    if is_category is None:
+        category = torch.zeros_like(known)
+    else:
+        category = is_category.to(z.dtype)[:, None, :, None].expand_as(known)
+    return torch.cat((values, 1 - known, category), dim=-1)
+
+
+@dataclass(frozen=True)
+class KnownRows:
+    """The known rows of a batch of tables, read once: what many unknown rows are predicted from."""
+
+    columns: ColumnStats
+    is_category: Tensor | None
+    real: Tensor | None
+    cache: RowCache
+    count: int
+
+
+class InstantModel(nn.Module):
+    """Predicts the unknown rows of tables from the known rows, in one forward pass."""
+
+    edges: Tensor
+
+    def __init__(self, config: InstantConfig) -> None:
+        super().__init__()
+        self.config = config
+        c = config.trunk
+        self.cells = nn.Linear(FEATURES, c.width)
+        self.labels = nn.Embedding(config.classes, c.width)
+        self.numbers = nn.Linear(FEATURES, c.width)
+        self.unknown = nn.Parameter(torch.zeros(2, c.width))
+        positions = make_positions(c, "encoder")
+        roles = ("attention", "row_attention", "ffn")
+        self.stack = make_stack(c, "encoder", positions, roles, make_instant_sublayer)
+        self.class_head = nn.Linear(c.width, config.classes)
+        self.number_head = nn.Linear(c.width, config.bins)
+        self.register_buffer("edges", bin_edges(config), persistent=False)
+        init_stack_(self.stack, lambda weight: INITS[c.init](weight, c.init_std))
+        with torch.no_grad():
+            self.labels.weight.normal_(std=0.5)
+            self.unknown.normal_(std=0.5)
+            self.class_head.weight.normal_(std=0.02)
+            self.number_head.weight.normal_(std=0.02)
+
+    def count(self) -> int:
+        """Return the number of parameters."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    # ── Tokens ────────────────────────────────────────────────────────────────────────────────────
+
+    def target_tokens(self, target: Tensor) -> Tensor:
+        """Return the tokens of known targets: classes (integers) or standardised numbers."""
+        if not target.is_floating_point():
+            return self.labels(target)
+        stats = column_stats(target[..., None])
+        return self.numbers(cell_features(target[..., None], stats)[:, :, 0])
+
+    def unknown_tokens(self, tables: int, rows: int, is_number: bool) -> Tensor:
+        """Return the token of an unknown class, or of an unknown number."""
+        return self.unknown[int(is_number)].expand(tables, rows, -1)
+
+    def run(self, first: Tensor, cells: Tensor, known: int, real: Tensor | None,
+            cache: RowCache | None) -> Tensor:
+        """Return the target tokens after the stack, (tables, rows, width)."""
+        tables, rows = first.shape[:2]
+        x = torch.cat((first[:, :, None], cells), dim=2).flatten(0, 1)
+        mask = None
+        if real is not None:
+            seen = F.pad(real, (1, 0), value=True)
+            mask = Mask.padding(seen.repeat_interleave(rows, dim=0))
+        context = RowContext(rows=rows, known=known, row_cache=cache, mask=mask, output_length=1)
+        return self.stack(x, context)[:, 0].view(tables, rows, -1)
+
+    def hidden(
+        self,
+        cells: Tensor,
+        target: Tensor,
+        is_category: Tensor | None = None,
+        real: Tensor | None = None,
+    ) -> Tensor:
+        """Return the hidden states of the unknown rows, (tables, unknown, width).
+
+        Parameters
+        ----------
+        cells
+            (tables, rows, columns), the known rows first; NaN where missing.
+        target
+            (tables, known): classes as integers, or numbers standardised on the known rows.
+        is_category
+            (tables, columns): which columns hold codes without an order.
+        real
+            (tables, columns): False for columns that are padding.
+        """
+        tables, rows = cells.shape[:2]
+        known = target.shape[1]
+        features = cell_features(cells, column_stats(cells[:, :known]), is_category)
+        unknown = self.unknown_tokens(tables, rows - known, target.is_floating_point())
+        first = torch.cat((self.target_tokens(target), unknown), dim=1)
+        return self.run(first, self.cells(features), known, real, None)[:, known:]
+
+    # ── Known rows once, unknown rows often ───────────────────────────────────────────────────────
+
+    def read(
+        self,
+        cells: Tensor,
+        target: Tensor,
+        is_category: Tensor | None = None,
+        real: Tensor | None = None,
+    ) -> KnownRows:
+        """Return the known rows as `hidden_of` needs them; parameters as for `hidden`."""
+        stats, cache = column_stats(cells), RowCache()
+        features = cell_features(cells, stats, is_category)
+        first = self.target_tokens(target)
+        self.run(first, self.cells(features), cells.shape[1], real, cache)
+        return KnownRows(stats, is_category, real, cache, cells.shape[1])
+
+    def hidden_of(self, cells: Tensor, known: KnownRows, is_number: bool) -> Tensor:
+        """Return the hidden states of unknown rows, (tables, rows, width), from known rows."""
+        features = cell_features(cells, known.columns, known.is_category)
+        first = self.unknown_tokens(*cells.shape[:2], is_number)
+        return self.run(first, self.cells(features), known.count, known.real, known.cache)
+
+    # ── Heads ─────────────────────────────────────────────────────────────────────────────────────
+
+    def class_matrix(self, classes: int) -> tuple[Tensor, Tensor]:
+        """Return weight and bias of the logits of the first classes."""
+        if not 1 <= classes <= self.config.classes:
+            raise InputError(
+                f"this model predicts up to {self.config.classes} classes: got {classes}. "
+                "Try one of the estimators that are fitted, such as FTTransformerClassifier."
+            )
+        return self.class_head.weight[:classes], self.class_head.bias[:classes]
+
+    def class_logits(self, hidden: Tensor, classes: int) -> Tensor:
+        """Return (..., classes)."""
+        return F.linear(hidden, *self.class_matrix(classes))
+
+    def bin_logits(self, hidden: Tensor) -> Tensor:
+        """Return (..., bins)."""
+        return self.number_head(hidden)
+
+    def bins_of(self, target: Tensor) -> Tensor:
+        """Return the bin of each standardised number."""
+        return torch.searchsorted(self.edges[1:-1], target.contiguous(), right=True)
+
+
+def bin_edges(config: InstantConfig) -> Tensor:
+    """Return bins + 1 edges, narrow in the middle: reach · sinh(3.5 t) / sinh(3.5), t from −1 to 1."""
+    t = torch.linspace(-1, 1, config.bins + 1, dtype=torch.float64)
+    return (config.reach * torch.sinh(3.5 * t) / math.sinh(3.5)).float()
+
+
+def make_instant_sublayer(
+    c: ModelConfig, place: Place, inside: tuple[str, ...], positions: Positions
+) -> Attention | FeedForward:
+    """Return the usual sublayer over columns, or attention over known rows, by the place's role."""
+    if place.role != "row_attention":
+        return make_sublayer(c, place, inside, positions)
+    usual = make_sublayer(c, place, inside, positions)
+    assert isinstance(usual, Attention)
+    return KnownRowAttention(
+        c.width,
+        c.heads,
+        c.effective_kv_heads,
+        c.effective_head_width,
+        place.layer,
+        bias=c.attention_bias,
+        dropout=c.attention_dropout,
+        score=make_score(c),
+        query_norm=make_qk_norm(c, c.heads),
+        key_norm=make_qk_norm(c, c.effective_kv_heads),
+        inner=usual.inner,
+    )
+
+
+def standardise_target(target: Tensor, known: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return numbers with mean 0 and deviation 1 over the known rows, that mean, that deviation.
+
+    `target` is (tables, rows), the known rows first.
+    """
+    stats = column_stats(target[:, :known, None])
+    mean, deviation = stats.mean[:, 0], stats.deviation[:, 0]
+    return (target - mean) / deviation, mean, deviation
+
+
+# ── On disk ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def write_instant(model: InstantModel, state: Mapping[str, Tensor], path: Path) -> None:
+    """Write the weights `state` of a model with its configuration and a digest of both."""
+    config = model.config
+    content = {
+        "trunk": Config(model=config.trunk).dump(),
+        **{"classes": config.classes, "bins": config.bins, "reach": config.reach},
+    }
+    write_tensors(path, state, *INSTANT_MODEL, content)
+
+
+def read_instant(path: Path) -> InstantModel:
+    """Return the model that `write_instant` wrote, in evaluation mode."""
+    tensors, content = read_tensors(path, *INSTANT_MODEL)
+    try:
+        trunk = Config.parse(content["trunk"], source=str(path)).model
+        sizes = {name: content[name] for name in ("classes", "bins", "reach")}
+        with torch.random.fork_rng(devices=[]):
+            model = InstantModel(InstantConfig(trunk=trunk, **sizes))
+    except KeyError as error:
+        raise SavedError(f"{str(path)!r} cannot be loaded: it has no {error}.") from None
+    except (TypeError, ValueError, RuntimeError, AddnormError) as error:
+        reason = str(error).splitlines()[0]
+        raise SavedError(f"{str(path)!r} cannot be loaded: {reason}") from None
+    require_matching_tensors(model, tensors, path, any_float=False)
+    model.load_state_dict(tensors)
+    return model.eval()
