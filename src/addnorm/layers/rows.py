@@ -88,10 +88,9 @@ class KnownRowAttention(SelfAttention):
         weight, bias = self.input.weight, self.input.bias
         q = F.linear(along, weight[:own], None if bias is None else bias[:own])
         q = self.query_norm(self.split(q))
-        k, v = self.known_keys_values(along, context)
-        if k.shape[2]:
-            table = AttentionTable(Mask(), rows, k.shape[2])
-            mixed = self.attend(q, k, v, table, context)
+        if context.known:
+            k, v = self.known_keys_values(along, context)
+            mixed = self.attend(q, k, v, AttentionTable(Mask(), rows, k.shape[2]), context)
         else:
             mixed = torch.zeros_like(q).transpose(1, 2).flatten(2)
         mixed = self.output(self.inner(mixed))

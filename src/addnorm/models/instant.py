@@ -21,8 +21,8 @@ Shapes: cells (tables, rows, columns); stream (tables · rows, 1 + columns, widt
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -41,11 +41,17 @@ from addnorm.layers.positions import Positions
 from addnorm.layers.rows import KnownRowAttention, RowCache, RowContext
 from addnorm.models.build import make_positions, make_qk_norm, make_score, make_stack, make_sublayer
 from addnorm.models.saved import read_tensors, require_matching_tensors, write_tensors
+from addnorm.models.tabular import TabularConfig, TabularModel
+from addnorm.models.transformer import Maps
 
 FREQUENCIES = (0.5, 1.0, 2.0, 4.0)
 FEATURES = 4 + 2 * len(FREQUENCIES)
 """Numbers that describe a cell."""
 CLIP = 4.0
+UNNAMED = 2
+"""Codes of a category that are not values: missing, and rare or unknown."""
+MAX_CACHED = 2**26
+"""Numbers that are kept of the known rows of one table: 256 MB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,9 +229,10 @@ class InstantModel(nn.Module):
     ) -> KnownRows:
         """Return the known rows as `hidden_of` needs them; parameters as for `hidden`."""
         stats, cache = column_stats(cells), RowCache()
-        features = cell_features(cells, stats, is_category)
-        first = self.target_tokens(target)
-        self.run(first, self.cells(features), cells.shape[1], real, cache)
+        if cells.shape[1]:
+            features = cell_features(cells, stats, is_category)
+            first = self.target_tokens(target)
+            self.run(first, self.cells(features), cells.shape[1], real, cache)
         return KnownRows(stats, is_category, real, cache, cells.shape[1])
 
     def hidden_of(self, cells: Tensor, known: KnownRows, is_number: bool) -> Tensor:
@@ -295,6 +302,211 @@ def standardise_target(target: Tensor, known: int) -> tuple[Tensor, Tensor, Tens
     stats = column_stats(target[:, :known, None])
     mean, deviation = stats.mean[:, 0], stats.deviation[:, 0]
     return (target - mean) / deviation, mean, deviation
+
+
+# ── One table ─────────────────────────────────────────────────────────────────────────────────────
+
+
+class InstantPredictor(TabularModel):
+    """An instant model together with the known rows of one table: `forward(numbers, codes)`.
+
+    Answers are averaged over `members`: in each, classes are numbered in another order, and so are
+    the values of categories, on which the network depends a little. The order of columns makes no
+    difference, so it is not varied.
+
+    The configuration's `embedding_options` are the sizes that `predictor_config` sets. The known
+    rows are buffers, so they are saved with the weights.
+    """
+
+    known_numbers: Tensor
+    known_codes: Tensor
+    known_target: Tensor
+    kept: Tensor
+
+    def __init__(self, config: TabularConfig) -> None:
+        super().__init__(config)
+        self.sizes = PredictorSizes(**config.embedding_options)
+        sizes, categories = self.sizes, len(config.categories)
+        dtype = torch.int64 if sizes.classes else torch.float32
+        self.network = InstantModel(
+            InstantConfig(
+                trunk=config.trunk,
+                classes=sizes.most_classes,
+                bins=sizes.bins,
+                reach=sizes.reach,
+            )
+        )
+        self.register_buffer("known_numbers", torch.zeros(sizes.known, config.numbers))
+        self.register_buffer("known_codes", torch.zeros(sizes.known, categories, dtype=torch.int64))
+        self.register_buffer("known_target", torch.zeros(sizes.known, dtype=dtype))
+        self.register_buffer("kept", torch.zeros(sizes.columns, dtype=torch.int64))
+        self.read_rows: dict[int, KnownRows] = {}
+
+    def cells(self, numbers: Tensor, codes: Tensor, member: int) -> Tensor:
+        """Return the kept columns of rows as cells, (1, rows, columns), for one member."""
+        named = codes
+        if member:
+            generator = torch.Generator().manual_seed(self.sizes.seed + member)
+            named = codes.clone()
+            for column, size in enumerate(self.config.categories):
+                order = torch.randperm(size - UNNAMED, generator=generator) + UNNAMED
+                names = torch.cat((torch.arange(UNNAMED), order)).to(codes.device)
+                named[:, column] = names[codes[:, column]]
+        known = named.to(numbers.dtype).masked_fill(named < UNNAMED, float("nan"))
+        return torch.cat((numbers, known), dim=1)[None, :, self.kept]
+
+    def class_order(self, member: int) -> Tensor:
+        """Return the number that each class has in one member: a rotation."""
+        count = self.sizes.classes
+        return (torch.arange(count, device=self.kept.device) + member) % count
+
+    def read(self, member: int) -> KnownRows:
+        """Return the known rows as one member sees them; kept for later unless they are large."""
+        if member in self.read_rows:
+            return self.read_rows[member]
+        cells = self.cells(self.known_numbers, self.known_codes, member)
+        target = self.known_target
+        if self.sizes.classes:
+            target = self.class_order(member)[target]
+        is_category = (self.kept >= self.config.numbers)[None]
+        known = self.network.read(cells, target[None], is_category)
+        numel = sum(k.numel() + v.numel() for k, v in known.cache.values())
+        if not torch.is_grad_enabled() and numel * self.config.members <= MAX_CACHED:
+            self.read_rows[member] = known
+        return known
+
+    def clear(self) -> None:
+        """Forget what was computed from the known rows: they have changed."""
+        self.read_rows = {}
+
+    def outputs(self, numbers: Tensor, codes: Tensor) -> Tensor:
+        """Return the mean probabilities of the members: (rows, classes), or (rows, bins)."""
+        total: Tensor | None = None
+        for member in range(self.config.members):
+            known = self.read(member)
+            cells = self.cells(numbers, codes, member)
+            hidden = self.network.hidden_of(cells, known, not self.sizes.classes)[0]
+            if self.sizes.classes:
+                logits = self.network.class_logits(hidden, self.sizes.classes)
+                chances = logits.softmax(dim=-1)[:, self.class_order(member)]
+            else:
+                chances = self.network.bin_logits(hidden).softmax(dim=-1)
+            total = chances if total is None else total + chances
+        assert total is not None
+        return total / self.config.members
+
+    def forward(self, numbers: Tensor, codes: Tensor, maps: Maps | None = None) -> Tensor:
+        """Return logits of classes or a standardised number, (rows, 1, outputs)."""
+        chances = self.outputs(numbers, codes)
+        if not self.sizes.classes:
+            return (chances @ bin_means(self.network.edges))[:, None, None]
+        logits = chances.clamp(min=1e-7).log()
+        if self.sizes.classes == 2:
+            logits = logits[:, 1:] - logits[:, :1]
+        return logits[:, None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictorSizes:
+    """The sizes of an InstantPredictor that are not columns.
+
+    Parameters
+    ----------
+    known, columns
+        Known rows, and columns that are looked at.
+    classes
+        Classes of the table; 0 for numbers.
+    most_classes, bins, reach
+        As in the network's InstantConfig.
+    seed
+        Of the orders in which members see the values of categories.
+    """
+
+    known: int
+    columns: int
+    classes: int
+    most_classes: int
+    bins: int
+    reach: float
+    seed: int
+
+
+def make_predictor(
+    network: InstantModel,
+    numbers: Tensor,
+    codes: Tensor,
+    target: Tensor,
+    *,
+    categories: Sequence[int],
+    classes: int,
+    kept: Tensor,
+    members: int = 4,
+    seed: int = 0,
+) -> InstantPredictor:
+    """Return the predictor of one table.
+
+    Parameters
+    ----------
+    network
+        The trained network; its weights are shared, not copied.
+    numbers, codes
+        The known rows, encoded: (known, numbers) with NaN where missing, (known, categories) with
+        0 for missing, 1 for unknown and the values from 2 on.
+    target
+        (known,): classes as integers, or standardised numbers.
+    categories
+        Number of codes of each categorical column.
+    classes
+        Number of classes; 0 for numbers.
+    kept
+        The columns to look at, numbers first.
+    members
+        How many orders of classes and values of categories are averaged.
+    seed
+        Of these orders.
+    """
+    config = TabularConfig(
+        kind="instant",
+        numbers=numbers.shape[1],
+        categories=tuple(categories),
+        outputs=classes if classes > 2 else 1,
+        trunk=network.config.trunk,
+        embedding_options=asdict(
+            PredictorSizes(
+                known=len(numbers),
+                columns=len(kept),
+                classes=classes,
+                most_classes=network.config.classes,
+                bins=network.config.bins,
+                reach=network.config.reach,
+                seed=seed,
+            )
+        ),
+        members=members,
+    )
+    network.class_matrix(max(classes, 1))  # raises where there are too many
+    with torch.random.fork_rng(devices=[]):
+        predictor = InstantPredictor(config)
+    predictor.network = network
+    predictor.known_numbers, predictor.known_codes = numbers, codes
+    predictor.known_target, predictor.kept = target, kept
+    return predictor.eval()
+
+
+def bin_means(edges: Tensor) -> Tensor:
+    """Return the middle of each bin."""
+    return (edges[1:] + edges[:-1]) / 2
+
+
+def quantiles_of(chances: Tensor, edges: Tensor, levels: Tensor) -> Tensor:
+    """Return quantiles, (rows, levels), of distributions that are uniform within each bin."""
+    below = torch.cat((torch.zeros_like(chances[:, :1]), chances.cumsum(dim=1)), dim=1)
+    below = below / below[:, -1:]
+    wanted = levels.expand(len(chances), -1).contiguous()
+    place = torch.searchsorted(below, wanted, right=True).clamp(1, chances.shape[1]) - 1
+    low, high = below.gather(1, place), below.gather(1, place + 1)
+    share = ((wanted - low) / (high - low).clamp(min=1e-12)).clamp(0, 1)
+    return edges[place] + share * (edges[place + 1] - edges[place])
 
 
 # ── On disk ───────────────────────────────────────────────────────────────────────────────────────

@@ -38,7 +38,7 @@ RANGES: dict[str, tuple[tuple[type[Any], ...], float, float]] = {
 def need_ranges(asked: "TableEstimator") -> None:
     """Raise ConfigError where a parameter is no number, or one that cannot be."""
     for name, (types, low, high) in RANGES.items():
-        value: Any = getattr(asked, name)
+        value: Any = getattr(asked, name, None)
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, types) or not low <= value <= high:
@@ -46,7 +46,7 @@ def need_ranges(asked: "TableEstimator") -> None:
             ends = f"{low:g} or more" if math.isinf(high) else f"between {low:g} and {high:g}"
             raise ConfigError(f"{name} must be {what}{ends}: got {value!r}. Leave it out.")
     for name in ("embedding_options", "addnorm_options"):
-        if not isinstance(value := getattr(asked, name), dict | None):
+        if not isinstance(value := getattr(asked, name, None), dict | None):
             raise ConfigError(
                 f"{name} must be a table of names and values: got {value!r}. Leave it out."
             )

@@ -128,6 +128,11 @@ def to_batch(tables: Tables, known: int) -> Batch:
 def batch_loss(model: InstantModel, batch: Batch, total: int) -> Tensor:
     """Return the sum of the cross-entropies of the unknown rows, divided by `total`."""
     hidden = model.hidden(batch["cells"], batch["known"], batch["is_category"])
+    return hidden_loss(model, hidden, batch, total)
+
+
+def hidden_loss(model: InstantModel, hidden: Tensor, batch: Batch, total: int) -> Tensor:
+    """Return the same from the hidden states of the unknown rows."""
     classes = int(batch["classes"])
     weight, bias = (
         model.class_matrix(classes)
@@ -199,12 +204,12 @@ class InstantTraining:
         assert isinstance(model, InstantModel)
         figures, relative = {}, []
         for (known, _, columns, classes, _), batch in zip(VALIDATION, self.validation, strict=True):
-            loss = float(batch_loss(model, batch, batch["wanted"].numel()))
+            hidden = model.hidden(batch["cells"], batch["known"], batch["is_category"])
+            loss = float(hidden_loss(model, hidden, batch, batch["wanted"].numel()))
             name = f"{known}x{columns}/{classes}"
             figures[name] = loss
             relative.append(loss / math.log(classes or model.config.bins))
             if classes == 2:
-                hidden = model.hidden(batch["cells"], batch["known"], batch["is_category"])
                 chance = model.class_logits(hidden, 2).softmax(dim=-1)[..., 1]
                 each = [
                     auc(p.numpy(), y.numpy())
