@@ -1,8 +1,8 @@
 """Instant models on real tables, beside scikit-learn's models at their defaults.
 
-    python -m bench.instant DATA --out F.json [--weights W] [--name instant] [--models ...] [--draws 5]
+    python -m bench.instant DATA --out F.json [--weights W --name N] [--draws 5]
 
-DATA holds the tables of SCHEMAS (csv.gz); wine, digits, iris and diabetes are scikit-learn's own.
+DATA holds the files of CLASSES and NUMBERS; wine, digits, iris and diabetes are scikit-learn's own.
 From every table 100, 400 and min(1000, 60 %) rows are drawn to learn from, with the classes in
 their shares, five times; up to 2,000 others are the test rows. All models see the same rows.
 Measured: AUC (of several classes the mean of one against the rest), log-loss, calibration error
@@ -201,10 +201,12 @@ def main() -> None:
     for model in args.models or ["instant", *BASELINES]:
         name = args.name if model == "instant" else model
         models[name] = (
-            lambda train, test, classes, draw: run_instant(args.weights, train, test, classes)
-        ) if model == "instant" else (
-            lambda train, test, classes, draw, model=model: run_baseline(
-                model, train, test, classes, draw
+            (lambda train, test, classes, draw: run_instant(args.weights, train, test, classes))
+            if model == "instant"
+            else (
+                lambda train, test, classes, draw, model=model: run_baseline(
+                    model, train, test, classes, draw
+                )
             )
         )
     for table in args.tables or [*CLASSES, *NUMBERS]:

@@ -461,7 +461,8 @@ class TableConfig(Section):
     """How a table is read, and how its columns become vectors."""
 
     model: str = "ft"
-    """Kind of model: ft (FT-Transformer), tab (TabTransformer) or saint (SAINT)."""
+    """Kind of model: ft (FT-Transformer), tab (TabTransformer), saint (SAINT) or instant (needs no
+    training)."""
     target: str | None = None
     """Column to predict."""
     schema: str | None = None
@@ -499,7 +500,7 @@ class TableConfig(Section):
 
     def check(self) -> None:
         for name, choices in (
-            ("model", ("ft", "tab", "saint")),
+            ("model", ("ft", "tab", "saint", "instant")),
             ("split", ("random", "time")),
             ("bins", ("target", "quantile")),
             ("scaling", ("quantile", "robust", "standard", "none")),

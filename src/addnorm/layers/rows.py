@@ -54,7 +54,7 @@ RowCache = dict[int, tuple[Tensor, Tensor]]
 
 @dataclass(kw_only=True)
 class RowContext(Context):
-    """The context of a stream that holds the rows of several tables, (tables · rows, columns, width).
+    """The context of a stream with the rows of several tables, (tables · rows, columns, width).
 
     Parameters
     ----------
@@ -104,8 +104,8 @@ class KnownRowAttention(SelfAttention):
         weight, bias = self.input.weight, self.input.bias
         known = along[:, : context.known]
         both = F.linear(known, weight[own:], None if bias is None else bias[own:])
-        k, v = (self.split(part) for part in both.split(self.sizes[1:], dim=-1))
-        k = self.key_norm(k)
+        k, v = torch.split(both, self.sizes[1:], dim=-1)
+        k, v = self.key_norm(self.split(k)), self.split(v)
         if context.row_cache is not None:
             context.row_cache[self.layer] = k, v
         return k, v

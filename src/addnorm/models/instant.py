@@ -179,17 +179,51 @@ class InstantModel(nn.Module):
         """Return the token of an unknown class, or of an unknown number."""
         return self.unknown[int(is_number)].expand(tables, rows, -1)
 
-    def run(self, first: Tensor, cells: Tensor, known: int, real: Tensor | None,
-            cache: RowCache | None) -> Tensor:
-        """Return the target tokens after the stack, (tables, rows, width)."""
+    def run(
+        self,
+        first: Tensor,
+        cells: Tensor,
+        known: int,
+        real: Tensor | None = None,
+        cache: RowCache | None = None,
+        maps: Maps | None = None,
+    ) -> Tensor:
+        """Return the target tokens after the stack, (tables, rows, width).
+
+        Parameters
+        ----------
+        first, cells
+            Tokens of the targets, (tables, rows, width), and of the cells, (tables, rows, columns,
+            width).
+        known
+            Leading rows that the others see, or that the cache is of.
+        real
+            (tables, columns): False for columns that are padding.
+        cache
+            As in RowContext.
+        maps
+            If given, attention weights are stored in it by name.
+        """
         tables, rows = first.shape[:2]
         x = torch.cat((first[:, :, None], cells), dim=2).flatten(0, 1)
         mask = None
         if real is not None:
             seen = F.pad(real, (1, 0), value=True)
             mask = Mask.padding(seen.repeat_interleave(rows, dim=0))
-        context = RowContext(rows=rows, known=known, row_cache=cache, mask=mask, output_length=1)
-        return self.stack(x, context)[:, 0].view(tables, rows, -1)
+        context = RowContext(
+            rows=rows,
+            known=known,
+            row_cache=cache,
+            mask=mask,
+            maps=None if maps is None else {},
+            output_length=1 if maps is None else None,
+        )
+        hidden = self.stack(x, context)[:, 0].reshape(tables, rows, -1)
+        if maps is not None and context.maps is not None:
+            for sublayer, box in self.stack.steps():
+                if sublayer in context.maps:
+                    maps[f"{box.place.layer}.{box.place.role}"] = context.maps[sublayer]
+        return hidden
 
     def hidden(
         self,
@@ -216,7 +250,7 @@ class InstantModel(nn.Module):
         features = cell_features(cells, column_stats(cells[:, :known]), is_category)
         unknown = self.unknown_tokens(tables, rows - known, target.is_floating_point())
         first = torch.cat((self.target_tokens(target), unknown), dim=1)
-        return self.run(first, self.cells(features), known, real, None)[:, known:]
+        return self.run(first, self.cells(features), known, real)[:, known:]
 
     # ── Known rows once, unknown rows often ───────────────────────────────────────────────────────
 
@@ -237,9 +271,18 @@ class InstantModel(nn.Module):
 
     def hidden_of(self, cells: Tensor, known: KnownRows, is_number: bool) -> Tensor:
         """Return the hidden states of unknown rows, (tables, rows, width), from known rows."""
-        features = cell_features(cells, known.columns, known.is_category)
-        first = self.unknown_tokens(*cells.shape[:2], is_number)
-        return self.run(first, self.cells(features), known.count, known.real, known.cache)
+        return self.hidden_of_tokens(self.tokens_of(cells, known), known, is_number)
+
+    def tokens_of(self, cells: Tensor, known: KnownRows) -> Tensor:
+        """Return the tokens of the cells of unknown rows, (tables, rows, columns, width)."""
+        return self.cells(cell_features(cells, known.columns, known.is_category))
+
+    def hidden_of_tokens(
+        self, tokens: Tensor, known: KnownRows, is_number: bool, maps: Maps | None = None
+    ) -> Tensor:
+        """Return the hidden states of unknown rows from the tokens of their cells."""
+        first = self.unknown_tokens(tokens.shape[0], tokens.shape[1], is_number)
+        return self.run(first, tokens, known.count, known.real, known.cache, maps)
 
     # ── Heads ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -266,7 +309,7 @@ class InstantModel(nn.Module):
 
 
 def bin_edges(config: InstantConfig) -> Tensor:
-    """Return bins + 1 edges, narrow in the middle: reach · sinh(3.5 t) / sinh(3.5), t from −1 to 1."""
+    """Return bins + 1 edges, narrow in the middle: reach · sinh(3.5 t) / sinh(3.5), t in ±1."""
     t = torch.linspace(-1, 1, config.bins + 1, dtype=torch.float64)
     return (config.reach * torch.sinh(3.5 * t) / math.sinh(3.5)).float()
 
@@ -364,20 +407,18 @@ class InstantPredictor(TabularModel):
         """Return the known rows as one member sees them; kept for later unless they are large."""
         if member in self.read_rows:
             return self.read_rows[member]
-        cells = self.cells(self.known_numbers, self.known_codes, member)
-        target = self.known_target
-        if self.sizes.classes:
-            target = self.class_order(member)[target]
-        is_category = (self.kept >= self.config.numbers)[None]
-        known = self.network.read(cells, target[None], is_category)
+        # As ordinary tensors: a later call may need gradients of the unknown rows.
+        with torch.inference_mode(False), torch.no_grad():
+            cells = self.cells(self.known_numbers, self.known_codes, member)
+            target = self.known_target
+            if self.sizes.classes:
+                target = self.class_order(member)[target]
+            is_category = (self.kept >= self.config.numbers)[None]
+            known = self.network.read(cells, target[None], is_category)
         numel = sum(k.numel() + v.numel() for k, v in known.cache.values())
-        if not torch.is_grad_enabled() and numel * self.config.members <= MAX_CACHED:
+        if numel * self.config.members <= MAX_CACHED:
             self.read_rows[member] = known
         return known
-
-    def clear(self) -> None:
-        """Forget what was computed from the known rows: they have changed."""
-        self.read_rows = {}
 
     def outputs(self, numbers: Tensor, codes: Tensor) -> Tensor:
         """Return the mean probabilities of the members: (rows, classes), or (rows, bins)."""
@@ -386,18 +427,54 @@ class InstantPredictor(TabularModel):
             known = self.read(member)
             cells = self.cells(numbers, codes, member)
             hidden = self.network.hidden_of(cells, known, not self.sizes.classes)[0]
-            if self.sizes.classes:
-                logits = self.network.class_logits(hidden, self.sizes.classes)
-                chances = logits.softmax(dim=-1)[:, self.class_order(member)]
-            else:
-                chances = self.network.bin_logits(hidden).softmax(dim=-1)
+            chances = self.chances(hidden, member)
             total = chances if total is None else total + chances
         assert total is not None
         return total / self.config.members
 
+    def chances(self, hidden: Tensor, member: int) -> Tensor:
+        """Return probabilities from hidden states, with the classes in the table's order."""
+        if not self.sizes.classes:
+            return self.network.bin_logits(hidden).softmax(dim=-1)
+        logits = self.network.class_logits(hidden, self.sizes.classes)
+        return logits.softmax(dim=-1)[:, self.class_order(member)]
+
     def forward(self, numbers: Tensor, codes: Tensor, maps: Maps | None = None) -> Tensor:
         """Return logits of classes or a standardised number, (rows, 1, outputs)."""
-        chances = self.outputs(numbers, codes)
+        if maps is not None:
+            self.look(numbers, codes, maps)
+        return self.answers_from(self.outputs(numbers, codes))
+
+    def tokens(self, numbers: Tensor, codes: Tensor) -> Tensor:
+        """Return the cells as the first member sees them, (rows, all columns, width).
+
+        Columns that are not kept are 0.
+        """
+        kept = self.network.tokens_of(self.cells(numbers, codes, 0), self.read(0))[0]
+        every = self.config.numbers + len(self.config.categories)
+        return kept.new_zeros(len(kept), every, kept.shape[2]).index_copy(1, self.kept, kept)
+
+    def from_tokens(self, tokens: Tensor) -> Tensor:
+        """Return the first member's answers, (rows, 1, outputs), from tokens."""
+        is_number = not self.sizes.classes
+        hidden = self.network.hidden_of_tokens(tokens[None, :, self.kept], self.read(0), is_number)
+        return self.answers_from(self.chances(hidden[0], 0))
+
+    def look(self, numbers: Tensor, codes: Tensor, maps: Maps) -> None:
+        """Store the attention of the first member over the target and all columns of a row."""
+        own: Maps = {}
+        tokens = self.network.tokens_of(self.cells(numbers, codes, 0), self.read(0))
+        self.network.hidden_of_tokens(tokens, self.read(0), not self.sizes.classes, own)
+        every = 1 + self.config.numbers + len(self.config.categories)
+        place = torch.cat((self.kept.new_zeros(1), 1 + self.kept))
+        for name, weights in own.items():
+            if name.endswith(".attention"):
+                wide = weights.new_zeros(*weights.shape[:2], every, every)
+                wide[:, :, place[:, None], place] = weights
+                maps[name] = wide
+
+    def answers_from(self, chances: Tensor) -> Tensor:
+        """Return logits of classes or a standardised number, (rows, 1, outputs)."""
         if not self.sizes.classes:
             return (chances @ bin_means(self.network.edges))[:, None, None]
         logits = chances.clamp(min=1e-7).log()

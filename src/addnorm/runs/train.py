@@ -142,7 +142,8 @@ def _train(
     if resuming:
         _restore(loop, task, config, say)
     done = loop.state.finished
-    progress = loop.state if done else loop.run()
+    run_loop = loop.run if task.needs_training else loop.finish_untrained
+    progress = loop.state if done else run_loop()
     if parallel.rank() == 0 and not (done and run.summary):
         write_summary(run, task, progress, model.count(), say)
     return Outcome(run, progress)
@@ -234,6 +235,8 @@ def find_precision(config: Config, device: torch.device) -> torch.dtype:
 def describe_plan(planned: PlannedRun) -> str:
     """Return two lines about what will be trained."""
     task, train = planned.task, planned.config.train
+    if not task.needs_training:
+        return f"{task.describe_model(planned.model.count())}\nit needs no training."
     parts = len(task.epoch(0))
     epochs = (train.steps or 0) * train.accumulate / max(parts, 1)
     return (

@@ -14,12 +14,15 @@ from addnorm.tabular.estimators import (  # noqa: E402 (the packages are asked f
     TabTransformerClassifier,
     TabTransformerRegressor,
 )
+from addnorm.tabular.instant import InstantClassifier, InstantRegressor  # noqa: E402
 from addnorm.tabular.saved import load, save  # noqa: E402
 
 __all__ = [
     "RECOMMENDED",
     "FTTransformerClassifier",
     "FTTransformerRegressor",
+    "InstantClassifier",
+    "InstantRegressor",
     "SAINTClassifier",
     "SAINTRegressor",
     "TabTransformerClassifier",

@@ -21,6 +21,7 @@ from torch import Tensor
 from addnorm.data.table.encode import EncodedTable
 from addnorm.data.table.frame import Array, Frame, to_texts
 from addnorm.errors import InputError
+from addnorm.models.instant import InstantPredictor
 from addnorm.models.tabular import FTTransformerModel, TabTransformerModel, TabularModel
 from addnorm.tabular.base import TableEstimator
 from addnorm.tabular.estimators import TableClassifier
@@ -218,7 +219,7 @@ def _ranks(view: Array) -> Array:
 
 def _tokens(model: TabularModel, numbers: Tensor, codes: Tensor) -> Tensor:
     """What the model is told, (rows, tokens, width); numbers beside the stack fill one place."""
-    if isinstance(model, FTTransformerModel):
+    if isinstance(model, FTTransformerModel | InstantPredictor):
         return model.tokens(numbers, codes)
     assert isinstance(model, TabTransformerModel)
     width = model.config.trunk.width
@@ -232,6 +233,8 @@ def _answer_from(model: TabularModel, tokens: Tensor) -> Tensor:
     """The mean answer of the members, (rows, outputs), from tokens."""
     if isinstance(model, FTTransformerModel):
         return model.head(model.hidden(tokens)).mean(dim=1)
+    if isinstance(model, InstantPredictor):
+        return model.from_tokens(tokens)[:, 0]
     assert isinstance(model, TabTransformerModel)
     count = model.config.numbers
     return model.from_tokens(tokens[:, :count, 0], tokens[:, count:]).mean(dim=1)

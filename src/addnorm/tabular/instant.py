@@ -5,7 +5,6 @@ with their targets, and predicts any row in one forward pass; see models/instant
 and stores rows. Its weights are a file of the package, loaded when first needed.
 """
 
-import math
 import time
 import warnings
 from collections.abc import Sequence
@@ -22,7 +21,8 @@ from addnorm.config import ModelConfig
 from addnorm.data.table.encode import EncodedTable, TableEncoder, fit_encoder
 from addnorm.data.table.frame import Array, Frame
 from addnorm.data.table.schema import Schema
-from addnorm.errors import ConfigError, InputError
+from addnorm.errors import ConfigError
+from addnorm.metrics import classification_metrics, regression_metrics
 from addnorm.models.instant import (
     InstantModel,
     InstantPredictor,
@@ -32,9 +32,8 @@ from addnorm.models.instant import (
 )
 from addnorm.tabular.base import TableEstimator
 from addnorm.tabular.calibration import probabilities_of
-from addnorm.tabular.estimators import TableClassifier, TableRegressor
-from addnorm.tabular.fitting import SplitRows
-from addnorm.training.loop import TrainingState
+from addnorm.tabular.estimators import ESTIMATORS, TableClassifier, TableRegressor
+from addnorm.tabular.fitting import SplitRows, answer
 
 WEIGHTS = Path(__file__).parent / "instant.safetensors"
 MAX_ROWS, MAX_COLUMNS = 2000, 60
@@ -114,13 +113,22 @@ class InstantEstimator(TableEstimator):
     def make_model(
         self, split: SplitRows, classes: int, trunk: ModelConfig | None = None
     ) -> InstantPredictor:
-        """Return the network with the rows of the split as its known rows; `trunk` is not used."""
+        """Return the network with the rows of the split as its known rows.
+
+        `trunk` must be that of the network.
+        """
         table, target = split.rows.table, split.rows.target
+        network = load_network(self.weights)
+        if trunk is not None and trunk != network.config.trunk:
+            raise ConfigError(
+                "the network of an instant model is trained already: its sizes cannot be changed. "
+                "Leave options such as --width, --depth and --preset out."
+            )
         rows = sample_rows(target, classes, self.max_rows, self.seed_)
         table, target = table.take(rows), target[rows]
         kept = informative_columns(table, target, classes, self.max_columns)
         return make_predictor(
-            load_network(self.weights),
+            network,
             table.numbers,
             table.codes,
             target,
@@ -148,6 +156,19 @@ class InstantEstimator(TableEstimator):
                 "Raise max_columns to use more."
             )
         return notes
+
+    def pretrain_frame(
+        self,
+        frame: Frame,
+        method: str,
+        epochs: int | None = None,
+        trunk: ModelConfig | None = None,
+    ) -> Self:
+        """Raise: the network is trained already."""
+        raise ConfigError(
+            "instant models cannot be pre-trained on rows of yours: they are trained already. "
+            "Leave --unlabelled out, or choose another model."
+        )
 
     def _batch(self) -> int:
         """Return how many rows are predicted at once."""
@@ -226,6 +247,55 @@ class InstantRegressor(InstantEstimator, TableRegressor):
         return np.asarray(torch.cat(parts).numpy()), np.asarray(edges.numpy())
 
 
+ALL_ESTIMATORS: dict[str, type[TableClassifier] | type[TableRegressor]] = {
+    **ESTIMATORS,
+    **{kind.__name__: kind for kind in (InstantClassifier, InstantRegressor)},
+}
+"""Every estimator for tables, by name."""
+
+
+def compare_instant(
+    train: tuple[EncodedTable, Array], test: tuple[EncodedTable, Array], classes: int, seed: int = 0
+) -> list[dict[str, Any]]:
+    """Return one row like those of `compare`: the instant model on the same encoded rows.
+
+    None if the package has no weights, or there are too many classes.
+    """
+    if not WEIGHTS.exists() or classes > load_network().config.classes:
+        return []
+    began = time.perf_counter()
+    table = train[0]
+    mean, deviation = (0.0, 1.0) if classes else (float(train[1].mean()), float(train[1].std()))
+    deviation = deviation or 1.0
+    scaled = torch.from_numpy((train[1] - mean) / deviation)
+    target = torch.from_numpy(train[1]).long() if classes else scaled.float()
+    rows = sample_rows(target, classes, MAX_ROWS, seed)
+    table, target = table.take(rows), target[rows]
+    most = [int(part.codes.max(dim=0).values[i]) for part in (train[0], test[0])
+            for i in range(part.codes.shape[1]) if len(part)]  # fmt: skip
+    columns = train[0].codes.shape[1]
+    sizes = [max(most[i::columns]) + 1 for i in range(columns)]
+    model = make_predictor(
+        load_network(),
+        table.numbers,
+        table.codes,
+        target,
+        categories=sizes,
+        classes=classes,
+        kept=informative_columns(table, target, classes, MAX_COLUMNS),
+        seed=seed,
+    )
+    fitted = time.perf_counter()
+    answers = answer(model, test[0], max(32, PREDICT_CELLS // (1 + model.sizes.columns)))[:, 0]
+    if classes:
+        figures = classification_metrics(probabilities_of(answers, 1.0).numpy(), test[1])
+    else:
+        predicted = answers[:, 0].double().numpy() * deviation + mean
+        figures = regression_metrics(predicted, test[1])
+    times = {"fit_seconds": fitted - began, "predict_seconds": time.perf_counter() - fitted}
+    return [{"model": "Instant", **figures, **times}]
+
+
 # ── Which rows and columns ────────────────────────────────────────────────────────────────────────
 
 
@@ -273,7 +343,7 @@ def _levels(values: Tensor) -> Tensor:
     present = values[~values.isnan()]
     if not len(present):
         return torch.zeros(len(values), dtype=torch.int64)
-    edges = present.quantile(torch.linspace(0, 1, LEVELS + 1)[1:-1]).unique()
+    edges = torch.unique(present.quantile(torch.linspace(0, 1, LEVELS + 1)[1:-1]))
     place = torch.searchsorted(edges, values.nan_to_num(0.0).contiguous(), right=True) + 1
     return place.masked_fill(values.isnan(), 0)
 

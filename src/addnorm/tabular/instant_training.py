@@ -1,7 +1,7 @@
 """Training of the instant model on tables drawn from the prior: resumable, and measured as it goes.
 
-    python -m addnorm.tabular.instant_training DIR --minutes 90      train, or resume
-    python -m addnorm.tabular.instant_training DIR --anneal 600      decay the rate to 0, then export
+    python -m addnorm.tabular.instant_training DIR --minutes 90   train, or resume
+    python -m addnorm.tabular.instant_training DIR --anneal 600   decay the rate, then export
 
 The learning rate is constant after warm-up, so that training can be continued at any time. To use a
 checkpoint, it is annealed: a copy is trained for some more steps with a rate that falls linearly to
@@ -200,7 +200,7 @@ class InstantTraining:
         return batch_loss(model, batch, total)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Return the losses on validation tables: of classes relative to the log of their number."""
+        """Return losses on validation tables; `loss` is their mean, relative to uniform guesses."""
         assert isinstance(model, InstantModel)
         figures, relative = {}, []
         for (known, _, columns, classes, _), batch in zip(VALIDATION, self.validation, strict=True):

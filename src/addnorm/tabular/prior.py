@@ -121,8 +121,7 @@ def sample_tables(
         raise ConfigError(f"classes must be 2 to {MAX_CLASSES}, or 0 for numbers: got {classes}.")
     if min(tables, rows, columns) < 1:
         raise ConfigError(
-            "tables, rows and columns must be 1 or more: "
-            f"got {tables}, {rows} and {columns}."
+            f"tables, rows and columns must be 1 or more: got {tables}, {rows} and {columns}."
         )
     draw = Draw(generator)
     parts = []
@@ -323,7 +322,7 @@ def _distances(draw: Draw, x: Tensor, outputs: int) -> Tensor:
     h = squared.mean(dim=(1, 2), keepdim=True) * draw.uniform(len(x), 1, 1, low=0.1, high=1.0)
     kernel = (-squared / (2 * h + 1e-6)).exp()
     if outputs > 1 and bool(draw.happens(0.5, 1)):  # each centre belongs to one class
-        return kernel.unflatten(2, (outputs, -1)).amax(dim=-1)
+        return kernel.view(*kernel.shape[:2], outputs, -1).amax(dim=-1)
     return kernel @ draw.normal(len(x), centres, outputs)
 
 

@@ -5,7 +5,8 @@
     schema.toml         the columns, as `addnorm schema` shows them
     report.json         the training report
 
-Nothing that is read is executed, and no training row is written.
+Nothing that is read is executed. No training row is written, except by instant estimators: the
+rows that they predict from are part of the model, encoded as numbers and codes.
 """
 
 import dataclasses
@@ -34,15 +35,17 @@ from addnorm.files import (
     to_json,
     write_whole,
 )
+from addnorm.models.instant import InstantPredictor
 from addnorm.models.saved import (
     WEIGHTS,
     read_tensors,
     require_matching_tensors,
     write_tensors,
 )
-from addnorm.models.tabular import TabularConfig, build_tabular
+from addnorm.models.tabular import TabularConfig, TabularModel, build_tabular
 from addnorm.tabular.base import TableEstimator
-from addnorm.tabular.estimators import ESTIMATORS, TableClassifier
+from addnorm.tabular.estimators import TableClassifier
+from addnorm.tabular.instant import ALL_ESTIMATORS
 
 SCHEMA, REPORT = "schema.toml", "report.json"
 
@@ -100,7 +103,7 @@ def load(directory: str | Path) -> TableEstimator:
         _check_encoder(estimator.encoder_, config)
         _check_outputs(estimator, config)
         with torch.device("meta"):
-            blank = build_tabular(config)
+            blank = _build(config)
     except KeyError as error:
         raise SavedError(f"{str(directory)!r} cannot be loaded: it has no {error}.") from None
     except (TypeError, ValueError, RuntimeError, AttributeError, AddnormError) as error:
@@ -108,7 +111,7 @@ def load(directory: str | Path) -> TableEstimator:
         raise SavedError(f"{str(directory)!r} cannot be loaded: {reason}") from None
     require_matching_tensors(blank, tensors, directory, any_float=False)
     with torch.random.fork_rng(devices=[]):
-        estimator.model_ = build_tabular(config).eval()
+        estimator.model_ = _build(config).eval()
     estimator.model_.load_state_dict(tensors)
     _require_unedited(directory, estimator)
     return estimator
@@ -157,8 +160,9 @@ def _is_plain(value: Any) -> bool:
 def _fitted(content: dict[str, Any]) -> TableEstimator:
     """Return an estimator with everything that fitting sets, except the network."""
     name = content["estimator"]
-    _require(name in ESTIMATORS, "estimator", f"one of {', '.join(ESTIMATORS)}", name)
-    estimator = ESTIMATORS[name](**content["params"])
+    known = ", ".join(ALL_ESTIMATORS)
+    _require(name in ALL_ESTIMATORS, "estimator", f"one of {known}", name)
+    estimator = ALL_ESTIMATORS[name](**content["params"])
     estimator.encoder_ = TableEncoder.parse(content["encoder"])
     estimator.report_ = dict(content["report"])
     for field, value in content["fitted"].items():
@@ -185,6 +189,10 @@ def _fitted(content: dict[str, Any]) -> TableEstimator:
 def _network(values: dict[str, Any]) -> TabularConfig:
     trunk, sizes = Config.parse(values["trunk"]).model, tuple(values["categories"])
     return TabularConfig(**{**values, "trunk": trunk, "categories": sizes})
+
+
+def _build(config: TabularConfig) -> TabularModel:
+    return InstantPredictor(config) if config.kind == "instant" else build_tabular(config)
 
 
 def _check_encoder(encoder: TableEncoder, config: TabularConfig) -> None:

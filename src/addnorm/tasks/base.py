@@ -108,6 +108,8 @@ class Task(ABC):
     unit: ClassVar[str] = "tokens"
     """What a batch is counted in."""
 
+    needs_training = True
+    """Whether the model is trained; if not, it is evaluated and saved as it is."""
     notes: list[str]
     """What was read, noticed and decided, in sentences."""
     labels: Sequence[str] = ()

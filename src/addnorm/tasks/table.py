@@ -38,11 +38,12 @@ from addnorm.tabular import load, save
 from addnorm.tabular.base import TableEstimator
 from addnorm.tabular.choices import choose_batch, choose_epochs
 from addnorm.tabular.compare import compare
-from addnorm.tabular.estimators import ESTIMATORS, RECOMMENDED
+from addnorm.tabular.estimators import RECOMMENDED
 from addnorm.tabular.explain import Explanation, RowExplanation, explain, explain_row
 from addnorm.tabular.fitting import Fitted, Plan, SplitRows, TableTraining
 from addnorm.tabular.holdout import hold_out, need_one_way
 from addnorm.tabular.inputs import to_groups
+from addnorm.tabular.instant import ALL_ESTIMATORS, InstantEstimator, compare_instant, load_network
 from addnorm.tabular.page import add_results
 from addnorm.tasks.base import (
     BEST,
@@ -58,7 +59,7 @@ from addnorm.tasks.base import (
 from addnorm.training import parallel
 from addnorm.training.loop import Batch, TrainingState
 
-NAMES = {"ft": "FTTransformer", "tab": "TabTransformer", "saint": "SAINT"}
+NAMES = {"ft": "FTTransformer", "tab": "TabTransformer", "saint": "SAINT", "instant": "Instant"}
 ENCODER = "columns.json"
 NOT_NUMERIC = "column .* are not numeric"
 """The warning of a column encoder that we repeat in our own words."""
@@ -355,9 +356,12 @@ class Table(Task):
         """FT-Transformer as we recommend it; the others as they were published."""
         kind, task = request.table.model, "classes" if facts.details["classes"] else "number"
         settings = dict(RECOMMENDED[task]) if kind == "ft" else {}
-        estimator = ESTIMATORS[f"{NAMES[kind]}Classifier"]
+        estimator = ALL_ESTIMATORS[f"{NAMES[kind]}Classifier"]
         fields = {name: settings[name] for name in TRUNK if name in settings}
-        model = trunk_of(kind, **fields)
+        if issubclass(estimator, InstantEstimator):
+            settings, model = {"epochs": 1, "members": 4}, load_network().config.trunk
+        else:
+            model = trunk_of(kind, **fields)
         if preset is not None:
             model = presets.find(preset).model.replace(summary=False, head="none")
         if facts.start is not None:
@@ -401,7 +405,7 @@ class Table(Task):
             metric=train.metric,
         )
         self.training = TableTraining(self.split.rows, self.split.valid, settings, self.classes)
-        self.estimator = copy.copy(self.estimator).set_params(**parameters_of(config))
+        self.estimator = set_parameters(copy.copy(self.estimator), config)
         self.estimator.batch_ = train.batch
         self.estimator.report_, self.estimator.temperature_ = {}, 1.0
         self.estimator.n_iter_ = 1
@@ -409,6 +413,10 @@ class Table(Task):
     @property
     def metric(self) -> str:
         return self.training.metric
+
+    @property
+    def needs_training(self) -> bool:  # type: ignore[override] # decided by the estimator
+        return not isinstance(self.estimator, InstantEstimator)
 
     def make_model(self, start: nn.Module | None, say: Say) -> TabularModel:
         config, estimator = self.config, copy.copy(self.estimator)
@@ -483,7 +491,8 @@ class Table(Task):
             return {}
         estimator: Any = copy.copy(self.estimator)
         estimator.model_ = load(path / BEST).model_
-        fitted = Fitted(progress, [], stopped=not progress.finished)
+        notes = estimator.notes_of(self.split) if isinstance(estimator, InstantEstimator) else []
+        fitted = Fitted(progress, notes[len(self.split.notes) :], stopped=not progress.finished)
         with without_warnings():
             estimator.finish(self.split, fitted)
         report = estimator.report_
@@ -522,6 +531,8 @@ class Table(Task):
             encode, count = estimator.encoder_.encode, 0 if classes is None else len(classes)
             train, other = (encode(rows), targets), (encode(test.rows), test_targets)
             results += compare(train, other, count, self.config.run.seed)
+            if self.needs_training:
+                results += compare_instant(train, other, count, self.config.run.seed)
         return [{"model": row.pop("model"), "on": test.name, **row} for row in results]
 
     def add_to_page(self, page: Page, figures: Figures) -> None:
@@ -537,8 +548,17 @@ class Table(Task):
 def make_estimator(config: Config, schema: Schema) -> TableEstimator:
     """Return the estimator that a configuration and a schema stand for."""
     ending = "Regressor" if schema.task == "number" else "Classifier"
-    kind = ESTIMATORS[f"{NAMES[config.table.model]}{ending}"]
-    return kind(**parameters_of(config)).set_params(schema=schema)
+    kind = ALL_ESTIMATORS[f"{NAMES[config.table.model]}{ending}"]
+    return set_parameters(kind(), config).set_params(schema=schema)
+
+
+def set_parameters(estimator: Any, config: Config) -> Any:
+    """Return the estimator with the parameters that a configuration sets."""
+    parameters, own = parameters_of(config), estimator.get_params()
+    if isinstance(estimator, InstantEstimator):
+        estimator.valid, estimator.split = parameters["valid"], parameters["split"]
+        parameters = {name: value for name, value in parameters.items() if name in own}
+    return estimator.set_params(**parameters)
 
 
 def parameters_of(config: Config) -> dict[str, Any]:

@@ -208,6 +208,17 @@ class Loop:
             self.notify("on_end")
         return state
 
+    def finish_untrained(self) -> TrainingState:
+        """Evaluate and save a model that needs no training; return the state."""
+        self.notify("on_begin")
+        try:
+            self.state.finished = True
+            self.evaluate()
+            self.save()
+        finally:
+            self.notify("on_end")
+        return self.state
+
     def _must_stop(self) -> bool:
         """Return whether a stop was requested; also set `finished` at the last step or time limit.
 
