@@ -40,7 +40,9 @@ def make(**changes: object) -> InstantModel:
     return model
 
 
-def draw(tables: int = 2, rows: int = 12, columns: int = 4, known: int = 8) -> tuple[Tensor, Tensor]:
+def draw(
+    tables: int = 2, rows: int = 12, columns: int = 4, known: int = 8
+) -> tuple[Tensor, Tensor]:
     """Cells with missing ones, and classes of the known rows."""
     cells = torch.randn(tables, rows, columns)
     cells[torch.rand(cells.shape) < 0.1] = float("nan")
@@ -58,9 +60,7 @@ def test_the_order_of_rows_and_columns_changes_nothing(addnorm: str) -> None:
     assert torch.allclose(moved, before, atol=NEAR)
     rows = torch.randperm(8)
     shuffled = torch.cat((cells[:, rows], cells[:, 8:]), dim=1)
-    assert torch.allclose(
-        model.hidden(shuffled, target[:, rows], is_category), before, atol=NEAR
-    )
+    assert torch.allclose(model.hidden(shuffled, target[:, rows], is_category), before, atol=NEAR)
     unknown = torch.tensor([3, 1, 0, 2])
     other = torch.cat((cells[:, :8], cells[:, 8 + unknown]), dim=1)
     assert torch.allclose(model.hidden(other, target, is_category), before[:, unknown], atol=NEAR)

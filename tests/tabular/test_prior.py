@@ -31,7 +31,7 @@ def test_tables_are_finite_and_of_their_shape(
     assert batch.target.shape == (16, 80)
     if classes:
         assert batch.target.dtype == torch.int64
-        assert 0 <= int(batch.target.min()) and int(batch.target.max()) < classes
+        assert int(batch.target.min()) >= 0 and int(batch.target.max()) < classes
         assert all(len(set(table.tolist())) > 1 for table in batch.target)
     else:
         assert bool(batch.target.isfinite().all())
@@ -48,7 +48,7 @@ def test_the_whole_prior_has_what_it_promises() -> None:
     assert 0.05 < float(is_category.float().mean()) < 0.5
     codes = cells.transpose(1, 2)[is_category]
     codes = codes[~codes.isnan()]
-    assert torch.equal(codes, codes.round()) and 0 <= codes.min() and codes.max() < 12
+    assert torch.equal(codes, codes.round()) and codes.min() >= 0 and codes.max() < 12
     filled = cells.nan_to_num(0.0)
     constant = (filled == filled[:, :1]).all(dim=1) & ~missing.any(dim=1)
     assert bool(constant.any())

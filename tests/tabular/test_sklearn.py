@@ -8,11 +8,14 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from addnorm.tabular import (
     FTTransformerClassifier,
     FTTransformerRegressor,
+    InstantClassifier,
+    InstantRegressor,
     SAINTClassifier,
     SAINTRegressor,
     TabTransformerClassifier,
     TabTransformerRegressor,
 )
+from addnorm.tabular.instant import WEIGHTS as INSTANT_WEIGHTS
 
 SMALL: dict[str, Any] = {
     "width": 16,
@@ -55,4 +58,11 @@ def expected(estimator: Any) -> dict[str, str]:
     expected_failed_checks=expected,
 )
 def test_checks(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not INSTANT_WEIGHTS.exists(), reason="the package has no instant weights")
+@parametrize_with_checks([InstantClassifier(), InstantRegressor()])
+def test_checks_of_instant_estimators(estimator: Any, check: Any) -> None:
     check(estimator)

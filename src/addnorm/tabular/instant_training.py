@@ -261,6 +261,7 @@ def make_loop(
     steps: int,
     seconds: float = 0.0,
     anneal: int = 0,
+    anneal_seconds: float = 0.0,
     evaluate_every: int = 250,
     start: Path | None = None,
 ) -> Loop:
@@ -274,8 +275,8 @@ def make_loop(
         Where checkpoints and the curve are written.
     steps, seconds
         Steps in total, and a limit on the time of all of them; 0 for none.
-    anneal
-        Steps over which the rate falls to 0, from the checkpoint on.
+    anneal, anneal_seconds
+        Steps, or seconds, over which the rate falls to 0, from the checkpoint on; 0 for neither.
     evaluate_every
         Steps between evaluations on validation tables.
     start
@@ -310,6 +311,15 @@ def make_loop(
             steps=began + anneal,
             schedule=lambda step: constant(step) * max(0.0, 1 - (step - began) / anneal),
         )
+    elif anneal_seconds:
+        start_time = loop.state.total_seconds
+
+        def rate(step: int) -> float:
+            spent = loop.state.total_seconds - start_time
+            return constant(step) * max(0.0, 1 - spent / anneal_seconds)
+
+        limit = start_time + anneal_seconds
+        loop.settings = replace(options, schedule=rate, max_seconds=limit)
     return loop
 
 
@@ -327,6 +337,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--minutes", type=float, default=0.0, help="stop after this time in all")
     parser.add_argument("--steps", type=int, default=1_000_000, help="stop after these steps")
     parser.add_argument("--anneal", type=int, default=0, help="decay the rate over these steps")
+    parser.add_argument(
+        "--anneal-minutes", type=float, default=0.0, help="decay the rate over this time instead"
+    )
     parser.add_argument("--evaluate-every", type=int, default=250)
     parser.add_argument("--threads", type=int, default=1)
     for field in fields(Settings):
@@ -336,15 +349,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(args.threads)
     keep_memory()
     settings = Settings(**{field.name: getattr(args, field.name) for field in fields(Settings)})
-    directory: Path = args.directory / "annealed" if args.anneal else args.directory
+    anneals = bool(args.anneal or args.anneal_minutes)
+    directory: Path = args.directory / "annealed" if anneals else args.directory
     loop = make_loop(
         settings,
         directory,
         steps=args.steps,
         seconds=60 * args.minutes,
         anneal=args.anneal,
+        anneal_seconds=60 * args.anneal_minutes,
         evaluate_every=args.evaluate_every,
-        start=args.directory if args.anneal else None,
+        start=args.directory if anneals else None,
     )
     loop.run()
     export(loop, directory / "instant.safetensors")

@@ -1,0 +1,59 @@
+"""addnorm train table --model instant: a run without training."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from addnorm.errors import ConfigError
+from addnorm.models.instant import write_instant
+from addnorm.runs.run import Run
+from addnorm.tabular import instant, load
+from addnorm.tabular.instant_training import Settings, make_model
+from tests.cli.tables import rows, run
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A table, and a small network with random weights in place of the package's."""
+    model = make_model(Settings(width=8, depth=2))
+    write_instant(model, model.state_dict(), tmp_path / "w.safetensors")
+    monkeypatch.setattr(instant, "WEIGHTS", tmp_path / "w.safetensors")
+    path = tmp_path / "t.csv"
+    path.write_text(rows())
+    return path
+
+
+def test_it_is_evaluated_and_saved(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = table.parent / "run"
+    run("train", "table", table, "--target", "y", "--model", "instant", "--out", out, "--compare")
+    assert "it needs no training." in capsys.readouterr().err
+    found = [(row["model"], row["on"]) for row in Run.open(out).summary["results"]]
+    assert found == [
+        ("InstantClassifier", "held-out rows"),
+        ("InstantClassifier", "rows set aside"),
+        ("HistGradientBoosting", "rows set aside"),
+        *((name, on) for name, on in found[3:] if name not in ("Instant", "InstantClassifier")),
+    ]
+    assert type(load(out / "best")).__name__ == "InstantClassifier"
+    run("predict", out, table, "--json")
+    first = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert first
+
+
+def test_sizes_and_unlabelled_rows_are_refused(table: Path) -> None:
+    out = table.parent / "run"
+    words = ("train", "table", table, "--target", "y", "--model", "instant", "--out", out)
+    with pytest.raises(ConfigError, match="sizes cannot be changed"):
+        run(*words, "--set", "model.width=16")
+    with pytest.raises(ConfigError, match="trained already"):
+        run(*words, "--unlabelled", table)
+
+
+@pytest.mark.trains
+def test_others_are_compared_with_it(table: Path) -> None:
+    out = table.parent / "run"
+    sizes = ("train.epochs=1", "model.width=8", "model.depth=1", "model.heads=1")
+    settings = [part for setting in sizes for part in ("--set", setting)]
+    run("train", "table", table, "--target", "y", "--out", out, "--compare", *settings)
+    assert "Instant" in [row["model"] for row in Run.open(out).summary["results"]]
