@@ -17,10 +17,8 @@ def naive(attention: KnownRowAttention, x: Tensor, known: int) -> Tensor:
         for column in range(COLUMNS):
             rows = x.view(TABLES, ROWS, COLUMNS, WIDTH)[table, :, column]
             q = rows @ matrices["query"].T + query
-            k, v = (
-                rows[:known] @ matrices["key"].T + key,
-                rows[:known] @ matrices["value"].T + value,
-            )
+            k = rows[:known] @ matrices["key"].T + key
+            v = rows[:known] @ matrices["value"].T + value
             mixed = []
             for head in range(HEADS):
                 part = slice(head * WIDTH // HEADS, (head + 1) * WIDTH // HEADS)

@@ -40,11 +40,9 @@ def make(**changes: object) -> InstantModel:
     return model
 
 
-def draw(
-    tables: int = 2, rows: int = 12, columns: int = 4, known: int = 8
-) -> tuple[Tensor, Tensor]:
+def draw(tables: int = 2, known: int = 8) -> tuple[Tensor, Tensor]:
     """Cells with missing ones, and classes of the known rows."""
-    cells = torch.randn(tables, rows, columns)
+    cells = torch.randn(tables, 12, 4)
     cells[torch.rand(cells.shape) < 0.1] = float("nan")
     return cells, torch.randint(0, 3, (tables, known))
 

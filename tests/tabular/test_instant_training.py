@@ -18,7 +18,11 @@ from addnorm.tabular.instant_training import (
     make_model,
 )
 
-SMALL = Settings(width=8, depth=2, heads=2, cells=400, curriculum=20, rows=80, columns=5)
+SMALL = Settings(
+    **{"width": 8, "depth": 2, "heads": 2, "cells": 400, "curriculum": 20},
+    **{"growth_start": 20, "growth_end": 40, "small_rows": 60, "small_columns": 3},
+    **{"rows": 80, "columns": 5},
+)
 FEW = ((20, 10, 3, 2, 4), (20, 10, 3, 0, 4))
 
 
@@ -39,10 +43,11 @@ def test_tables_become_larger_and_stay_within_their_limits() -> None:
     task = InstantTraining(SMALL)
     early = [task.shape(part) for part in range(20)]
     late = [task.shape(part) for part in range(40, 140)]
-    assert max(columns for _, _, columns, _, _ in late) <= 5
+    assert max(columns for _, _, columns, _, _ in early) <= 3
+    assert 3 < max(columns for _, _, columns, _, _ in late) <= 5
     assert {classes for *_, classes, _ in late} >= {0, 2}
-    assert all(known + unknown <= 131 for known, unknown, *_ in early)
-    assert all(known + unknown <= 80 for known, unknown, *_ in late)
+    assert all(known + unknown <= 60 for known, unknown, *_ in early)
+    assert 60 < max(known + unknown for known, unknown, *_ in late) <= 80
     assert task.count_tables(3) == sum(tables for *_, tables in early[:3])
 
 

@@ -38,7 +38,7 @@ def surface_chart(
     *,
     title: str,
 ) -> Svg:
-    """Return panels in rows and columns; the shade of a place is its |2p − 1|, the colour its class.
+    """Return panels in rows and columns; the shade of a place is |2p − 1|, the colour its class.
 
     Parameters
     ----------

@@ -8,7 +8,8 @@ checkpoint, it is annealed: a copy is trained for some more steps with a rate th
 0 (Hu et al. 2024, 2404.06395, §4). The original is left as it was. Several processes: torchrun.
 
 The curriculum is a function of the step: easy tables first, the whole prior mixed in linearly over
-the first `curriculum` steps, during which tables also become larger. All tables of a step have one
+the first `curriculum` steps; small tables first, larger ones between `growth_start` and
+`growth_end`. All tables of a step have one
 shape. `curve.jsonl` holds the losses on fixed validation tables from the whole prior, which no step
 trains on; no real table is looked at.
 """
@@ -66,12 +67,17 @@ class Settings:
     warmup: int = 100
     cells: int = 12_000
     """Cells of a step, about."""
-    curriculum: int = 4_000
-    """Steps over which the whole prior is mixed in and tables grow."""
+    curriculum: int = 1_000
+    """Steps over which the whole prior is mixed in."""
+    growth_start: int = 4_000
+    growth_end: int = 6_000
+    """Steps between which tables grow: small ones are cheap, and teach most of what there is."""
+    small_rows: int = 130
+    small_columns: int = 8
+    """Most rows and columns of a table before."""
     rows: int = 500
-    """Most rows of a table, at the end of the curriculum."""
     columns: int = 30
-    """Most columns of a table, at the end of the curriculum."""
+    """Most rows and columns of a table after."""
     ema: float = 0.995
     seed: int = 1
 
@@ -95,18 +101,19 @@ def make_model(settings: Settings) -> InstantModel:
     return InstantModel(InstantConfig(trunk=trunk))
 
 
-def draw_shape(draw: Draw, settings: Settings, progress: float) -> tuple[int, int, int, int]:
+def draw_shape(draw: Draw, settings: Settings, part: int) -> tuple[int, int, int, int]:
     """Return known rows, unknown rows, columns and classes of one step's tables."""
-    size = min(progress, 1.0)
-    most_rows = 130 + size * (settings.rows - 130)
-    most_columns = 7 + size * (settings.columns - 7)
+    s = settings
+    size = min(1.0, max(0.0, (part - s.growth_start) / max(s.growth_end - s.growth_start, 1)))
+    most_rows = s.small_rows + size * (s.rows - s.small_rows)
+    most_columns = s.small_columns + size * (s.columns - s.small_columns)
     # Small tables stay common: the logarithm of the size is uniform.
     rows = round(float(draw.log_uniform(1, low=50, high=most_rows)))
     columns = int(draw.log_uniform(1, low=2, high=most_columns + 1))
-    unknown = max(10, round(rows * float(draw.uniform(1, low=0.15, high=0.5))))
+    unknown = max(10, round(rows * float(draw.uniform(1, low=0.2, high=0.5))))
     kind = draw.pick({"two": 0.5, "more": 0.3, "number": 0.2})
     classes = {"two": 2, "more": draw.one(3, MAX_CLASSES), "number": 0}[kind]
-    if progress < 0.1 and classes > 2:
+    if part < 0.1 * s.curriculum and classes > 2:
         classes = draw.one(2, 4)
     return rows - unknown, unknown, columns, classes
 
@@ -182,7 +189,7 @@ class InstantTraining:
         """Return known rows, unknown rows, columns, classes and tables of a step."""
         settings = self.settings
         draw = Draw(Generator().manual_seed(settings.seed * 999_983 + part))
-        shape = draw_shape(draw, settings, part / settings.curriculum)
+        shape = draw_shape(draw, settings, part)
         known, unknown, columns, _ = shape
         return *shape, max(2, round(settings.cells / ((known + unknown) * (columns + 1))))
 
