@@ -1,6 +1,9 @@
 """Training of the instant model: what a step is given, and that a run can be continued."""
 
 import json
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -93,3 +96,19 @@ def test_the_command_writes_weights(tmp_path: Path) -> None:
     assert read_instant(tmp_path / "run" / "instant.safetensors").config.trunk.width == 8
     main([str(tmp_path / "run"), "--anneal-minutes", "0.001", *sizes])
     assert (tmp_path / "run" / "annealed" / "instant.safetensors").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_torchrun_trains_on_more_tables(tmp_path: Path) -> None:
+    starter = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    sizes = shlex.split("--width 8 --depth 2 --cells 300 --steps 3 --evaluate-every 3")
+    command = [*starter, "-m", "addnorm.tabular.instant_training", str(tmp_path / "run"), *sizes]
+    done = subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, timeout=300, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = (tmp_path / "run" / "curve.jsonl").read_text().splitlines()
+    alone = InstantTraining(Settings(cells=300)).count_tables(3)
+    assert json.loads(line)["tables"] == 2 * alone
+    assert read_instant(tmp_path / "run" / "instant.safetensors").config.trunk.width == 8

@@ -204,13 +204,21 @@ class InstantTraining:
 
     def loss(self, model: nn.Module, batch: Batch, total: int) -> Tensor:
         assert isinstance(model, InstantModel)
-        return batch_loss(model, batch, total)
+        loss = batch_loss(model, batch, total)
+        if parallel.world_size() == 1:
+            return loss
+        # With several workers every parameter must take part in every step.
+        ends = (model.labels, model.numbers, model.class_head, model.number_head)
+        rest = [model.unknown, *(p for end in ends for p in end.parameters())]
+        return loss + 0.0 * torch.stack([p.sum() for p in rest]).sum()
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Return losses on validation tables; `loss` is their mean, relative to uniform guesses."""
         assert isinstance(model, InstantModel)
         figures, relative = {}, []
+        device = next(model.parameters()).device
         for (known, _, columns, classes, _), batch in zip(VALIDATION, self.validation, strict=True):
+            batch = {key: tensor.to(device) for key, tensor in batch.items()}
             hidden = model.hidden(batch["cells"], batch["known"], batch["is_category"])
             loss = float(hidden_loss(model, hidden, batch, batch["wanted"].numel()))
             name = f"{known}x{columns}/{classes}"
@@ -220,7 +228,7 @@ class InstantTraining:
                 chance = model.class_logits(hidden, 2).softmax(dim=-1)[..., 1]
                 each = [
                     auc(p.numpy(), y.numpy())
-                    for p, y in zip(chance, batch["wanted"], strict=True)
+                    for p, y in zip(chance.cpu(), batch["wanted"].cpu(), strict=True)
                     if 0 < int(y.sum()) < len(y)
                 ]
                 figures[f"auc {name}"] = float(np.mean(each))
@@ -235,7 +243,7 @@ class Curve(Observer):
 
     def on_step(self, loop: Loop, step: Step) -> None:
         self.losses.append(step.loss)
-        if step.number % self.every == 0:
+        if step.number % self.every == 0 and parallel.rank() == 0:
             state = loop.state
             print(
                 f"step {step.number}  loss {np.mean(self.losses):.4f}  norm {step.norm:.2f}  "
@@ -271,6 +279,7 @@ def make_loop(
     anneal_seconds: float = 0.0,
     evaluate_every: int = 250,
     start: Path | None = None,
+    device: str | torch.device = "cpu",
 ) -> Loop:
     """Return a loop that continues the newest checkpoint in `directory`, if there is one.
 
@@ -288,8 +297,11 @@ def make_loop(
         Steps between evaluations on validation tables.
     start
         A directory whose newest checkpoint is continued instead.
+    device
+        Where to train.
     """
-    model, task = make_model(settings), InstantTraining(settings)
+    device = torch.device(device)
+    model, task = make_model(settings).to(device), InstantTraining(settings)
     optimizer = make_optimizer(
         model, settings.optimizer, lr=settings.rate, betas=(0.9, 0.98), eps=1e-9
     )
@@ -305,7 +317,15 @@ def make_loop(
         max_seconds=seconds,
     )
     curve = Curve(directory / "curve.jsonl", task)
-    loop = Loop(model, task, optimizer, options, run_directory=directory, observers=[curve])
+    loop = Loop(
+        model,
+        task,
+        optimizer,
+        options,
+        run_directory=directory,
+        observers=[curve],
+        forward=parallel.distribute(model, "ddp"),
+    )
     if start is not None:
         loop.run_directory = start
     loop.resume()
@@ -349,6 +369,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--evaluate-every", type=int, default=250)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu", help="cpu, or cuda")
     for field in fields(Settings):
         kind = type(field.default)
         parser.add_argument(f"--{field.name}", type=kind, default=field.default)
@@ -358,6 +379,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     settings = Settings(**{field.name: getattr(args, field.name) for field in fields(Settings)})
     anneals = bool(args.anneal or args.anneal_minutes)
     directory: Path = args.directory / "annealed" if anneals else args.directory
+    device = torch.device(args.device)
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", (parallel.torchrun_ranks() or (0, 0, 1))[1])
+    parallel.init_process_group(device)
     loop = make_loop(
         settings,
         directory,
@@ -367,9 +392,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         anneal_seconds=60 * args.anneal_minutes,
         evaluate_every=args.evaluate_every,
         start=args.directory if anneals else None,
+        device=device,
     )
     loop.run()
-    export(loop, directory / "instant.safetensors")
+    if parallel.rank() == 0:
+        export(loop, directory / "instant.safetensors")
+    parallel.destroy_process_group()
 
 
 if __name__ == "__main__":
