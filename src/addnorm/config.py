@@ -497,6 +497,8 @@ class TableConfig(Section):
     """Fraction of cells hidden at random in training."""
     swap_cells: float = 0.0
     """Fraction of cells replaced by another row's value in training."""
+    weights: str | None = None
+    """File with the weights of an instant model; those of the package if unset."""
 
     def check(self) -> None:
         for name, choices in (

@@ -41,6 +41,16 @@ def test_it_is_evaluated_and_saved(table: Path, capsys: pytest.CaptureFixture[st
     assert first
 
 
+def test_a_file_of_weights_can_be_given(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights, out = table.parent / "w.safetensors", table.parent / "run"
+    monkeypatch.setattr(instant, "WEIGHTS", Path("nowhere"))
+    words = ("train", "table", table, "--target", "y", "--model", "instant", "--out", out)
+    with pytest.raises(ConfigError, match="no weights for instant models"):
+        run(*words)
+    run(*words, "--set", f"table.weights={weights}")
+    assert type(load(out / "best")).__name__ == "InstantClassifier"
+
+
 def test_sizes_and_unlabelled_rows_are_refused(table: Path) -> None:
     out = table.parent / "run"
     words = ("train", "table", table, "--target", "y", "--model", "instant", "--out", out)

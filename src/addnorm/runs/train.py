@@ -29,7 +29,7 @@ Observers = Callable[[Path], Sequence[Observer]]
 """Makes the observers of a run, given its directory."""
 FILES = {
     "data": ("source", "target", "valid_source", "valid_target"),
-    "table": ("schema", "test", "unlabelled"),
+    "table": ("schema", "test", "unlabelled", "weights"),
     "run": ("start",),
 }
 """Fields that are paths."""

@@ -54,7 +54,8 @@ def load_network(weights: str | Path | None = None) -> InstantModel:
     if weights is None and not path.exists():
         raise ConfigError(
             "this installation has no weights for instant models. Train some with "
-            "'python -m addnorm.tabular.instant_training DIR', and pass weights=PATH."
+            "'python -m addnorm.tabular.instant_training DIR', and pass weights=PATH (on the "
+            "command line --set table.weights=PATH)."
         )
     return _load(str(path), path.stat().st_mtime_ns if path.exists() else 0)
 

@@ -380,7 +380,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     anneals = bool(args.anneal or args.anneal_minutes)
     directory: Path = args.directory / "annealed" if anneals else args.directory
     device = torch.device(args.device)
-    if device.type == "cuda" and device.index is None:
+    if args.device == "cuda":
         device = torch.device("cuda", (parallel.torchrun_ranks() or (0, 0, 1))[1])
     parallel.init_process_group(device)
     loop = make_loop(

@@ -359,7 +359,8 @@ class Table(Task):
         estimator = ALL_ESTIMATORS[f"{NAMES[kind]}Classifier"]
         fields = {name: settings[name] for name in TRUNK if name in settings}
         if issubclass(estimator, InstantEstimator):
-            settings, model = {"epochs": 1, "members": 4}, load_network().config.trunk
+            network = load_network(request.table.weights)
+            settings, model = {"epochs": 1, "members": 4}, network.config.trunk
         else:
             model = trunk_of(kind, **fields)
         if preset is not None:
@@ -558,6 +559,7 @@ def set_parameters(estimator: Any, config: Config) -> Any:
     if isinstance(estimator, InstantEstimator):
         estimator.valid, estimator.split = parameters["valid"], parameters["split"]
         parameters = {name: value for name, value in parameters.items() if name in own}
+        parameters["weights"] = config.table.weights
     return estimator.set_params(**parameters)
 
 
