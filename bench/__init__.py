@@ -1,1 +1,1 @@
-"""Benchmarks: addnorm and its peers side by side, in one run, alternating. See bench/README.md."""
+"""Benchmarks: addnorm and other libraries in one run, alternating. Results: docs/results."""

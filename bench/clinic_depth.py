@@ -3,24 +3,24 @@
     python -m bench.clinic_depth FOLDER --out runs/depth [--jobs 1]
 
 FOLDER holds Multi30k as train.en.gz, train.de.gz, val.en.gz, val.de.gz. Width 64, a joint
-vocabulary of 2,000 pieces, about 1,000 tokens a step, the same batches and as many steps for all;
-Adam at a peak of 1e-3 after 200 steps of warm-up. Liu et al. 2020 (2004.08249), table 1: at 18+18
-post-norm diverges and the others train; at 6+6 post-norm is not worse than pre-norm. Twenty minutes
-or so on one core; goes on where it was stopped.
+vocabulary of 2,000 pieces, about 1,000 tokens in a step, the same batches and number of steps for
+all; Adam with a peak of 1e-3 after 200 steps of warm-up. Liu et al. 2020 (2004.08249), table 1: at
+18+18 post-norm diverges and the others train; at 6+6 post-norm is not worse than pre-norm. About
+twenty minutes on one core; an interrupted benchmark is resumed.
 """
 
 import argparse
 from pathlib import Path
 
-from addnorm.races import race, vary
+from addnorm.races import entries_of, run_entries
 from addnorm.races.page import race_page
 from addnorm.runs.request import RunRequest
 
 DEPTHS = {"18+18": (18, "post,pre,admin", 400), "6+6": (6, "post,pre", 800)}
-"""Blocks a side, who takes part, and for how many steps."""
+"""Blocks on each side, arrangements, and steps."""
 
 
-def wish(folder: Path, depth: int, steps: int) -> RunRequest:
+def make_request(folder: Path, depth: int, steps: int) -> RunRequest:
     files = {
         "source": "train.en.gz",
         "target": "train.de.gz",
@@ -31,7 +31,7 @@ def wish(folder: Path, depth: int, steps: int) -> RunRequest:
     return RunRequest(
         {
             "run": {"task": "translate", "size": "tiny", "device": "cpu"},
-            "data": {**data, "vocab": 2000, "lower": True},
+            "data": {**data, "vocab": 2000, "lowercase": True},
             "model": {
                 "width": 64,
                 "heads": 4,
@@ -47,10 +47,10 @@ def wish(folder: Path, depth: int, steps: int) -> RunRequest:
                 "warmup": 200,
                 "schedule": "inverse-sqrt",
                 "optimizer": "adam",
-                "evaluate": 100,
-                "save": steps,
-                "average": 0,
-                "smoothing": 0.1,
+                "evaluate_every": 100,
+                "save_every": steps,
+                "average_checkpoints": 0,
+                "label_smoothing": 0.1,
             },
         }
     )
@@ -64,11 +64,13 @@ def main() -> None:
     args = parser.parse_args()
     for name, (depth, kinds, steps) in DEPTHS.items():
         out = args.out / name
-        asked = wish(args.folder, depth, steps)
-        done = race(asked, vary([f"model.addnorm={kinds}"]), out, jobs=args.jobs)
-        race_page(done, f"{name} blocks").write(out / "race.html")
-        print(f"{name} blocks\n{done.text()}", flush=True)
-        for result in done.results:
+        request = make_request(args.folder, depth, steps)
+        standings = run_entries(
+            request, entries_of([f"model.addnorm={kinds}"]), out, jobs=args.jobs
+        )
+        race_page(standings, f"{name} blocks").write(out / "race.html")
+        print(f"{name} blocks\n{standings.text()}", flush=True)
+        for result in standings.results:
             curve = "  ".join(f"{step:.0f} {loss:.2f}" for step, loss in result.curve)
             print(f"    {result.name:14} {curve}", flush=True)
 

@@ -1,13 +1,13 @@
-"""Is the clinic's prediction honest? A grid of small runs, examined before and trained after.
+"""Accuracy of the clinic's predictions: a grid of small runs, examined and then trained.
 
     python -m bench.clinic_grid [first|second] [--out grid.json] [--show grid.json]
 
-Every configuration (arrangement × depth × rate × warm-up) is examined with its plan: the prediction
-is `will train` unless the rehearsal finds otherwise. Then it is trained, on a language of 32 tokens
-whose next token is a fixed permutation of the last nine times in ten, and has trained if it closed
-half the gap between knowing nothing and the entropy of the language. The rehearsal is given other
-text of the same language, a fresh batch for every step. Its limit was chosen on the first grid; the
-second has other rates, depths, arrangements, weights and text. Ten minutes or so each, on one core.
+Every configuration (arrangement × depth × rate × warm-up) is examined with its plan; the prediction
+is whether the rehearsal learns. Then it is trained on a language of 32 tokens: with probability 0.9
+the next token is a fixed permutation of the last one. It has trained if its loss is closer to the
+entropy of the language than to that of a uniform answer. The rehearsal uses other text of the same
+language, a new batch for every step. Its thresholds were chosen on the first grid; the second has
+other rates, depths, arrangements, weights and text. About ten minutes each, on one core.
 """
 
 import argparse
@@ -27,14 +27,15 @@ from addnorm.clinic import ClinicBatch, TrainingPlan
 from addnorm.clinic.call_model import choose_objective, unchanged
 from addnorm.clinic.rehearsal import REHEARSAL_STEPS, rehearse_once
 
-VOCAB, LENGTH, ROWS, STEPS, SURE = 32, 16, 16, 150, 0.9
-FLOOR = -SURE * math.log(SURE + (1 - SURE) / VOCAB) - (1 - SURE) * math.log((1 - SURE) / VOCAB)
-"""About the entropy of the language, a token."""
+VOCAB, LENGTH, ROWS, STEPS, SUCCESSOR_PROBABILITY = 32, 16, 16, 150, 0.9
+P, Q = SUCCESSOR_PROBABILITY, 1 - SUCCESSOR_PROBABILITY
+ENTROPY = -P * math.log(P + Q / VOCAB) - Q * math.log(Q / VOCAB)
+"""Approximate entropy of the language for each token."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """What is combined, and the seeds of weights, text and the batch examined."""
+    """The values to combine, and the seeds of weights, training text and examined text."""
 
     arrangements: tuple[str, ...]
     depths: tuple[int, ...]
@@ -68,11 +69,11 @@ GRIDS = {
 
 
 def text(generator: torch.Generator) -> Tensor:
-    """Rows of the language."""
+    """Return sequences of the language."""
     order = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(7))
     ids = torch.randint(VOCAB, (ROWS, LENGTH + 1), generator=generator)
     for t in range(LENGTH):
-        follows = torch.rand(ROWS, generator=generator) < SURE
+        follows = torch.rand(ROWS, generator=generator) < SUCCESSOR_PROBABILITY
         ids[:, t + 1] = torch.where(follows, order[ids[:, t]], ids[:, t + 1])
     return ids
 
@@ -96,7 +97,7 @@ def make(addnorm: str, depth: int, seed: int) -> Any:
 
 
 def train(model: Any, lr: float, warmup: int, seed: int) -> float:
-    """Mean loss of the last 20 steps."""
+    """Train a model and return the mean loss of the last 20 steps."""
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=lr, betas=(0.9, 0.98), eps=1e-9, fused=True)
     losses = []
@@ -111,15 +112,17 @@ def train(model: Any, lr: float, warmup: int, seed: int) -> float:
     return sum(losses[-20:]) / 20
 
 
-def one(grid: Grid, addnorm: str, depth: int, lr: float, warmup: int) -> dict[str, Any]:
+def examine_and_train(
+    grid: Grid, addnorm: str, depth: int, lr: float, warmup: int
+) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(grid.examined)
     batches = [ClinicBatch(text(generator)[:, :-1]) for _ in range(1 + REHEARSAL_STEPS)]
     model = make(addnorm, depth, grid.weights)
-    with unchanged(model):  # as `examine` does, without what the prediction does not rest on
-        aim = choose_objective(model, batches[0], None)
-        rehearsal = rehearse_once(model, batches, aim, TrainingPlan(lr=lr, warmup=warmup))
+    with unchanged(model):  # as `examine` does, but only what the prediction needs
+        objective = choose_objective(model, batches[0], None)
+        rehearsal = rehearse_once(model, batches, objective, TrainingPlan(lr=lr, warmup=warmup))
     loss = train(make(addnorm, depth, grid.weights), lr, warmup, grid.data)
-    trained = loss < (FLOOR + math.log(VOCAB)) / 2
+    trained = loss < (ENTROPY + math.log(VOCAB)) / 2
     return {
         "addnorm": addnorm,
         "depth": depth,
@@ -135,7 +138,7 @@ def one(grid: Grid, addnorm: str, depth: int, lr: float, warmup: int) -> dict[st
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The losses as Markdown: – where it did not train, ✗ where the prediction was wrong."""
+    """Return the losses as Markdown: – if it did not train, ✗ if the prediction was wrong."""
     columns = list(dict.fromkeys((r["lr"], r["warmup"]) for r in rows))
     lines: dict[str, list[str]] = {}
     for r in rows:
@@ -144,9 +147,9 @@ def table(rows: list[dict[str, Any]]) -> str:
         lines.setdefault(f"{r['addnorm']}, {r['depth']}", []).append(loss + marks)
     head = "| | " + " | ".join(f"{lr:g}, {warmup}" for lr, warmup in columns) + " |"
     body = [f"| {name} | {' | '.join(cells)} |" for name, cells in lines.items()]
-    right = sum(r["predicted"] == r["trained"] for r in rows)
+    correct = sum(r["predicted"] == r["trained"] for r in rows)
     trained = sum(r["trained"] for r in rows)
-    last = f"\n{right} of {len(rows)} right; {trained} trained"
+    last = f"\n{correct} of {len(rows)} correct; {trained} trained"
     return "\n".join([head, "|---" * (len(columns) + 1) + "|", *body, last])
 
 
@@ -154,7 +157,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("grid", nargs="?", default="second", choices=GRIDS)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--show", type=Path, help="print the table of what --out wrote, and stop")
+    parser.add_argument(
+        "--show", type=Path, help="print the table of a file that --out wrote, and exit"
+    )
     args = parser.parse_args()
     if args.show is not None:
         print(table(json.loads(args.show.read_text())))
@@ -163,9 +168,9 @@ def main() -> None:
     rows = []
     grid = GRIDS[args.grid]
     for each in itertools.product(grid.arrangements, grid.depths, grid.rates, grid.warmups):
-        rows.append(one(grid, *each))
-        right = sum(row["predicted"] == row["trained"] for row in rows)
-        print(f"{right} of {len(rows)} right; last {rows[-1]}", flush=True)
+        rows.append(examine_and_train(grid, *each))
+        correct = sum(row["predicted"] == row["trained"] for row in rows)
+        print(f"{correct} of {len(rows)} correct; last {rows[-1]}", flush=True)
         if args.out is not None:
             args.out.write_text(json.dumps(rows, indent=0))
     print(table(rows))

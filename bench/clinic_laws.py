@@ -1,4 +1,4 @@
-"""The papers' laws, measured: dependency maps, amplification and gradients against depth.
+"""Published laws, measured: dependency maps, amplification and gradients against depth.
 
     python -m bench.clinic_laws [--pages FOLDER]
 
@@ -28,7 +28,7 @@ SEEDS = 5
 
 
 def make(addnorm: str, depth: int, seed: int = 0, **changes: Any) -> tuple[Any, torch.Tensor]:
-    """An encoder over random vectors, fresh; Admin measured on them."""
+    """Return an untrained encoder and random vectors; Admin is initialised on them."""
     torch.manual_seed(seed)
     sizes: dict[str, Any] = {"width": 64, "heads": 4, "ffn_width": 256, "dropout": 0.0}
     config = ModelConfig(
@@ -41,23 +41,25 @@ def make(addnorm: str, depth: int, seed: int = 0, **changes: Any) -> tuple[Any, 
     return model, x
 
 
-def maps(pages: Path | None) -> None:
+def dependency_maps(pages: Path | None) -> None:
     print("(a) dependency maps, 6 blocks: share of the last sum by its last branch, its input")
     for kind in KINDS:
         model, x = make(kind, 6)
-        seen = examine(model, x, sharpness=False)
-        last = list(seen.evidence.dependency_map[-1].values())
-        mean = sum(s.dependency for s in seen.evidence.sites) / len(seen.evidence.sites)
+        examination = examine(model, x, sharpness=False)
+        last = list(examination.evidence.dependency_map[-1].values())
+        mean = sum(s.dependency for s in examination.evidence.sites) / len(
+            examination.evidence.sites
+        )
         print(f"    {kind:6} last branch {last[-1]:.3f}  input {last[0]:.3f}  mean {mean:.3f}")
         if pages is not None:
             pages.mkdir(parents=True, exist_ok=True)
-            seen.write_page(pages / f"map-{kind}.html")
+            examination.write_page(pages / f"map-{kind}.html")
 
 
-def amplified() -> None:
+def amplifications() -> None:
     print(f"(b) relative variance of the output's change, δ of 1 % in every matrix; {SEEDS} seeds")
     for kind in KINDS:
-        found, spread = [], []
+        means, spread = [], []
         for depth in DEPTHS:
             values = []
             for seed in range(SEEDS):
@@ -66,12 +68,12 @@ def amplified() -> None:
                     batch = ClinicBatch(x)
                     sites = trace_stream(model, batch).sites
                     values.append(amplification(model, batch, sites, draws=2)[-1])
-            found.append(sum(values) / len(values))
-            spread.append((sum((v - found[-1]) ** 2 for v in values) / (SEEDS - 1)) ** 0.5)
-        law = fit_growth(DEPTHS, found)
-        shown = "  ".join(f"{m:.2e} ± {s:.0e}" for m, s in zip(found, spread, strict=True))
+            means.append(sum(values) / len(values))
+            spread.append((sum((v - means[-1]) ** 2 for v in values) / (SEEDS - 1)) ** 0.5)
+        law = fit_growth(DEPTHS, means)
+        text = "  ".join(f"{m:.2e} ± {s:.0e}" for m, s in zip(means, spread, strict=True))
         print(
-            f"    {kind:6} {shown}   power {law.exponent:.2f}; R² linear {law.linear:.2f}, "
+            f"    {kind:6} {text}   power {law.exponent:.2f}; R² linear {law.linear:.2f}, "
             f"log {law.logarithmic:.2f}: {law.law}",
             flush=True,
         )
@@ -81,7 +83,7 @@ def gradients() -> None:
     print("(c) norm of the gradient of the last feed-forward's output matrix; 4 seeds")
     depths = (2, 4, 8, 16, 32)
     for kind in ("post", "pre"):
-        found = []
+        means = []
         for depth in depths:
             total = 0.0
             for seed in range(4):
@@ -96,10 +98,10 @@ def gradients() -> None:
                 loss = F.cross_entropy(model(x).flatten(0, 1) @ readout, targets)
                 weight = model.encoder.stack.blocks[-1].sublayers["ffn"].output.weight
                 total += float(torch.autograd.grad(loss, weight)[0].norm()) / 4
-            found.append(total)
-        slope = fit_growth(depths, found).exponent
-        shown = "  ".join(f"{value:.3f}" for value in found)
-        print(f"    {kind:6} {shown}   slope {slope:+.2f}")
+            means.append(total)
+        slope = fit_growth(depths, means).exponent
+        text = "  ".join(f"{value:.3f}" for value in means)
+        print(f"    {kind:6} {text}   slope {slope:+.2f}")
 
 
 def main() -> None:
@@ -107,8 +109,8 @@ def main() -> None:
     parser.add_argument("--pages", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    maps(args.pages)
-    amplified()
+    dependency_maps(args.pages)
+    amplifications()
     gradients()
 
 

@@ -1,12 +1,11 @@
-"""Where the limits of the clinic's findings come from: each measurement over well and sick models.
+"""Where the thresholds of the rules come from: each measurement of healthy and broken models.
 
     python -m bench.clinic_limits
 
-Well: every arrangement, in three modes, fresh, at depth 2 and 6. For each measurement that a rule
-has a limit for, the extreme over all of them is printed beside the limit, and then the value of the
-model made sick in that way. Then the signals of a run that is watched: the extreme over the looks
-at runs that train, beside the limit of its warning, and over a run whose rate is far too high.
-About three minutes on one core.
+Healthy: every arrangement in three modes, untrained, with depth 2 and 6. For each measurement that
+has a threshold, print its extreme over all healthy models, the threshold, and the value of a model
+that is broken in that way. Then the same for the signals of the training monitor: runs that train,
+and a run whose learning rate is far too high. About three minutes on one core.
 """
 
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from addnorm.layers.addnorm import ADDNORMS
 from addnorm.training.loop import Loop, LoopSettings
 from addnorm.training.optimizer import make_optimizer
 from bench.clinic_grid import make, text
-from bench.clinic_task import Drawn
+from bench.clinic_task import RandomTask
 
 Measure = Callable[[Evidence], float]
 
@@ -39,24 +38,24 @@ MEASURES: dict[str, Measure] = {
     "answer deviation": lambda e: e.answer_deviation,
     "position variance": lambda e: e.sites[-1].position_variance,
 }
-LOW = {"token share", "position variance"}
-"""Sick below the limit; the others above."""
+LOWER_IS_BROKEN = {"token share", "position variance"}
+"""Measurements that are too small in a broken model; the others are too large."""
 
 
-def well() -> list[Evidence]:
-    found = []
+def healthy_models() -> list[Evidence]:
+    evidence = []
     for addnorm in ADDNORMS:
         for mode in ("encoder", "decoder", "encoder-decoder"):
             for depth in (2, 6):
-                found.append(seen(addnorm=addnorm, mode=mode, depth=depth))
-    return found
+                evidence.append(measure_model(addnorm=addnorm, mode=mode, depth=depth))
+    return evidence
 
 
-def seen(change: Callable[[nn.Module], object] | None = None, **changes: Any) -> Evidence:
+def measure_model(change: Callable[[nn.Module], object] | None = None, **changes: Any) -> Evidence:
     torch.manual_seed(0)
-    chosen: dict[str, Any] = {"vocab": 500, "width": 64, "heads": 4, "depth": 2, "pad": 0}
-    chosen |= {"dropout": 0.0, "addnorm": "pre", "mode": "decoder"} | changes
-    model = build(ModelConfig(**chosen))
+    settings: dict[str, Any] = {"vocab": 500, "width": 64, "heads": 4, "depth": 2, "pad": 0}
+    settings |= {"dropout": 0.0, "addnorm": "pre", "mode": "decoder"} | changes
+    model = build(ModelConfig(**settings))
     with torch.no_grad():
         if change is not None:
             change(model)
@@ -67,51 +66,52 @@ def linears(model: nn.Module) -> list[nn.Linear]:
     return [part for part in model.modules() if isinstance(part, nn.Linear)]
 
 
-def sick() -> dict[str, Evidence]:
+def broken_models() -> dict[str, Evidence]:
     return {
-        "attention spread": seen(attention_scale=1.0),
-        "weight gain": seen(lambda m: [part.weight.mul_(3) for part in linears(m)]),
-        "norm gain": seen(
+        "attention spread": measure_model(attention_scale=1.0),
+        "weight gain": measure_model(lambda m: [part.weight.mul_(3) for part in linears(m)]),
+        "norm gain": measure_model(
             lambda m: next(p for p in m.modules() if isinstance(p, nn.LayerNorm)).weight.mul_(50)
         ),
-        "token share": seen(scale_embedding=False),
-        "dead units": seen(
+        "token share": measure_model(scale_embedding=False),
+        "dead units": measure_model(
             lambda m: [part.bias.fill_(-20) for part in linears(m) if part.out_features == 256]
         ),
-        "position variance": seen(addnorm="post", depth=18),
+        "position variance": measure_model(addnorm="post", depth=18),
     }
 
 
 def signals(addnorm: str, lr: float, depth: int = 6) -> list[dict[str, Any]]:
-    """What the clinic sees of 100 steps on the language of the grid, every 5 of them."""
-    task, clinic = Drawn(text), TrainingMonitor(every=5)
+    """Return the signals of 100 steps on the language of the grid, every 5 steps."""
+    task, monitor = RandomTask(text), TrainingMonitor(every=5)
     model = make(addnorm, depth, seed=0)
     settings = LoopSettings(steps=100, schedule=lambda step: min(1.0, step / 20))
     optimizer = make_optimizer(model, "adam", lr=lr)
-    Loop(model, task, optimizer, settings, observers=[clinic]).run()
-    return clinic.signals
+    Loop(model, task, optimizer, settings, observers=[monitor]).run()
+    return monitor.signals
 
 
-def watched() -> None:
-    ok = [row for kind in ("post", "pre", "admin") for row in signals(kind, 3e-3)]
-    bad = signals("post", 0.3)
-    print("\n| signal | trains | limit | rate 100 times too high |\n|---|---|---|---|")
+def print_signals() -> None:
+    healthy = [row for kind in ("post", "pre", "admin") for row in signals(kind, 3e-3)]
+    diverging = signals("post", 0.3)
+    print("\n| signal | trains | threshold | rate 100 times too high |\n|---|---|---|---|")
     for name, (worse, limit, _) in EARLY_WARNINGS.items():
-        most = min if worse == "<" else max
-        ends = [most(row[name] for row in rows) for rows in (ok, bad)]
+        worst = min if worse == "<" else max
+        ends = [worst(row[name] for row in rows) for rows in (healthy, diverging)]
         print(f"| {name} | {ends[0]:.3g} | {limit:g} | {ends[1]:.3g} |")
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    healthy, ill = well(), sick()
-    print(f"{len(healthy)} well models\n\n| measurement | well | limit | sick |\n|---|---|---|---|")
+    healthy, broken = healthy_models(), broken_models()
+    print(f"{len(healthy)} healthy models\n")
+    print("| measurement | healthy | threshold | broken |\n|---|---|---|---|")
     for name, measure in MEASURES.items():
         values = [measure(e) for e in healthy]
-        worst = min(values) if name in LOW else max(values)
-        bad = f"{measure(ill[name]):.3g}" if name in ill else ""
-        print(f"| {name} | {worst:.3g} | {THRESHOLDS[name]:g} | {bad} |", flush=True)
-    watched()
+        worst = min(values) if name in LOWER_IS_BROKEN else max(values)
+        value = f"{measure(broken[name]):.3g}" if name in broken else ""
+        print(f"| {name} | {worst:.3g} | {THRESHOLDS[name]:g} | {value} |", flush=True)
+    print_signals()
 
 
 if __name__ == "__main__":

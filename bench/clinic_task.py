@@ -1,4 +1,4 @@
-"""A language that is drawn, as the training loop wants a task."""
+"""A task for the training loop: next-token prediction on random sequences."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from addnorm import token_loss
 
 
-class Drawn:
-    """Next-token prediction on rows of ids, (rows, length + 1), that a generator decides."""
+class RandomTask:
+    """Next-token prediction on ids (rows, length + 1) that `draw` returns for a generator."""
 
     metric, higher_is_better = "loss", False
 

@@ -1,11 +1,11 @@
 """Decoding the same sentences with the same encoder-decoder: greedy and beam 5.
 
-6 + 6 blocks, width 512, ffn 2,048, 8 heads, vocabulary 37,000; random weights, made once and given
-to all three libraries; 32 sources of 32 tokens, and exactly 32 tokens out of each, because nothing
-may end. Output tokens a second. Before the race all three are asked for the same output: in float32
+6 + 6 blocks, width 512, ffn 2,048, 8 heads, vocabulary 37,000; all three libraries use the same
+random weights; 32 sources of 32 tokens, and exactly 32 output tokens for each, because the end
+token is disabled. Output tokens per second. Before the race the outputs are compared: in float32
 every token must be the same.
 
-Run alone: `python -m bench.decode --rounds 4`, or `--size tiny` to see that it works.
+Run it alone with `python -m bench.decode --rounds 4`; `--size tiny` is a quick check.
 """
 
 import argparse
@@ -63,11 +63,11 @@ def contenders(folder: str, beam: int, size: str) -> list[Contender]:
 def run(
     rounds: int, peak: float, size: str = "real", beams: tuple[int, ...] = BEAMS
 ) -> list[dict[str, Any]]:
-    """One race for each number of beams, shown beside our best in either precision."""
+    """Return one race for each number of beams, compared with addnorm in either precision."""
     tables = []
     sizes = SIZES[size]
     with tempfile.TemporaryDirectory() as folder:
-        # Elsewhere, because the three libraries should not share a process that is timed.
+        # In other processes, because the three libraries should not share one that is timed.
         for task in ("--make", "--compare"):
             command = [sys.executable, "-m", "bench.decode", task, folder, "--size", size]
             done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
@@ -79,13 +79,13 @@ def run(
             for ours in (slice(0, 2), slice(2, 4)):
                 best = min((r for r in results[ours] if r.seconds), key=lambda r: r.median)
                 rows = [replace(r, contender=replace(r.contender, ours=r is best)) for r in results]
-                title = f"{kind}: output tokens a second, beside {best.contender.name}"
+                title = f"{kind}: output tokens per second, compared with {best.contender.name}"
                 tables.append(show(title, rows, work, flops, peak))
     return tables
 
 
 def flops_per_step(size: Size, beam: int) -> float:
-    """Matrix products of decoding all sentences once."""
+    """Return the operations of the matrix products of decoding all sentences once."""
     w, tokens = size.width, size.sentences * size.length
     encoder = size.depth * (4 * w * w + 2 * w * size.ffn + 2 * size.length * w) * tokens
     memory = size.depth * 2 * w * w * tokens
@@ -103,12 +103,12 @@ def sources(size: Size) -> Rows:
     return rows
 
 
-def need_lengths(found: Rows, size: Size) -> Rows:
-    """Nobody may win by writing less."""
-    lengths = [len(row) for row in found]
+def require_lengths(outputs: Rows, size: Size) -> Rows:
+    """Return the outputs; raise if one is shorter, which would be faster."""
+    lengths = [len(row) for row in outputs]
     if lengths != [size.length] * size.sentences:
         raise RuntimeError(f"all outputs must have {size.length} tokens: got {set(lengths)}")
-    return found
+    return outputs
 
 
 # ── Three libraries ───────────────────────────────────────────────────────────────────────────────
@@ -136,15 +136,15 @@ def addnorm(
     )
 
     def step() -> Rows:
-        found = generate.translate(
+        outputs = generate.translate(
             model,
             rows,
             decoding,
             begin=sizes.vocab - 1,
             end=None,
-            pad=END,  # never chosen, as the others do not before the last token
+            pad=END,  # never chosen; the other libraries exclude it before the last token
         )
-        return need_lengths([list(best.tokens) for best, *_ in found], sizes)
+        return require_lengths([list(best.tokens) for best, *_ in outputs], sizes)
 
     return step
 
@@ -162,8 +162,8 @@ def hugging_face(folder: str, beam: int, size: str) -> Step:
 
     def step() -> Rows:
         with torch.inference_mode():
-            found = model.generate(ids, num_beams=beam, do_sample=False, **lengths)
-        return need_lengths(found[:, 1:].tolist(), sizes)
+            outputs = model.generate(ids, num_beams=beam, do_sample=False, **lengths)
+        return require_lengths(outputs[:, 1:].tolist(), sizes)
 
     return step
 
@@ -181,14 +181,14 @@ def ctranslate2(folder: str, beam: int, size: str, workers: int, kind: str = "fl
     rows = [[str(token) for token in row] for row in sources(sizes)]
 
     def step() -> Rows:
-        found = translator.translate_batch(
+        outputs = translator.translate_batch(
             rows,
             beam_size=beam,
             min_decoding_length=sizes.length,
             max_decoding_length=sizes.length,
             max_batch_size=sizes.sentences // workers,
         )
-        return need_lengths([[int(t) for t in each.hypotheses[0]] for each in found], sizes)
+        return require_lengths([[int(t) for t in each.hypotheses[0]] for each in outputs], sizes)
 
     return step
 
@@ -197,13 +197,12 @@ def ctranslate2(folder: str, beam: int, size: str, workers: int, kind: str = "fl
 
 
 def make(folder: Path, size: Size) -> None:
-    """One Marian with random weights in the three libraries' own formats."""
+    """Write one Marian model with random weights in the formats of the three libraries."""
     import torch
     import transformers
     from ctranslate2.converters.transformers import MarianMTLoader
-    from tests.parity.mapping import marian as renamed
 
-    from addnorm import build, presets
+    from addnorm.interop.huggingface import read_model
 
     config = transformers.MarianConfig(
         vocab_size=size.vocab,
@@ -227,15 +226,12 @@ def make(folder: Path, size: Size) -> None:
     with torch.no_grad():
         for name, weight in theirs.named_parameters():
             if weight.ndim == 2 and "embed_positions" not in name:
-                # Of the size that training begins with; theirs leave outputs nearly all alike.
+                # The usual initial size; with that of Marian all outputs are nearly the same.
                 weight.normal_(std=weight.shape[1] ** -0.5)
         theirs.model.shared.weight[config.pad_token_id] = 0.0
     theirs.save_pretrained(folder / "marian")
 
-    shape = dict(vocab=size.vocab, width=size.width, depth=size.depth, heads=size.heads)
-    ours = build(presets.marian(**shape, ffn_width=size.ffn, ffn="relu", unembed_bias=True))
-    ours.load_state_dict(renamed(theirs.state_dict()))
-    ours.save(folder / "addnorm")
+    read_model(folder / "marian").model.save(folder / "addnorm")
 
     class Vocabulary:
         eos_token, unk_token = str(END), "1"
@@ -253,7 +249,7 @@ def make(folder: Path, size: Size) -> None:
 
 
 def compare(folder: str, size: str) -> None:
-    """Raise RuntimeError unless all give the same tokens in float32; say how near int8 comes."""
+    """Raise RuntimeError unless all return the same tokens in float32; print how many int8 does."""
     for beam in BEAMS:
         common = (folder, beam, size)
         ours = addnorm(*common, keep_greedy=False)()  # as in the others' beam search
@@ -263,20 +259,24 @@ def compare(folder: str, size: str) -> None:
             "addnorm int8": addnorm(*common, form="quantise", keep_greedy=False)(),
             "CTranslate2 int8": ctranslate2(*common, workers=1, kind="int8")(),
         }
-        alike = {
+        equal = {
             name: sum(a == b for a, b in zip(ours, rows, strict=True))
             for name, rows in outputs.items()
         }
-        shares = ", ".join(f"{name} {count}" for name, count in alike.items())
-        print(f"beam {beam}: of {len(ours)} outputs these are addnorm's, token by token: {shares}")
+        counts = ", ".join(f"{name} {count}" for name, count in equal.items())
+        print(f"beam {beam}: outputs of {len(ours)} that equal addnorm's in every token: {counts}")
         for name in ("Hugging Face", "CTranslate2"):
-            if alike[name] != len(ours):
-                raise RuntimeError(f"{name} must give addnorm's tokens: beam {beam}, {shares}")
+            if equal[name] != len(ours):
+                raise RuntimeError(
+                    f"{name} must return the tokens of addnorm: beam {beam}, {counts}"
+                )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.decode", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=4, help="rounds in which all take a turn")
+    parser.add_argument(
+        "--rounds", type=int, default=4, help="rounds; every library is timed once in each"
+    )
     parser.add_argument("--size", choices=SIZES, default="real")
     parser.add_argument("--beam", type=int, choices=BEAMS, action="append", help="only this race")
     parser.add_argument("--out", help="write the tables to this JSON file too")

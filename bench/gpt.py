@@ -42,7 +42,7 @@ def tokens_per_step() -> int:
 
 
 def flops_per_step() -> float:
-    """Matrix products of a step: backward is twice forward; causal attention counts half."""
+    """Return the operations of a step: backward is twice forward; causal attention counts half."""
     layer = 4 * WIDTH * WIDTH + 2 * WIDTH * FFN + LENGTH * WIDTH
     return 3 * 2 * BATCH * LENGTH * (DEPTH * layer + WIDTH * VOCAB)
 
@@ -74,7 +74,7 @@ def addnorm(dropout: float, ffn_dropout: float = 0.0) -> Step:
 
 
 class TorchGPT(nn.Module):
-    """torch's own layers, put together as their documentation does."""
+    """A GPT of torch's own layers."""
 
     def __init__(self, dropout: float, attention_dropout: float | None) -> None:
         super().__init__()
@@ -86,8 +86,8 @@ class TorchGPT(nn.Module):
             layer.self_attn.dropout = attention_dropout
         self.stack = nn.TransformerEncoder(layer, DEPTH, nn.LayerNorm(WIDTH), False)
         self.dropout = nn.Dropout(dropout)
-        # As GPT-2 has it: a tied matrix of N(0, 1) would make logits so large that the softmax is
-        # full of denormal numbers, which is slow and not torch's fault.
+        # As in GPT-2: a tied matrix of N(0, 1) would make the logits so large that the softmax is
+        # full of denormal numbers, which are slow.
         nn.init.normal_(self.tokens.weight, std=0.02)
         self.mask = nn.Transformer.generate_square_subsequent_mask(LENGTH)
 

@@ -1,8 +1,8 @@
-"""Contenders in processes of their own that take turns; only one works at a time.
+"""Time several contenders, each in its own process, one at a time.
 
 Each contender gets a fresh process, because two libraries in one process share an allocator and its
-settings. Rounds alternate: every contender is timed once a round, in an order that is reversed in
-every other round, so that a slow minute of the machine falls on all of them.
+settings. Every contender is timed once in each round, in an order that is reversed in every other
+round, so that a slow minute of the machine affects all of them.
 """
 
 import importlib
@@ -23,13 +23,13 @@ THREADS = 2
 
 @dataclass(frozen=True)
 class Contender:
-    """A library at a task: `maker` names a function `module:function` that gives a step to time."""
+    """A library and a task; `maker` names a function, `module:function`, that returns a step."""
 
     name: str
     maker: str
     settings: dict[str, Any] = field(default_factory=dict)
     keep_memory: bool = False
-    """Whether its process asks the C library to keep freed memory (addnorm.keep_memory)."""
+    """Whether its process calls addnorm.keep_memory, so that freed memory is reused."""
     ours: bool = False
 
 
@@ -46,7 +46,7 @@ class Result:
 
 
 def race(contenders: list[Contender], rounds: int, steps: int, warm: int = 2) -> list[Result]:
-    """Seconds a step of each contender, once a round."""
+    """Return the seconds of a step of each contender, one value for each round."""
     workers = [_start(contender) for contender in contenders]
     results = [Result(contender, []) for contender in contenders]
     try:
@@ -91,7 +91,7 @@ def _start(contender: Contender) -> _Worker:
 
 
 def _work(pipe: Connection, contender: Contender) -> None:
-    """The life of a worker: make the step when first asked, then time it on request."""
+    """Run a worker: make the step on the first request, then time it on each request."""
     if contender.keep_memory:
         from addnorm import keep_memory
 
@@ -107,7 +107,7 @@ def _work(pipe: Connection, contender: Contender) -> None:
             for _ in range(count):
                 step()
             pipe.send(None if verb == "warm" else (time.perf_counter() - start) / count)
-        except Exception as error:  # the parent reports it beside the others' figures
+        except Exception as error:  # the parent process reports it in the table
             pipe.send(f"{type(error).__name__}: {error}")
 
 
@@ -117,14 +117,13 @@ def _make(contender: Contender) -> Callable[[], object]:
     torch.set_num_threads(THREADS)
     torch.manual_seed(1)
     module, _, function = contender.maker.partition(":")
-    made: Callable[[], object] = getattr(importlib.import_module(module), function)(
-        **contender.settings
-    )
-    return made
+    make = getattr(importlib.import_module(module), function)
+    step: Callable[[], object] = make(**contender.settings)
+    return step
 
 
 def peak_gflops() -> float:
-    """The machine's own best at a matrix product, in 10⁹ operations a second."""
+    """Return the machine's best speed of a matrix product, in 10⁹ operations per second."""
     import torch
 
     torch.set_num_threads(THREADS)
@@ -140,13 +139,21 @@ def peak_gflops() -> float:
 def show(
     title: str, results: list[Result], work: float, flops: float, peak: float
 ) -> dict[str, Any]:
-    """Print a table of one race and return it. `work` and `flops` are units and operations a step.
+    """Print a table of one race and return it.
 
-    The ratio is paired: for each round our time beside the peer's, then the median of those.
+    The ratio is paired: the other library's time over addnorm's in each round, then the median.
+
+    Parameters
+    ----------
+    title : title of the table
+    results : the times of each contender
+    work : units (tokens, rows) in a step
+    flops : operations in a step
+    peak : speed of a matrix product, in 10⁹ operations per second
     """
     ours = next(result for result in results if result.contender.ours)
     print(f"\n{title}")
-    print(f"  {'':34}{'a second':>10}{'spread':>18}{'peak share':>12}{'addnorm is':>22}")
+    print(f"  {'':34}{'per second':>11}{'spread':>18}{'peak share':>12}{'addnorm is':>22}")
     rows = []
     for result in results:
         name = result.contender.name
@@ -160,7 +167,7 @@ def show(
         ratio = statistics.median(pairs)
         spread = f"{min(rates):,.0f}–{max(rates):,.0f}"
         times = f"{ratio:.2f}× [{min(pairs):.2f}–{max(pairs):.2f}]"
-        print(f"  {name:34}{work / result.median:>10,.0f}{spread:>18}{share:>12.0%}{times:>22}")
+        print(f"  {name:34}{work / result.median:>11,.0f}{spread:>18}{share:>12.0%}{times:>22}")
         rows.append(
             {
                 "name": name,
@@ -177,7 +184,7 @@ def show(
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on, without naming the machine."""
+    """Return what the figures were measured on, without naming the machine."""
     import torch
 
     return {
@@ -192,5 +199,6 @@ def machine() -> dict[str, Any]:
 
 
 def dump(path: str, tables: list[dict[str, Any]], peak: float) -> None:
+    """Write tables and machine to a JSON file."""
     with open(path, "w", encoding="utf-8") as file:
         json.dump({"machine": machine(), "peak_gflops": peak, "tables": tables}, file, indent=1)

@@ -1,7 +1,7 @@
 """Memory of one forward and backward pass as the length grows: 4 blocks, width 256, batch 1.
 
-Each point is a process of its own; the figure is the peak resident memory of the pass less that of
-the model alone. Where memory is linear, doubling the length doubles it.
+Each point is measured in its own process: the peak resident memory of the pass minus that of the
+model alone. If memory is linear, doubling the length doubles it.
 """
 
 import multiprocessing

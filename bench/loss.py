@@ -32,7 +32,7 @@ def run(rounds: int, peak: float) -> list[dict[str, Any]]:
             ],
         ]
         results = race(rows, rounds, steps=5)
-        title = f"Output and loss, width {width}, vocabulary {VOCAB:,}: tokens a second"
+        title = f"Output and loss, width {width}, vocabulary {VOCAB:,}: tokens per second"
         tables.append(show(title, results, TOKENS, 3 * 2 * TOKENS * width * VOCAB, peak))
     return tables
 

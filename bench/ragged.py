@@ -1,9 +1,9 @@
-"""Ragged pairs as they come: how batches are made, and the step, together.
+"""Batching and training together, on pairs of different lengths.
 
-The same 1,536 pairs (lengths of mean 13, 3 to 40) for everyone, once through: random batches padded
-to their longest, as Hugging Face's Trainer makes them by default; length-grouped ones, as it makes
-them on request; and ours, by tokens from length buckets. Model, dropout and loss as in Multi30k's
-Transformer-Tiny (4 + 4 blocks, width 128, dropout 0.3). Real source and target tokens a second.
+One epoch over the same 1,536 pairs (lengths of mean 13, 3 to 40): random batches padded to their
+longest, as Hugging Face's Trainer makes them by default; length-grouped ones, its option; and those
+of addnorm, by tokens from length buckets. Model, dropout and loss as in Multi30k's
+Transformer-Tiny (4 + 4 blocks, width 128, dropout 0.3). Real source and target tokens per second.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from bench.harness import Contender
 
 PAIRS, ROWS, DROPOUT, IGNORE = 1536, 128, 0.3, -100
 FLOPS = translate.flops_per_step() / translate.tokens_per_step()
-"""Operations a real token: the lengths are drawn alike there."""
+"""Operations for each real token; bench.translate has the same distribution of lengths."""
 Rows = list[list[int]]
 
 
@@ -39,7 +39,7 @@ def contenders() -> list[Contender]:
 
 
 def pairs() -> tuple[Rows, Rows]:
-    """Random ids of ragged lengths, source and target."""
+    """Return random ids of different lengths, source and target."""
     draw = torch.Generator().manual_seed(0)
     base = torch.randn(PAIRS, generator=draw).mul(0.4).add(2.48).exp()
     other = base * torch.randn(PAIRS, generator=draw).mul(0.15).exp()
@@ -59,7 +59,7 @@ def tokens_per_step() -> float:
 
 
 def batches(order: str) -> list[list[int]]:
-    """Batches of 128: at random, or sorted by length inside 50 batches drawn at random."""
+    """Return batches of 128: random, or sorted by length."""
     draw = torch.Generator().manual_seed(2)
     numbers = torch.randperm(PAIRS, generator=draw).tolist()
     if order == "grouped":
@@ -74,14 +74,14 @@ def pad(rows: Rows, value: int = 0) -> Tensor:
 
 
 def sweep(model: nn.Module, order: str, loss: Callable[[Tensor, Tensor], Tensor]) -> Step:
-    """A step that goes through all pairs once, batches being padded as they come."""
+    """Return a step that trains on all pairs once, each batch padded to its longest."""
     source, target = pairs()
-    now: list[Tensor] = []
-    step = training(model, lambda: loss(now[0], now[1]))
+    current: list[Tensor] = []
+    step = training(model, lambda: loss(current[0], current[1]))
 
     def run() -> None:
         for batch in batches(order):
-            now[:] = [pad([side[i] for i in batch]) for side in (source, target)]
+            current[:] = [pad([side[i] for i in batch]) for side in (source, target)]
             step()
 
     return run
@@ -95,25 +95,25 @@ def addnorm(order: str = "buckets") -> Step:
     sizes = dict(vocab=translate.VOCAB, width=128, depth=4, heads=4, ffn_width=256, pad=0)
     model = build(presets.base(dropout=DROPOUT, **sizes))
     source, target = pairs()
-    made = Batches(pair_lengths(source, target), 4096)
-    now: list[Tensor] = []
+    buckets = Batches(pair_lengths(source, target), 4096)
+    current: list[Tensor] = []
 
     def loss() -> Tensor:
-        return token_loss(model, model.hidden(now[0], now[1]), now[2], smoothing=0.1)
+        return token_loss(model, model.hidden(current[0], current[1]), current[2], smoothing=0.1)
 
     step = training(model, loss)
 
     def run() -> None:
-        for batch in batches(order) if order == "random" else made.epoch(0):
-            now[:] = collate_pairs([source[i] for i in batch], [target[i] for i in batch])
+        for batch in batches(order) if order == "random" else buckets.epoch(0):
+            current[:] = collate_pairs([source[i] for i in batch], [target[i] for i in batch])
             step()
 
     return run
 
 
 def smooth(logits: Tensor, target: Tensor) -> Tensor:
-    wanted = target.masked_fill(target == translate.PAD, IGNORE)
-    return F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), label_smoothing=0.1)
+    labels = target.masked_fill(target == translate.PAD, IGNORE)
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), label_smoothing=0.1)
 
 
 def torch_layers(order: str) -> Step:

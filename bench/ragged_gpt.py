@@ -1,9 +1,9 @@
-"""Ragged texts for a small GPT: how batches are made, and the step, together.
+"""Batching and training of a small GPT together, on texts of different lengths.
 
-The same 384 texts (8 to 256 tokens, mean about 60) for everyone, once through: random batches of 16
-padded to their longest, as Hugging Face's Trainer makes them by default; length-grouped ones, as it
-makes them on request; and ours, one stream cut into windows of 256, nothing of it padding. Model as
-in `bench.gpt`, dropout 0.1. Real tokens a second.
+One epoch over the same 384 texts (8 to 256 tokens, mean about 60): random batches of 16 padded to
+their longest, as Hugging Face's Trainer makes them by default; length-grouped ones, its option; and
+those of addnorm, one stream cut into windows of 256 without padding. Model as in `bench.gpt`,
+dropout 0.1. Real tokens per second.
 """
 
 from typing import Any
@@ -34,7 +34,7 @@ def contenders() -> list[Contender]:
 
 
 def texts() -> Rows:
-    """Random ids of ragged lengths."""
+    """Return random ids of different lengths."""
     draw = torch.Generator().manual_seed(0)
     lengths = torch.randn(TEXTS, generator=draw).mul(0.8).add(3.8).exp().round().clamp(8, 256)
     return [torch.randint(5, gpt.VOCAB, (int(n),), generator=draw).tolist() for n in lengths]
@@ -45,7 +45,7 @@ def tokens_per_step() -> float:
 
 
 def flops_per_step() -> float:
-    """Of the texts' own tokens, each seeing those before it in its text."""
+    """Return the operations for real tokens, each attending to those before it in its text."""
     lengths = [len(row) for row in texts()]
     layer = (4 * gpt.WIDTH + 2 * gpt.FFN) * gpt.WIDTH * sum(lengths)
     scores = gpt.WIDTH * sum(n * n for n in lengths)
@@ -60,12 +60,12 @@ def addnorm() -> Step:
     model = build(presets.gpt2(vocab=gpt.VOCAB, length=gpt.LENGTH, dropout=DROPOUT, **sizes))
     stream = join_texts(texts())
     windows = Windows(len(stream), gpt.LENGTH, 4)
-    now: list[Tensor] = []
-    step = gpt.training(model, lambda: token_loss(model, model.hidden(now[0]), now[1]))
+    current: list[Tensor] = []
+    step = gpt.training(model, lambda: token_loss(model, model.hidden(current[0]), current[1]))
 
     def run() -> None:
         for part in windows.epoch(0):
-            now[:] = collate_windows(stream, part)
+            current[:] = collate_windows(stream, part)
             step()
 
     return run
@@ -77,20 +77,20 @@ def hugging_face(order: str, dropout: float = DROPOUT) -> Step:
     if order == "grouped":
         numbers.sort(key=lambda i: -len(rows[i]))
     model = gpt.hugging_face_model(dropout)
-    now: list[Tensor] = []
+    current: list[Tensor] = []
 
     def loss() -> Tensor:
-        ids, mask = now
+        ids, mask = current
         logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1]
-        wanted = ids[:, 1:].masked_fill(mask[:, 1:] == 0, IGNORE)
-        return F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=IGNORE)
+        labels = ids[:, 1:].masked_fill(mask[:, 1:] == 0, IGNORE)
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE)
 
     step = gpt.training(model, loss)
 
     def run() -> None:
         for start in range(0, TEXTS, ROWS):
             ids = pad([rows[i] for i in numbers[start : start + ROWS]])
-            now[:] = [ids, (ids != 0).long()]
+            current[:] = [ids, (ids != 0).long()]
             step()
 
     return run

@@ -1,4 +1,4 @@
-"""FT-Transformer on rows like Adult's: addnorm beside the authors' package in a plain loop.
+"""FT-Transformer on rows like those of Adult: addnorm and the authors' package in a plain loop.
 
 Batch 256, 6 numbers and 8 categories, the published default of 3 blocks with its dropouts, AdamW.
 
@@ -26,13 +26,13 @@ def run(rounds: int, peak: float) -> list[dict[str, Any]]:
             Contender("rtdl_revisiting_models", "bench.tables:theirs", {"training": training}),
         ]
         results = race(rows, rounds, steps=10, warm=3)
-        title = f"FT-Transformer, {'training' if training else 'prediction'}: rows a second"
+        title = f"FT-Transformer, {'training' if training else 'prediction'}: rows per second"
         tables.append(show(title, results, BATCH, flops_per_row(training) * BATCH, peak))
     return tables
 
 
 def flops_per_row(training: bool) -> int:
-    """Of matrix products: two blocks in full, and of the third keys and values alone."""
+    """Return the operations of two whole blocks, and of keys and values of the third."""
     width, length = 192, 1 + NUMBERS + len(SIZES)
     block = 2 * length * (4 * width**2 + 3 * width * 256) + 4 * length**2 * width
     last = 2 * length * 2 * width**2
@@ -83,7 +83,9 @@ def theirs(training: bool) -> Step:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.tables", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=4, help="rounds in which all take a turn")
+    parser.add_argument(
+        "--rounds", type=int, default=4, help="rounds; every library is timed once in each"
+    )
     parser.add_argument("--out", help="write the tables to this JSON file too")
     args = parser.parse_args()
     print(", ".join(f"{key} {value}" for key, value in machine().items()))

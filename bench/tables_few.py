@@ -1,10 +1,10 @@
-"""Few labelled rows of Adult, the rest without: what pre-training gains.
+"""Gain of pre-training on Adult with few labelled rows.
 
     python -m bench.tables_few DATA --out F.json [--threads 2] [--draws 5]
 
-Each method learns once from all training rows without their answers; from there 50, 200 and 500
-labelled rows are fitted, drawn anew each time, the same rows for all methods and for none. AUC is
-on the official test set. A small network, so that it takes minutes.
+Each method is pre-trained once on all training rows without labels, and then fitted on 50, 200 and
+500 labelled rows, drawn several times; all methods, and fitting without pre-training, have the same
+rows. AUC is on the official test set. The network is small, so that it takes minutes.
 """
 
 import argparse
@@ -31,11 +31,11 @@ SMALL: dict[str, Any] = {
     **{"bins": "quantile", "embedding_options": {"bins": 16}},
 }
 EPOCHS = 10
-"""Of pre-training."""
+"""Epochs of pre-training."""
 
 
 def draw_rows(y: Array, size: int, draw: int) -> Array:
-    """Rows of both classes in their shares, at random."""
+    """Return random rows, stratified by class."""
     rng = np.random.default_rng(1000 * size + draw)
     each = [np.flatnonzero(y == k) for k in (0, 1)]
     counts = [size - round(size * y.mean()), round(size * y.mean())]
@@ -60,19 +60,19 @@ def main() -> None:
     for method in args.methods:
         if any(row["method"] == method for row in rows):
             continue
-        model, began, found = FTTransformerClassifier(**SMALL, random_state=0), time.time(), []
+        model, start, results = FTTransformerClassifier(**SMALL, random_state=0), time.time(), []
         if method != "none":
             model.pretrain(X, method=method, epochs=args.epochs)
-        spent = time.time() - began
+        pretrain_seconds = time.time() - start
         for size in SIZES:
             for draw in range(args.draws):
-                some = draw_rows(y, size, draw)
-                model.set_params(random_state=draw).fit(X.take(some), y[some])
+                drawn = draw_rows(y, size, draw)
+                model.set_params(random_state=draw).fit(X.take(drawn), y[drawn])
                 figure = auc(model.predict_proba(X_test)[:, 1], y_test)
                 facts = {"method": method, "size": size, "draw": draw, "auc": figure}
-                found.append({**facts, "pretrain_seconds": spent})
-                print(json.dumps(found[-1]), flush=True)
-        rows += found
+                results.append({**facts, "pretrain_seconds": pretrain_seconds})
+                print(json.dumps(results[-1]), flush=True)
+        rows += results
         write_whole(args.out, json.dumps(rows, indent=1).encode())
     for size in SIZES:
         means = {

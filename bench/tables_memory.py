@@ -1,8 +1,8 @@
-"""Peak memory of `addnorm predict` on files of more and more rows.
+"""Peak memory of `addnorm predict` on files of different sizes.
 
     python -m bench.tables_memory [--rows 100000 1000000] --out F.json
 
-A small model is trained, files are written row by row, and each is scored in a process of its own.
+A small model is trained, files are written row by row, and each is scored in its own process.
 """
 
 import argparse
@@ -28,7 +28,7 @@ SCORE = (
 
 
 def write_rows(path: Path, rows: int, *, target: bool) -> None:
-    """A file of rows drawn at random, a part at a time."""
+    """Write a file of random rows, a part at a time."""
     rng = np.random.default_rng(0)
     with path.open("w", encoding="utf-8") as file:
         file.write(",".join((*COLUMNS, "rich") if target else COLUMNS) + "\n")
@@ -44,15 +44,17 @@ def write_rows(path: Path, rows: int, *, target: bool) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rows", nargs="+", type=int, default=[100_000, 1_000_000])
-    parser.add_argument("--ending", default="parquet", help="of the scored file")
+    parser.add_argument(
+        "--ending", default="parquet", help="file name extension of the scored file"
+    )
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    found: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_rows(folder / "train.csv", 2000, target=True)
         train = ["train", "table", str(folder / "train.csv"), "--target", "rich"]
-        settings = ["--set", "table.width=16", "--set", "table.epochs=2", "--set", "table.depth=1"]
+        settings = ["--set", "model.width=16", "--set", "model.depth=1", "--set", "train.epochs=2"]
         subprocess.run(
             [sys.executable, "-m", "addnorm", *train, "--out", str(folder / "run"), *settings],
             check=True,
@@ -62,19 +64,19 @@ def main() -> None:
             write_rows(folder / "rows.csv", rows, target=False)
             out = folder / f"scored.{args.ending}"
             command = ["predict", str(folder / "run"), str(folder / "rows.csv"), "-o", str(out)]
-            began = time.perf_counter()
-            told = subprocess.run(
+            start_time = time.perf_counter()
+            process = subprocess.run(
                 [sys.executable, "-c", SCORE, *command, "--proba"],
                 check=True,
                 capture_output=True,
                 text=True,
             )
-            seconds = time.perf_counter() - began
-            peak = int(told.stdout.split()[-1]) / 1024
+            seconds = time.perf_counter() - start_time
+            peak = int(process.stdout.split()[-1]) / 1024
             megabytes = (folder / "rows.csv").stat().st_size / 2**20
             facts = {"rows": rows, "file_mb": megabytes, "peak_mb": peak, "seconds": seconds}
-            found.append(facts)
-            write_whole(args.out, json.dumps(found, indent=1).encode())
+            results.append(facts)
+            write_whole(args.out, json.dumps(results, indent=1).encode())
             print(json.dumps(facts), flush=True)
 
 

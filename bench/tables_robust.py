@@ -2,9 +2,9 @@
 
     python -m bench.tables_robust DATA --model RUN --out F.json [--threads 2] [--picture F.svg]
 
-RUN is an FT-Transformer that bench.tables_accuracy kept. Gradient boosting is trained on the same
-rows. Noise is a value of the same column from another row of the test set (Huang et al. 2020,
-2012.06678, §3.2); every share is drawn three times, the same cells for both models.
+RUN is an FT-Transformer that bench.tables_accuracy --keep saved. Gradient boosting is trained on
+the same rows. Noise is a value of the same column from another row of the test set (Huang et al.
+2020, 2012.06678, §3.2); every share is drawn three times, the same cells for both models.
 """
 
 import argparse
@@ -22,37 +22,37 @@ from addnorm.files import write_whole
 from addnorm.metrics import auc
 from addnorm.report import line_chart, write_picture
 from addnorm.report.svg import Svg
-from addnorm.tabular import load
-from addnorm.tabular.calibration import probabilities_of
+from addnorm.tabular import load_estimator
 from addnorm.tabular.compare import boosters, matrix, small_categories
+from addnorm.training.calibration import probabilities_of
 from bench.tables_accuracy import adult
 
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 DRAWS = 3
 
 
-def harm(table: EncodedTable, kind: str, share: float, seed: int) -> EncodedTable:
-    """The table with a share of its cells missing, or another row's."""
+def corrupt(table: EncodedTable, kind: str, share: float, seed: int) -> EncodedTable:
+    """Return the table with a share of its cells missing, or with another row's value."""
     rng = np.random.default_rng(seed)
     numbers, codes = table.numbers.clone(), table.codes.clone()
-    for cells, gone in ((numbers, float("nan")), (codes, MISSING)):
+    for cells, missing in ((numbers, float("nan")), (codes, MISSING)):
         for column in cells.T:
             hit = torch.from_numpy(rng.random(len(column)) < share)
             other = column[torch.from_numpy(rng.permutation(len(column)))]
-            column.copy_(torch.where(hit, other if kind == "noise" else gone, column))
+            column.copy_(torch.where(hit, other if kind == "noise" else missing, column))
     return EncodedTable(numbers, codes)
 
 
 def curves(rows: list[dict[str, Any]]) -> Svg:
-    """The mean AUC of each model over runs and draws, by the share of cells that are harmed."""
-    found: dict[str, list[tuple[float, float]]] = {}
+    """Return a chart of the mean AUC over runs and draws, by the share of corrupted cells."""
+    series: dict[str, list[tuple[float, float]]] = {}
     for kind in ("missing", "noise"):
         for name, label in (("FTTransformer", "FT"), ("HistGradientBoosting", "boosting")):
             for share in SHARES:
                 same = [r[name] for r in rows if (r["kind"], r["share"]) == (kind, share)]
                 point = (100 * share, float(np.mean(same)))
-                found.setdefault(f"{label}, {kind}", []).append(point)
-    return line_chart(found, title="AUC with harmed cells", x="cells harmed, %", y="AUC")
+                series.setdefault(f"{label}, {kind}", []).append(point)
+    return line_chart(series, title="AUC with corrupted cells", x="cells corrupted, %", y="AUC")
 
 
 def main() -> None:
@@ -67,25 +67,27 @@ def main() -> None:
     keep_memory()
     (X, y), (X_test, y_test) = adult(args.folder)
     rows: list[dict[str, Any]] = []
-    for place in args.model:
-        ours: Any = load(place)
-        learnt, test = ours.encoder_.encode(X), ours.encoder_.encode(X_test)
-        _, theirs = next(boosters(2, small_categories(learnt), ours.seed_))
-        theirs.fit(matrix(learnt), y)
+    for path in args.model:
+        ours: Any = load_estimator(path)
+        train, test = ours.encoder_.encode(X), ours.encoder_.encode(X_test)
+        _, theirs = next(boosters(2, small_categories(train), ours.seed_))
+        theirs.fit(matrix(train), y)
 
-        def told(table: EncodedTable, ours: Any = ours, theirs: Any = theirs) -> dict[str, Array]:
-            answers = probabilities_of(ours._answer(table), ours.temperature_)
+        def predict(
+            table: EncodedTable, ours: Any = ours, theirs: Any = theirs
+        ) -> dict[str, Array]:
+            probabilities = probabilities_of(ours._predict_encoded(table), ours.temperature_)
             return {
-                "FTTransformer": answers[:, 1].numpy(),
+                "FTTransformer": probabilities[:, 1].numpy(),
                 "HistGradientBoosting": theirs.predict_proba(matrix(table))[:, 1],
             }
 
         for kind in ("missing", "noise"):
             for share in SHARES:
                 for draw in range(DRAWS if share else 1):
-                    found = told(harm(test, kind, share, draw))
-                    figures = {name: auc(p, y_test) for name, p in found.items()}
-                    row = {"run": place.name, "kind": kind, "share": share, "draw": draw}
+                    predictions = predict(corrupt(test, kind, share, draw))
+                    figures = {name: auc(p, y_test) for name, p in predictions.items()}
+                    row = {"run": path.name, "kind": kind, "share": share, "draw": draw}
                     rows.append({**row, **figures})
                     write_whole(args.out, json.dumps(rows, indent=1).encode())
                     print(json.dumps(rows[-1]), flush=True)

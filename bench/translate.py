@@ -1,8 +1,8 @@
-"""One training step of the same small encoder-decoder on ragged pairs, in equal bucketed batches.
+"""One training step of the same small encoder-decoder, on the same batches of similar lengths.
 
 4 + 4 blocks, width 128, ffn 256, 4 heads, shared vocabulary of 10,000, lengths of mean 13 (3 to
-40), 128 pairs a batch of similar length; real source and target tokens a second. Post-norm, as
-Multi30k's Transformer-Tiny; every library has its own usual loss over the target.
+40), 128 pairs of similar length in a batch; real source and target tokens per second. Post-norm, as
+Multi30k's Transformer-Tiny; every library uses its own loss over the target.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,7 +36,7 @@ def contenders(dropout: float) -> list[Contender]:
 
 
 def lengths() -> Tensor:
-    """(batches, pairs, 2): lengths of source and target, similar within a batch."""
+    """Return lengths of source and target, (batches, pairs, 2), similar within a batch."""
     draw = torch.Generator().manual_seed(0)
     base = torch.randn(BATCHES * PAIRS, generator=draw).mul(0.4).add(2.48).exp()
     other = base * torch.randn(BATCHES * PAIRS, generator=draw).mul(0.15).exp()
@@ -46,17 +46,17 @@ def lengths() -> Tensor:
 
 
 def batches() -> list[tuple[Tensor, Tensor]]:
-    """Source and target ids of each batch, padded to its longest."""
+    """Return source and target ids of each batch, padded to its longest."""
     draw = torch.Generator().manual_seed(1)
-    made = []
+    result = []
     for pairs in lengths():
         rows = []
         for side in range(2):
             longest = int(pairs[:, side].max())
             ids = torch.randint(1, VOCAB, (PAIRS, longest), generator=draw)
             rows.append(ids.masked_fill(torch.arange(longest) >= pairs[:, side, None], PAD))
-        made.append((rows[0], rows[1]))
-    return made
+        result.append((rows[0], rows[1]))
+    return result
 
 
 def tokens_per_step() -> float:
@@ -64,7 +64,7 @@ def tokens_per_step() -> float:
 
 
 def flops_per_step() -> float:
-    """Matrix products of a mean step on real tokens; causal attention counts half."""
+    """Return the operations of a mean step on real tokens; causal attention counts half."""
     source, target = lengths()[..., 0].double(), lengths()[..., 1].double()
     encoder = (4 * WIDTH**2 + 2 * WIDTH * FFN) * source + 2 * WIDTH * source**2
     decoder = (6 * WIDTH**2 + 2 * WIDTH * FFN) * target + WIDTH * target**2
@@ -74,7 +74,7 @@ def flops_per_step() -> float:
 
 
 def over_batches(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]) -> Step:
-    """A step that takes the batches in turn: a whole turn is timed as `BATCHES` steps."""
+    """Return a step that cycles through the batches: a cycle is timed as `BATCHES` steps."""
     rows: Iterator[tuple[Tensor, Tensor]] = cycle(batches())
     return training(model, lambda: loss(*next(rows)))
 

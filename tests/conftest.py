@@ -1,4 +1,4 @@
-"""What the tests share: one thread, one seed, and small models whose every weight matters."""
+"""Shared by all tests: one thread, one seed, and small models with no weight at a special value."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -35,7 +35,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "extra norms": {"embed_norm": True, "final_norm": True, "norm": "scale"},
     "window": {"window": 3},
 }
-"""Other choices that must not change who sees whom."""
+"""Options that must not change which positions are visible."""
 VOCAB = 19
 PAD = 0
 
@@ -48,14 +48,14 @@ def seed(request: pytest.FixtureRequest) -> None:
 
 
 def slow_except(fast: Sequence[str], names: Iterable[str]) -> list[Any]:
-    """Parameters of a test: every name, those not in `fast` marked slow."""
+    """Return the parameters of a test: all names, those not in `fast` marked slow."""
     return [n if n in fast else pytest.param(n, marks=pytest.mark.slow) for n in names]
 
 
 def make(mode: str, **changes: Any) -> Model:
-    """A small model in float64, without dropout, none of whose weights is at a special value.
+    """Return a small model in float64, without dropout and with every weight perturbed.
 
-    Fresh weights hide mistakes: offsets of 0, gains of 1, branches that start at 0.
+    Initial weights hide errors: biases of 0, gains of 1, branches that start at 0.
     """
     sizes: dict[str, Any] = {"vocab": VOCAB, "pad": PAD, "width": 16, "depth": 2, "heads": 4}
     model = build(ModelConfig(mode=mode, **(sizes | {"length": 24, "dropout": 0.0} | changes)))
@@ -66,17 +66,17 @@ def make(mode: str, **changes: Any) -> Model:
 
 
 def draw(*shape: int) -> Tensor:
-    """Random token ids, none of them padding."""
+    """Return random token ids without padding."""
     return torch.randint(1, VOCAB, shape)
 
 
 def other(ids: Tensor) -> Tensor:
-    """Ids that differ from the given ones everywhere, and are not padding either."""
+    """Return ids that differ from these everywhere, without padding."""
     return ids % (VOCAB - 1) + 1
 
 
 def pad_rows(rows: Sequence[Tensor], side: str) -> Tensor:
-    """Sequences of several lengths as one batch, padded on the given side."""
+    """Return sequences of different lengths as one batch, padded on one side."""
     longest = max(len(row) for row in rows)
     batch = torch.full((len(rows), longest), PAD)
     for line, row in zip(batch, rows, strict=True):
@@ -85,11 +85,11 @@ def pad_rows(rows: Sequence[Tensor], side: str) -> Tensor:
 
 
 def inputs(mode: str, batch: int = 2, length: int = 6) -> tuple[Tensor, ...]:
-    """What a model of this mode is called with: a source too, if it has an encoder-decoder."""
+    """Return the arguments for a model of this mode: ids, preceded by a source if it needs one."""
     ids = draw(batch, length)
     return (draw(batch, length + 2), ids) if mode == "encoder-decoder" else (ids,)
 
 
 def close(one: Tensor, two: Tensor, tolerance: float = 1e-10) -> None:
-    """Equal up to the rounding of float64, and of one shape."""
+    """Assert that two tensors have the same shape and are equal up to the rounding of float64."""
     torch.testing.assert_close(one, two, rtol=tolerance, atol=tolerance)

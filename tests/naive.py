@@ -1,7 +1,7 @@
-"""Plain reference code: formulas written out in loops, sharing nothing with the library.
+"""Reference implementation: formulas written out in loops, independent of the library.
 
-Weights are read by name out of a model's state; `Weights` remembers which, so that a test can ask
-whether every one of them took part.
+Weights are read by name from a model's state dict; `Weights` records the names, so that a test can
+check that all of them were used.
 """
 
 import math
@@ -11,17 +11,17 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 
-Seen = Callable[[int, int, int], bool]
-"""Whether in row b query i may see key j."""
+IsVisible = Callable[[int, int, int], bool]
+"""Whether key j is visible to query i in row b."""
 Score = Callable[[Tensor, Tensor, int, int, int], Tensor]
-"""The score of one query and one key; then the head, the query's number and the key's."""
+"""Score of a query and a key; further arguments: head, index of the query, index of the key."""
 Function = Callable[[Tensor], Tensor]
 
 EPS = 1e-5
 
 
 class Weights:
-    """The tensors of a state whose names start with a prefix."""
+    """The tensors of a state dict whose names start with a prefix; records which are read."""
 
     def __init__(
         self, tensors: Mapping[str, Tensor], prefix: str = "", read: set[str] | None = None
@@ -64,15 +64,15 @@ def dot(q: Tensor, k: Tensor, head: int, i: int, j: int) -> Tensor:
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, seen: Seen, score: Score = dot
+    q: Tensor, k: Tensor, v: Tensor, is_visible: IsVisible, score: Score = dot
 ) -> tuple[Tensor, Tensor]:
-    """Mixed values and weights: for each row, head and query one softmax over the keys it sees."""
+    """Return mixed values and weights: for each query, one softmax over the keys visible to it."""
     (batch, heads, queries, _), (kv_heads, keys) = q.shape, k.shape[1:3]
     mixed = q.new_zeros(batch, heads, queries, v.shape[-1])
     weights = q.new_zeros(batch, heads, queries, keys)
     for b, h, i in product(range(batch), range(heads), range(queries)):
         group = h * kv_heads // heads
-        visible = [j for j in range(keys) if seen(b, i, j)]
+        visible = [j for j in range(keys) if is_visible(b, i, j)]
         if not visible:
             continue
         powers = torch.stack([score(q[b, h, i], k[b, group, j], h, i, j) for j in visible]).exp()
@@ -89,7 +89,7 @@ def split(x: Tensor, heads: int) -> Tensor:
 
 
 def join(x: Tensor) -> Tensor:
-    """What `split` took apart."""
+    """Inverse of `split`."""
     return torch.cat([x[:, h] for h in range(x.shape[1])], dim=-1)
 
 
@@ -102,7 +102,7 @@ def attention(
     source: Tensor,
     w: Weights,
     heads: int,
-    seen: Seen,
+    is_visible: IsVisible,
     *,
     kv_heads: int | None = None,
     score: Score = dot,
@@ -110,7 +110,7 @@ def attention(
     on_key: Function = same,
     inner: Function = same,
 ) -> tuple[Tensor, Tensor]:
-    """Output and weights of multi-head attention; queries from x, keys and values from source."""
+    """Return output and weights of multi-head attention from x to source."""
     kv_heads = kv_heads or heads
     if "memory.weight" in w:
         q = linear(x, w.under("input"))
@@ -120,7 +120,7 @@ def attention(
         sizes = [heads * rows, kv_heads * rows, kv_heads * rows]
         q, k, v = linear(x, w.under("input")).split(sizes, dim=-1)
     q, k, v = on_query(split(q, heads)), on_key(split(k, kv_heads)), split(v, kv_heads)
-    mixed, weights = attend(q, k, v, seen, score)
+    mixed, weights = attend(q, k, v, is_visible, score)
     return linear(inner(join(mixed)), w.under("output")), weights
 
 
@@ -133,13 +133,13 @@ def feedforward(x: Tensor, w: Weights, inner: Function = same) -> Tensor:
 
 
 def head_gain(mixed: Tensor, gain: Tensor) -> Tensor:
-    """Each head's part of the joined values times that head's number."""
+    """Multiply each head's part of the joined values by its gain."""
     width = mixed.shape[-1] // len(gain)
     return torch.cat([gain[h] * part for h, part in enumerate(mixed.split(width, -1))], dim=-1)
 
 
 class Box:
-    """One Add & Norm box: its branch f, its role in the block, and the weights it has itself."""
+    """One Add & Norm box: its branch f, its role in the block, and its own weights."""
 
     def __init__(self, role: str, f: Function, w: Weights, norm: str) -> None:
         self.role, self.f, self.w, self.kind = role, f, w, NORMS[norm]
@@ -161,13 +161,13 @@ class Stack:
         heads: int,
         norm: str,
         inside: Collection[str],
-        seen: Seen,
+        is_visible: IsVisible,
         memory: Tensor | None = None,
-        memory_seen: Seen | None = None,
+        is_memory_visible: IsVisible | None = None,
     ) -> None:
         self.side, self.depth, self.peer_depth = side, depth, peer_depth
         self.heads, self.norm, self.inside = heads, norm, inside
-        self.seen, self.memory, self.memory_seen = seen, memory, memory_seen
+        self.is_visible, self.memory, self.is_memory_visible = is_visible, memory, is_memory_visible
         roles = ("attention", "ffn") if memory is None else ("attention", "memory", "ffn")
         self.blocks = [
             [self.box(w.under("blocks", layer), role) for role in roles] for layer in range(depth)
@@ -187,10 +187,12 @@ class Stack:
         def f(x: Tensor) -> Tensor:
             if role == "ffn":
                 return feedforward(x, sublayer, inner)
-            source, seen = (
-                (x, self.seen) if role == "attention" else (self.memory, self.memory_seen)
+            source, is_visible = (
+                (x, self.is_visible)
+                if role == "attention"
+                else (self.memory, self.is_memory_visible)
             )
-            return attention(x, source, sublayer, self.heads, seen, inner=inner)[0]
+            return attention(x, source, sublayer, self.heads, is_visible, inner=inner)[0]
 
         return Box(role, f, w.under("addnorms", role), self.norm)
 
@@ -199,45 +201,45 @@ Formula = Callable[[Tensor, Stack], Tensor]
 
 
 def run(model: nn.Module, formula: Formula, inside: Collection[str], *ids: Tensor) -> tuple:
-    """What a model without positions and head should give, and the names of the weights read.
+    """Return the expected output of a model without positions and head, and the weights read.
 
-    The config's pad hides keys; a decoder sees no future.
+    Padding is hidden, and a decoder is causal.
     """
     c = model.config
     w = Weights(model.state_dict())
 
-    def embed(given: Tensor) -> Tensor:
-        return w["tokens.weight"][given] * math.sqrt(c.width)
+    def embed(tokens: Tensor) -> Tensor:
+        return w["tokens.weight"][tokens] * math.sqrt(c.width)
 
-    def real(given: Tensor) -> Seen:
-        return lambda b, i, j: bool(given[b, j] != c.pad)
+    def real(tokens: Tensor) -> IsVisible:
+        return lambda b, i, j: bool(tokens[b, j] != c.pad)
 
-    def past(given: Tensor) -> Seen:
-        return lambda b, i, j: j <= i and bool(given[b, j] != c.pad)
+    def past(tokens: Tensor) -> IsVisible:
+        return lambda b, i, j: j <= i and bool(tokens[b, j] != c.pad)
 
     two = c.mode == "encoder-decoder"
     common = dict(heads=c.heads, norm=c.norm, inside=inside)
     depths = {"encoder": c.depth, "decoder": c.decoder_depth or c.depth}
     out = None
-    for side, given in zip(("encoder", "decoder") if two else (c.mode,), ids, strict=True):
+    for side, tokens in zip(("encoder", "decoder") if two else (c.mode,), ids, strict=True):
         other = "decoder" if side == "encoder" else "encoder"
         stack = Stack(
             w.under(side, "stack"),
             side=side,
             depth=depths[side],
             peer_depth=depths[other] if two else 0,
-            seen=real(given) if side == "encoder" else past(given),
+            is_visible=real(tokens) if side == "encoder" else past(tokens),
             memory=out,
-            memory_seen=real(ids[0]),
+            is_memory_visible=real(ids[0]),
             **common,
         )
-        out = formula(embed(given), stack)
+        out = formula(embed(tokens), stack)
     return out, w.read
 
 
 @torch.no_grad()
 def randomise_(module: nn.Module, std: float = 0.3) -> nn.Module:
-    """Noise on every parameter, so that none stands at the 0 or 1 it starts from."""
+    """Add noise to every parameter, so that none keeps its initial 0 or 1."""
     for parameter in module.parameters():
         parameter.add_(torch.randn_like(parameter), alpha=std)
     return module

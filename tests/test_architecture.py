@@ -1,9 +1,11 @@
-"""Rules about the source itself: who imports whom, what an import does, what is never called."""
+"""Rules about the source code: imports, names, side effects, forbidden calls, documentation."""
 
 import ast
 import doctest
 import importlib
+import inspect
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,7 +22,7 @@ SOURCES = sorted(ROOT.rglob("*.py"))
 _BASE = {"errors", "files"}
 _SETTINGS = {*_BASE, "section", "config"}
 _MODEL = {*_SETTINGS, "layers", "models", "data"}
-_TASK = {*_MODEL, "tabular", "training", "generate", "presets", "metrics", "report"}
+_TASK = {*_MODEL, "tabular", "lens", "training", "generate", "presets", "metrics", "report"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "cpu": {"errors"},
@@ -36,19 +38,24 @@ MAY_IMPORT: dict[str, set[str]] = {
     "generate": _MODEL,
     "report": _BASE,
     "clinic": {*_BASE, "models", "layers", "config", "presets", "report"},
-    "tabular": {*_SETTINGS, "models", "layers", "data", "training", "metrics", "report", "cpu"},
+    "lens": {*_BASE, "models", "layers", "config", "report", "metrics"},
+    "tabular": {
+        *_SETTINGS,
+        *("models", "layers", "data", "training", "lens", "metrics", "report", "cpu"),
+    },
     "tasks": _TASK,
-    "runs": {*_TASK, "tasks", "cpu"},
+    "runs": {*_TASK, "tasks", "cpu", "clinic", "interop"},
     "races": {*_TASK, "tasks", "runs", "clinic"},
     "demo": {*_BASE, "data"},
+    "interop": {*_MODEL, "generate", "presets"},
 }
-"""What each package may import of ours, besides itself; what is not listed is forbidden."""
-TOPS = {"web", "cli", "__main__"}
-"""These may import anything, and nothing imports them."""
+"""The parts of addnorm that each package may import besides itself; all others are forbidden."""
+ENTRY_POINTS = {"web", "cli", "__main__"}
+"""These may import anything, and nothing may import them."""
 
 
 def package_of(path: Path) -> str:
-    """The part of the library that a file belongs to: its folder, or itself."""
+    """Return the package that a file belongs to: its folder, or its own name."""
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
@@ -58,7 +65,7 @@ def name_of(path: Path) -> str:
 
 
 def home(name: str) -> str:
-    """The part of the library that `from addnorm import name` reaches."""
+    """Return the package that `from addnorm import name` imports from."""
     if (ROOT / name).is_dir() or (ROOT / f"{name}.py").is_file():
         return name
     if name in addnorm._HOMES:
@@ -67,7 +74,7 @@ def home(name: str) -> str:
 
 
 def imports(tree: ast.AST, path: Path) -> Iterator[tuple[int, str]]:
-    """Line and part of every import of ours, wherever it stands: in functions, in branches, too."""
+    """Yield line and package of every import of addnorm, also inside functions and branches."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -85,9 +92,9 @@ def imports(tree: ast.AST, path: Path) -> Iterator[tuple[int, str]]:
 
 
 def broken_rules(path: Path, text: str) -> list[str]:
-    """Imports of one file that the table forbids."""
+    """Return the imports of a file that the table forbids."""
     own = package_of(path)
-    if own in TOPS or own == "__init__":
+    if own in ENTRY_POINTS or own == "__init__":
         return []
     allowed = MAY_IMPORT.get(own, set()) | {own, ""}
     return [
@@ -97,7 +104,7 @@ def broken_rules(path: Path, text: str) -> list[str]:
     ]
 
 
-# ── Who imports whom ──────────────────────────────────────────────────────────────────────────────
+# ── Allowed imports ───────────────────────────────────────────────────────────────────────────────
 
 
 def test_there_are_sources() -> None:
@@ -109,13 +116,13 @@ def test_imports_follow_the_table(path: Path) -> None:
     assert broken_rules(path, path.read_text(encoding="utf-8")) == []
 
 
-def test_every_part_has_a_row_in_the_table() -> None:
+def test_every_package_has_a_row_in_the_table() -> None:
     parts = {package_of(path) for path in SOURCES}
-    assert parts <= set(MAY_IMPORT) | TOPS | {"__init__"}
+    assert parts <= set(MAY_IMPORT) | ENTRY_POINTS | {"__init__"}
 
 
-def test_nothing_imports_the_tops() -> None:
-    assert not TOPS & set().union(*MAY_IMPORT.values())
+def test_nothing_imports_the_entry_points() -> None:
+    assert not ENTRY_POINTS & set().union(*MAY_IMPORT.values())
 
 
 @pytest.mark.parametrize(
@@ -135,17 +142,72 @@ def test_nothing_imports_the_tops() -> None:
         ("models/x.py", "from addnorm.cli.main import run", 1),
         ("models/x.py", "from addnorm.training.loss import token_loss", 1),
         ("clinic/x.py", "from addnorm.training.loop import Loop", 1),
-        ("unheard/x.py", "from addnorm.errors import nearest", 1),
+        ("lens/x.py", "from addnorm.training.loop import Loop", 1),
+        ("unknown/x.py", "from addnorm.errors import nearest", 1),
         ("cli/x.py", "from addnorm.training.loop import Loop", 0),
     ),
 )
-def test_the_rule_sees_what_it_should(file: str, text: str, count: int) -> None:
+def test_the_rule_detects_forbidden_imports(file: str, text: str, count: int) -> None:
     assert len(broken_rules(ROOT / file, text)) == count
 
 
-# ── What an import does ───────────────────────────────────────────────────────────────────────────
+# ── One name, one meaning ─────────────────────────────────────────────────────────────────────────
 
-WATCH = """
+COMMANDS = {"cost", "explain", "generate", "race", "train", "translate"}
+"""Commands of cli/ that have the name of the function they call."""
+
+
+def defined_names(body: list[ast.stmt]) -> set[str]:
+    """Return the names of the classes, functions and constants that a module defines."""
+    names: set[str] = set()
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            parts = [part for target in targets for part in ast.walk(target)]
+            names |= {part.id for part in parts if isinstance(part, ast.Name)}
+        elif isinstance(node, ast.If | ast.Try):
+            names |= defined_names([*node.body, *node.orelse])
+    return {name for name in names if not name.startswith("__")}
+
+
+def repeated_names(texts: dict[str, str]) -> dict[str, list[str]]:
+    """Return the names that are defined in two or more modules, with the modules."""
+    modules: dict[str, list[str]] = {}
+    for module, text in texts.items():
+        for name in defined_names(ast.parse(text).body):
+            is_command = module.startswith("addnorm.cli.") and name in COMMANDS
+            modules.setdefault(name, []).extend([] if is_command else [module])
+    return {name: places for name, places in modules.items() if len(places) > 1}
+
+
+def test_no_name_is_defined_in_two_modules() -> None:
+    repeated = repeated_names({name_of(path): path.read_text(encoding="utf-8") for path in SOURCES})
+    assert repeated == {}
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "repeated"),
+    (
+        ("def f(): ...", "class f: ...", {"f"}),
+        ("_SIZE, B = 1, 2", "_SIZE: int = 3", {"_SIZE"}),
+        ("if TYPE_CHECKING:\n    T = int", "T = str", {"T"}),
+        ("from a import f", "def f(): ...", set()),
+        ("def f():\n    x = 1", "x = 2", set()),
+        ("__all__ = []", "__all__ = []", set()),
+        ("def cost(): ...", "def cost(): ...", {"cost"}),
+    ),
+)
+def test_the_rule_detects_repeated_names(one: str, two: str, repeated: set[str]) -> None:
+    assert set(repeated_names({"addnorm.a": one, "addnorm.b": two})) == repeated
+    shared = repeated_names({"addnorm.a": one, "addnorm.cli.b": two})
+    assert set(shared) == repeated - {"cost"}
+
+
+# ── Side effects of imports ───────────────────────────────────────────────────────────────────────
+
+IMPORT_SCRIPT = """
 import json, logging, os, sys, warnings
 def state():
     return {
@@ -167,16 +229,16 @@ with open(sys.argv[1], "w") as file:
 
 
 @pytest.mark.process
-def test_an_import_is_quiet_and_light(tmp_path: Path) -> None:
-    found = tmp_path / "found.json"
-    command = [sys.executable, "-W", "error", "-c", WATCH, str(found)]
+def test_an_import_has_no_side_effects_and_loads_no_torch(tmp_path: Path) -> None:
+    report = tmp_path / "found.json"
+    command = [sys.executable, "-W", "error", "-c", IMPORT_SCRIPT, str(report)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert json.loads(found.read_text()) == {"changed": [], "heavy": []}
+    assert json.loads(report.read_text()) == {"changed": [], "heavy": []}
     assert {path.name for path in tmp_path.iterdir()} == {"found.json"}
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_can_be_imported() -> None:
     names = addnorm.__all__
     assert len(names) == len(set(names)) <= 25
     assert sorted(names) == sorted(addnorm._HOMES) == dir(addnorm)
@@ -197,11 +259,11 @@ def test_type_checkers_see_the_public_names() -> None:
     assert shown == addnorm._HOMES
 
 
-def test_the_types_are_marked_as_there() -> None:
+def test_the_package_is_marked_as_typed() -> None:
     assert (ROOT / "py.typed").is_file()
 
 
-# ── What is never called ──────────────────────────────────────────────────────────────────────────
+# ── Forbidden calls ───────────────────────────────────────────────────────────────────────────────
 
 NEVER_CALLED = {"eval", "exec", "compile", "__import__", "breakpoint"}
 NEVER_IMPORTED = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
@@ -215,22 +277,22 @@ def dotted(node: ast.AST) -> str:
 
 
 def dangers(text: str) -> list[str]:
-    """Calls and imports that could run what is read, or change the process around us."""
-    found = []
+    """Return calls and imports that could execute a file's content or change the process."""
+    dangers_found = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            found += [node.func.id] if node.func.id in NEVER_CALLED else []
+            dangers_found += [node.func.id] if node.func.id in NEVER_CALLED else []
         if isinstance(node, ast.Attribute) and dotted(node) in NEVER_REACHED:
-            found.append(dotted(node))
+            dangers_found.append(dotted(node))
         if isinstance(node, ast.Import):
-            found += [a.name for a in node.names if a.name.split(".")[0] in NEVER_IMPORTED]
+            dangers_found += [a.name for a in node.names if a.name.split(".")[0] in NEVER_IMPORTED]
         if isinstance(node, ast.ImportFrom) and node.module:
             full = [f"{node.module}.{alias.name}" for alias in node.names]
-            found += [name for name in full if name in NEVER_REACHED]
-            found += [node.module] if node.module.split(".")[0] in NEVER_IMPORTED else []
+            dangers_found += [name for name in full if name in NEVER_REACHED]
+            dangers_found += [node.module] if node.module.split(".")[0] in NEVER_IMPORTED else []
         if isinstance(node, ast.Assert) and isinstance(node.test, ast.Constant):
-            found.append("assert of a constant")
-    return found
+            dangers_found.append("assert of a constant")
+    return dangers_found
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
@@ -255,18 +317,18 @@ def test_nothing_that_is_read_is_executed(path: Path) -> None:
         "__import__('os')",
     ),
 )
-def test_the_rule_sees_dangers(text: str) -> None:
+def test_the_rule_detects_dangerous_calls(text: str) -> None:
     assert dangers(text)
 
 
-def test_the_rule_lets_evaluation_mode_be() -> None:
+def test_the_rule_accepts_evaluation_mode() -> None:
     assert dangers("model.eval()\nre.compile('a')\ntomllib.load(file)") == []
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_the_environment_decides_nothing(path: Path) -> None:
+def test_no_environment_variable_is_read(path: Path) -> None:
     if name_of(path) == "addnorm.training.parallel":
-        return  # torchrun tells its workers who they are in no other way
+        return  # torchrun passes ranks to its workers in environment variables only
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Attribute):
             assert dotted(node) not in ("os.environ", "os.getenv")
@@ -290,16 +352,29 @@ def test_examples_in_docstrings_run(
 
 def test_there_are_examples() -> None:
     finder = doctest.DocTestFinder()
-    found = [
+    examples = [
         example
         for name in MODULES
         for test in finder.find(importlib.import_module(name))
         for example in test.examples
     ]
-    assert len(found) >= 10
+    assert len(examples) >= 10
+
+
+@pytest.mark.parametrize("name", addnorm.__all__)
+def test_public_names_document_their_parameters_and_have_an_example(name: str) -> None:
+    public = getattr(addnorm, name)
+    text = inspect.getdoc(public) or ""
+    _, heading, example = text.partition("Examples\n--------\n")
+    assert heading and doctest.DocTestParser().get_examples(example)
+    if name in ("AddnormError", "lens", "presets"):
+        return  # an exception and modules have no signature of their own
+    parameters = set(inspect.signature(public).parameters)
+    entries = re.findall(r"^(\w+(?:, \w+)*)(?: : .*)?$", text.partition("Examples")[0], re.M)
+    assert parameters <= {word for entry in entries for word in entry.split(", ")}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_every_file_says_what_it_is(path: Path) -> None:
+def test_every_file_has_a_docstring(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert ast.get_docstring(ast.parse(text)) or not text.strip()

@@ -1,4 +1,4 @@
-"""Decoding with a cache gives what decoding without one gives, at every step."""
+"""Decoding with a cache equals decoding without one, at every step."""
 
 from copy import copy
 from itertools import pairwise
@@ -23,7 +23,7 @@ UNEVEN = (3, 1, 2, 1)
 
 
 class Decoding:
-    """A model with whatever it needs besides the tokens, so that both modes read alike."""
+    """A model with its memory, if it has one: the same interface for both modes."""
 
     def __init__(self, mode: str, batch: int = 2, **changes: Any) -> None:
         self.model = make(mode, **changes)
@@ -39,7 +39,7 @@ class Decoding:
         return self.model.hidden(ids, mask=mask, cache=cache)
 
     def only(self, row: int) -> "Decoding":
-        """The same model with the memory of one row."""
+        """Return the same model with the memory of one row."""
         one = copy(self)
         if self.memory:
             mask = Mask.padding(self.source[row : row + 1] != PAD)
@@ -47,7 +47,7 @@ class Decoding:
         return one
 
     def steps(self, ids: Tensor, chunks: tuple[int, ...], mask: Mask | None = None) -> Tensor:
-        """The same in chunks, through a cache; the mask belongs to the first."""
+        """Return the result of `run` in chunks with a cache; `mask` is that of the first."""
         cache = self.model.cache(ids.shape[0], ids.shape[1])
         parts = ids.split(chunks, dim=1)
         first = self.run(parts[0], mask, cache)
@@ -87,7 +87,7 @@ def test_a_cache_changes_nothing_in_any_arrangement(addnorm: str) -> None:
 @given(cuts=st.lists(st.integers(1, 6), max_size=4, unique=True))
 @settings(max_examples=15)
 @pytest.mark.parametrize("positions", ("learned", "relative"))
-def test_a_cache_changes_nothing_wherever_it_is_cut(positions: str, cuts: list[int]) -> None:
+def test_a_cache_changes_nothing_at_any_split(positions: str, cuts: list[int]) -> None:
     torch.manual_seed(0)
     decoding = Decoding("decoder", positions=positions, kv_heads=2, window=4)
     ids, ends = draw(2, 7), [0, *sorted(cuts), 7]
@@ -97,7 +97,7 @@ def test_a_cache_changes_nothing_wherever_it_is_cut(positions: str, cuts: list[i
 
 @modes
 @pytest.mark.parametrize("positions", POSITIONS)
-def test_a_cache_remembers_the_padding_of_the_prompt(mode: str, positions: str) -> None:
+def test_a_cache_keeps_the_padding_of_the_prompt(mode: str, positions: str) -> None:
     decoding = Decoding(mode, batch=3, positions=positions)
     prompt = pad_rows([draw(4), draw(2), draw(1)], "left")
     ids = torch.cat((prompt, draw(3, 3)), dim=1)
@@ -119,7 +119,7 @@ def test_padding_may_come_later_than_the_first_step() -> None:
 
 
 @modes
-def test_a_prefix_fed_at_once_is_seen_by_itself(mode: str) -> None:
+def test_a_prefix_in_one_step_sees_itself(mode: str) -> None:
     decoding = Decoding(mode)
     ids, mask = draw(2, 7), Mask.causal(prefix=torch.tensor([3, 2]))
     close(decoding.steps(ids, (3, 1, 3), mask), decoding.run(ids, mask))
@@ -127,7 +127,7 @@ def test_a_prefix_fed_at_once_is_seen_by_itself(mode: str) -> None:
 
 
 @pytest.mark.parametrize("positions", ("none", "rotary", "linear-bias"))
-def test_groups_go_with_a_cache(positions: str) -> None:
+def test_groups_work_with_a_cache(positions: str) -> None:
     model = make("decoder", positions=positions)
     ids, numbers = draw(1, 6), torch.tensor([[0, 0, 0, 1, 1, 1]])
     cache = model.cache(1)
@@ -137,8 +137,8 @@ def test_groups_go_with_a_cache(positions: str) -> None:
 
 
 @pytest.mark.parametrize("positions", ("sinusoidal", "learned"))
-def test_groups_go_with_a_cache_and_counted_positions(positions: str) -> None:
-    test_groups_go_with_a_cache(positions)
+def test_groups_work_with_a_cache_and_absolute_positions(positions: str) -> None:
+    test_groups_work_with_a_cache(positions)
 
 
 @modes
@@ -171,8 +171,8 @@ def test_a_cache_longer_than_needed_changes_nothing() -> None:
 
 @modes
 @pytest.mark.parametrize("index", ([1, 1, 0, 2], [3, 2, 1, 0], [0, 0, 0, 0], [0, 1, 2, 3]))
-def test_reordering_is_gathering_the_batch(mode: str, index: list[int]) -> None:
-    # One memory for all, as the beams of one sentence have it.
+def test_reordering_gathers_rows_of_the_batch(mode: str, index: list[int]) -> None:
+    # One memory for all rows, as for the beams of one sentence.
     decoding = Decoding(mode, batch=1)
     prompt = pad_rows([draw(4), draw(2), draw(1), draw(3)], "left")
     more = draw(4, 3)
@@ -184,7 +184,7 @@ def test_reordering_is_gathering_the_batch(mode: str, index: list[int]) -> None:
     moved = torch.cat((prompt, more[:, :1]), dim=1)[order]
     ids = torch.cat((moved, more[:, 1:]), dim=1)
     close(decoding.run(more[:, 1:2], None, cache), decoding.run(ids[:, :6])[:, -1:])
-    # Once more: two buffers take turns.
+    # A second time, because two buffers alternate.
     cache.reorder(order)
     ids = torch.cat((ids[:, :6][order], more[:, 2:]), dim=1)
     close(decoding.run(more[:, 2:], None, cache), decoding.run(ids)[:, -1:])
@@ -236,18 +236,18 @@ def test_keys_of_the_memory_are_computed_once() -> None:
     calls.clear()
     decoding.run(ids)
     decoding.run(ids)
-    assert len(calls) == 4  # without a cache, each time
+    assert len(calls) == 4  # without a cache, at each call
 
 
 # ── What is refused ───────────────────────────────────────────────────────────────────────────────
 
 
 @modes
-def test_an_overfull_cache_is_refused(mode: str) -> None:
+def test_more_positions_than_the_cache_has_are_refused(mode: str) -> None:
     decoding = Decoding(mode)
     cache = decoding.model.cache(2, 5)
     decoding.run(draw(2, 4), None, cache)
-    message = r"the cache has room for 5 positions: got 6\. Make it with length=6 or more\."
+    message = r"the cache has room for 5 positions: got 6\. Create it with length=6 or more\."
     with pytest.raises(InputError, match=message):
         decoding.run(draw(2, 2), None, cache)
     assert cache.used == 4
@@ -258,7 +258,7 @@ def test_an_overfull_cache_is_refused(mode: str) -> None:
 def test_another_batch_is_refused(mode: str) -> None:
     decoding = Decoding(mode, batch=1)
     cache = decoding.model.cache(2, 5)
-    message = r"the cache was made for a batch of 2: got 3\. Make a cache for this batch\."
+    message = r"the cache is for a batch of 2: got 3\. Create a cache for this batch\."
     with pytest.raises(InputError, match=message):
         decoding.run(draw(3, 2), None, cache)
 
@@ -267,11 +267,11 @@ def test_another_batch_is_refused_after_padding() -> None:
     decoding = Decoding("decoder")
     cache = decoding.model.cache(2)
     decoding.run(pad_rows([draw(3), draw(2)], "left"), None, cache)
-    with pytest.raises(InputError, match="the cache was made for a batch of 2: got 3"):
+    with pytest.raises(InputError, match="the cache is for a batch of 2: got 3"):
         decoding.run(draw(3, 1), None, cache)
 
 
-def test_a_refused_step_leaves_the_cache_as_it_was() -> None:
+def test_a_refused_step_does_not_change_the_cache() -> None:
     decoding = Decoding("decoder")
     prompt = pad_rows([draw(3), draw(2)], "left")
     cache = decoding.model.cache(2, 4)
@@ -283,7 +283,7 @@ def test_a_refused_step_leaves_the_cache_as_it_was() -> None:
     close(decoding.run(newest, None, cache), whole[:, -1:])
 
 
-def test_a_padding_mask_beside_a_cache_speaks_of_the_new_tokens() -> None:
+def test_with_a_cache_a_padding_mask_covers_the_new_tokens() -> None:
     decoding = Decoding("decoder")
     cache = decoding.model.cache(2)
     decoding.run(draw(2, 3), None, cache)

@@ -1,4 +1,4 @@
-"""A model is one graph: torch.export and torch.compile give what the model itself gives."""
+"""A model is one graph: torch.export and torch.compile give the same results as the model."""
 
 import logging
 from collections.abc import Iterator
@@ -23,8 +23,8 @@ from tests.conftest import (
 
 every_mode = pytest.mark.parametrize("mode", slow_except(("decoder",), MODES))
 pytestmark = [
-    # torch's own: where a graph breaks it looks for gradients where it keeps none; and inductor
-    # imports what torch itself calls deprecated.
+    # Warnings of torch itself: about gradients of non-leaf tensors where a graph breaks, and about
+    # a deprecated module that inductor imports.
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
     pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning"),
 ]
@@ -32,7 +32,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    """No graph of one test serves another."""
+    """Clear compiled graphs before and after each test."""
     torch.compiler.reset()
     yield
     torch.compiler.reset()
@@ -40,7 +40,7 @@ def fresh() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """The compiler's talk about what it could not do is not ours to show."""
+    """Hide the log messages of the compiler."""
     loggers = [logging.getLogger(name) for name in ("torch._dynamo", "torch.__trace")]
     before = [logger.level for logger in loggers]
     for logger in loggers:
@@ -60,7 +60,7 @@ def padded(mode: str) -> tuple[Tensor, ...]:
 
 
 def agree(one: Tensor, two: Tensor, ids: Tensor) -> None:
-    """Equal to single precision wherever there is a token."""
+    """Assert equality up to the rounding of float32 at positions that are not padding."""
     real = ids != 0
     torch.testing.assert_close(one[real], two[real], rtol=1e-4, atol=1e-5)
 
@@ -70,7 +70,7 @@ def check_export(model: Any, mode: str) -> None:
     program = torch.export.export(model, args).module()
     with torch.no_grad():
         agree(program(*args), model(*args), args[-1])
-        # A program is a function of the ids: padding may stand elsewhere, or nowhere.
+        # The exported program must also accept other padding, and none.
         for others in (tuple(arg.flip(1) for arg in args), tuple(arg.clamp(min=1) for arg in args)):
             agree(program(*others), model(*others), others[-1])
 
@@ -99,7 +99,7 @@ def test_every_variant_exports(variant: str) -> None:
     check_export(small("decoder", depth=1, **VARIANTS[variant]), "decoder")
 
 
-def test_a_picture_model_exports() -> None:
+def test_an_image_model_exports() -> None:
     shape = {"input": "patches", "image": 8, "patch": 4, "summary": True}
     model = small("encoder", **shape, head="class", outputs=3)
     images = torch.randn(2, 3, 8, 8)
@@ -112,7 +112,7 @@ def test_a_picture_model_exports() -> None:
 def test_a_model_exports_for_any_batch_and_length(mode: str) -> None:
     model, args = small(mode, depth=1), padded(mode)
     batch = torch.export.Dim("batch", max=64)
-    # Past 2048 positions the table of pairs is made in pieces: another program.
+    # Above 2048 positions the table is computed in chunks, which is another program.
     sizes = [{0: batch, 1: torch.export.Dim(f"length{i}", max=2048)} for i in range(len(args))]
     program = torch.export.export(model, args, dynamic_shapes=tuple(sizes)).module()
     others = tuple(draw(3, 5 + arg.shape[1]) for arg in args)
@@ -137,12 +137,12 @@ def test_the_hidden_states_export(mode: str) -> None:
 
 @pytest.mark.slow
 @every_mode
-def test_a_compiled_model_is_the_model(mode: str) -> None:
+def test_a_compiled_model_equals_the_model(mode: str) -> None:
     model, args = small(mode, depth=1), padded(mode)
     compiled = torch.compile(model, backend="aot_eager")
-    answer, expected = compiled(*args), model(*args)
-    agree(answer, expected, args[-1])
-    answer.square().sum().backward()
+    output, expected = compiled(*args), model(*args)
+    agree(output, expected, args[-1])
+    output.square().sum().backward()
     gradients = [parameter.grad for parameter in model.parameters()]
     model.zero_grad()
     expected.square().sum().backward()
@@ -179,7 +179,7 @@ def test_compiled_dropout_drops() -> None:
 @pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
-def test_a_model_compiled_for_real_is_the_model(
+def test_a_model_compiled_by_inductor_equals_the_model(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Code cached by an earlier process may be for other vector instructions.

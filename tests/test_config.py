@@ -1,6 +1,7 @@
-"""A configuration: plain values, checked once, written and read back equal."""
+"""Configurations: plain values, checked at construction; dump and parse are inverse."""
 
 import dataclasses
+import inspect
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ def maybe(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 @st.composite
 def model_configs(draw: st.DrawFn) -> ModelConfig:
-    """Any configuration that passes its own checks."""
+    """Return any valid configuration."""
     kv_heads = draw(st.integers(1, 4))
     heads = kv_heads * draw(st.integers(1, 4))
     mode = draw(st.sampled_from(("encoder", "decoder", "encoder-decoder")))
@@ -107,7 +108,7 @@ def test_a_dump_reads_back_equal(model: ModelConfig) -> None:
         "",
     ),
 )
-def test_any_word_reads_back_equal(word: str) -> None:
+def test_any_string_reads_back_equal(word: str) -> None:
     config = Config().replace(norm=word, addnorm_options={word: word, "n": 1})
     assert Config.parse(config.dump()) == config
 
@@ -129,7 +130,7 @@ def test_a_dump_is_toml_with_its_schema() -> None:
     assert Config.parse(changed.dump()) == changed
 
 
-def test_whole_numbers_are_numbers_and_stay_what_they_were_meant_to_be() -> None:
+def test_whole_numbers_become_floats_in_float_fields() -> None:
     config = Config.parse("[model]\ndropout = 0\nattention_scale = 1\nwidth = 64")
     assert (config.model.dropout, config.model.attention_scale) == (0.0, 1.0)
     assert type(config.model.dropout) is float and type(config.model.width) is int
@@ -159,7 +160,9 @@ def test_nothing_derived_is_stored() -> None:
                 "kv_width": 32,
                 "effective_ffn_width": 128,
                 "effective_attention_scale": 8**-0.5,
+                "sides": ("encoder", "decoder"),
                 "depths": {"encoder": 3, "decoder": 3},
+                "lengths": {"encoder": 50, "decoder": 50},
                 "input_length": 50,
                 "output_vocab": 9,
                 "ties_output": True,
@@ -187,7 +190,7 @@ def test_nothing_derived_is_stored() -> None:
             },
         ),
         ({"tie_embeddings": "source"}, {"ties_output": False, "ties_source": True}),
-        ({"mode": "decoder"}, {"depths": {"encoder": 3, "decoder": 3}, "ties_source": False}),
+        ({"mode": "decoder"}, {"sides": ("decoder",), "ties_source": False}),
         (
             {
                 "mode": "encoder",
@@ -197,13 +200,16 @@ def test_nothing_derived_is_stored() -> None:
                 "patch": 8,
                 "summary": True,
             },
-            {"patches": 16, "input_length": 17},
+            {
+                "patches": 16,
+                "patch_values": 3 * 8 * 8,
+                "input_length": 17,
+                "lengths": {"encoder": 17, "decoder": 50},
+            },
         ),
     ),
 )
-def test_sizes_left_out_follow_from_the_others(
-    fields: dict[str, Any], sizes: dict[str, Any]
-) -> None:
+def test_derived_sizes(fields: dict[str, Any], sizes: dict[str, Any]) -> None:
     model = ModelConfig(**{"vocab": 9, "width": 32, "depth": 3, "heads": 4, "length": 50} | fields)
     assert {name: getattr(model, name) for name in sizes} == sizes
 
@@ -227,6 +233,16 @@ def test_every_field_has_one_line_of_help() -> None:
         assert list(lines) == [item.name for item in dataclasses.fields(kind)]
         for name, line in lines.items():
             assert line.endswith(".") and "\n" not in line and 10 < len(line) < 160, name
+
+
+def test_the_docstring_of_a_section_lists_its_fields() -> None:
+    for kind in SECTIONS.values():
+        text = inspect.getdoc(kind) or ""
+        summary, heading, entries = text.partition("\n\nParameters\n----------\n")
+        assert heading and summary.endswith(".") and "\n" not in summary
+        lines = [f"{name} : {line}" for name, line in describe(kind).items()]
+        assert entries.splitlines()[: len(lines)] == lines
+    assert "Examples" in str(ModelConfig.__doc__) and ModelConfig(vocab=9).__doc__ is not None
 
 
 def test_every_field_holds_a_plain_value() -> None:
@@ -256,7 +272,7 @@ def test_equal_configurations_have_equal_hashes() -> None:
     assert one != one.replace(depth=3) and one != one.replace(addnorm_options={"a": 1})
 
 
-def test_fields_are_given_by_name() -> None:
+def test_fields_are_keyword_only() -> None:
     with pytest.raises(TypeError, match="positional"):
         ModelConfig("encoder")  # type: ignore[misc]
 
@@ -292,11 +308,11 @@ def test_a_setting_changes_one_field(setting: str, name: str, value: Any) -> Non
             assert getattr(after.model, field) == getattr(before.model, field)
 
 
-def test_a_column_may_be_called_by_its_number() -> None:
+def test_a_column_may_be_a_number() -> None:
     config = Config().override("data.text=2", "data.label='3'")
     assert (config.data.text, config.data.label) == ("2", "3")
     assert Config.parse("[data]\ntext = 2\n").data.text == "2"
-    with pytest.raises(ConfigError, match=r"data\.text must be a word, or left out: got True"):
+    with pytest.raises(ConfigError, match=r"data\.text must be a string, or left out: got True"):
         Config().override("data.text=true")
 
 
@@ -306,20 +322,20 @@ def test_the_later_setting_wins() -> None:
     assert Config().override() == Config()
 
 
-def test_settings_that_need_each_other_are_taken_together() -> None:
+def test_settings_are_checked_together() -> None:
     config = Config().override("model.heads=7", "model.width=14")
     assert (config.model.heads, config.model.width) == (7, 14)
 
 
-def test_another_variant_has_fresh_options() -> None:
+def test_another_variant_resets_its_options() -> None:
     config = presets.gpt2(position_options={"offset": 2})
     assert config.model.addnorm_options == {"shrink": True}
     assert config.override("model.addnorm=post").model.addnorm_options == {}
     assert config.override("model.positions=rotary").model.position_options == {}
     assert config.override("model.addnorm=pre").model.addnorm_options == {"shrink": True}
-    kept = config.replace(addnorm="layerscale", addnorm_options={"start": 0.5})
-    assert kept.model.addnorm_options == {"start": 0.5}
-    assert kept.model.position_options == {"offset": 2}
+    changed = config.replace(addnorm="layerscale", addnorm_options={"start": 0.5})
+    assert changed.model.addnorm_options == {"start": 0.5}
+    assert changed.model.position_options == {"offset": 2}
 
 
 def test_whole_sections_and_fields_can_be_replaced() -> None:
@@ -337,7 +353,7 @@ def refuse(message: str, **fields: Any) -> None:
 
 
 @pytest.mark.parametrize("setting", ("depth=2", "model.depth", "model", "=3", ""))
-def test_a_setting_that_does_not_read_as_one_is_refused(setting: str) -> None:
+def test_malformed_settings_are_refused(setting: str) -> None:
     message = rf"a setting must read section\.field=value: got '{setting}'\. Try model\.depth=6\."
     with pytest.raises(ConfigError, match=message):
         Config().override(setting)
@@ -390,8 +406,8 @@ def test_an_unknown_field_in_python_is_refused() -> None:
         ("dropout", None, "a number"),
         ("attention_cap", "x", "a number, or left out"),
         ("attention_cap", True, "a number, or left out"),
-        ("norm", 3, "a word"),
-        ("norm", None, "a word"),
+        ("norm", 3, "a string"),
+        ("norm", None, "a string"),
         ("norm_bias", 1, "true or false"),
         ("norm_bias", "yes", "true or false"),
         ("addnorm_options", 3, "a table of plain values"),
@@ -428,7 +444,11 @@ def test_a_value_of_another_type_is_refused(name: str, value: Any, must: str) ->
             r"must be one of token, masked, class, number, none: got 'tokens'\. Did",
         ),
         ("pool", "men", r"must be one of first, mean, last: got 'men'\. Did you mean 'mean'\?"),
-        ("pooler", "tan", r"must be one of none, tanh, relu: got 'tan'\. Did you mean 'tanh'\?"),
+        (
+            "pooler",
+            "tan",
+            r"must be one of none, tanh, relu, .*: got 'tan'\. Did you mean 'tanh'\?",
+        ),
         (
             "init",
             "zzz",
@@ -451,12 +471,12 @@ def test_a_value_of_another_type_is_refused(name: str, value: Any, must: str) ->
         ("dropout", float("nan"), r"must be at least 0 and below 1: got nan\. Try 0\.1\."),
         ("norm_eps", 0.0, r"must be above 0: got 0\.0\. Try 1e-5 or 0\.02\."),
         ("init_std", -1.0, r"must be above 0: got -1\.0\. Try 1e-5 or 0\.02\."),
-        ("vocab", 0, r"must say how many token ids there are: got 0\. Try vocab=32000, or input="),
+        ("vocab", 0, r"must be the number of token ids: got 0\. Try vocab=32000, or input="),
         ("pad", 100, r"must be a token id: got 100\. Try 0 to 99\."),
         ("pad", -1, r"must be a token id: got -1\. Try 0 to 99\."),
     ),
 )
-def test_a_value_that_cannot_be_is_refused(name: str, value: Any, message: str) -> None:
+def test_values_out_of_range_are_refused(name: str, value: Any, message: str) -> None:
     refuse(rf"^model\.{name} {message}", **{name: value})
 
 
@@ -471,7 +491,7 @@ def test_heads_must_divide_the_width() -> None:
 
 
 @pytest.mark.parametrize("heads", range(2, 12))
-def test_the_advice_about_heads_can_be_taken(heads: int) -> None:
+def test_the_advice_about_heads_is_valid(heads: int) -> None:
     with pytest.raises(ConfigError) as caught:
         ModelConfig(vocab=9, width=13 * 8 * 3, heads=heads * 5)
     advice = int(str(caught.value).partition("Try heads=")[2].partition(",")[0])
@@ -492,12 +512,12 @@ def test_key_heads_must_divide_the_heads() -> None:
     (
         (
             {"mode": "decoder", "input": "vectors"},
-            r"model\.input must be tokens, in a decoder or for a head that answers tokens: got "
+            r"model\.input must be tokens for a decoder and for a head that predicts tokens: got "
             r"'vectors'\. Try mode=encoder with head=class\.",
         ),
         (
             {"mode": "encoder", "input": "patches", "head": "token"},
-            r"model\.input must be tokens, in a decoder or for a head that answers tokens: got ",
+            r"model\.input must be tokens for a decoder and for a head that predicts tokens: got ",
         ),
         (
             {"mode": "encoder", "head": "class"},
@@ -513,15 +533,15 @@ def test_key_heads_must_divide_the_heads() -> None:
         ),
         (
             {"mode": "decoder", "decoder_depth": 3},
-            r"model\.decoder_depth is for mode=encoder-decoder: got 3\. Leave it out\.",
+            r"model\.decoder_depth needs mode=encoder-decoder: got 3\. Leave it out\.",
         ),
         (
             {"mode": "encoder", "target_vocab": 3},
-            r"model\.target_vocab is for mode=encoder-decoder: got 3\. Leave it out\.",
+            r"model\.target_vocab needs mode=encoder-decoder: got 3\. Leave it out\.",
         ),
         (
             {"target_vocab": 3, "tie_embeddings": "all"},
-            r"model\.tie_embeddings must leave the target its own matrix: got 'all'\. Try tie_emb",
+            r"model\.tie_embeddings must be output or none if target_vocab is set: got 'all'\. Try",
         ),
         (
             {"mode": "encoder", "input": "patches", "head": "none", "patch": 15},
@@ -529,7 +549,7 @@ def test_key_heads_must_divide_the_heads() -> None:
         ),
     ),
 )
-def test_values_that_cannot_stand_together_are_refused(fields: Any, message: str) -> None:
+def test_contradictory_values_are_refused(fields: Any, message: str) -> None:
     refuse(message, **fields)
 
 
@@ -540,34 +560,34 @@ def test_values_that_cannot_stand_together_are_refused(fields: Any, message: str
         ({"attention_cap": 0.0}, r"attention_cap must be positive: got 0\.0\. Leave it out, or"),
         ({"attention_cap": -1.0}, r"attention_cap must be positive: got -1\.0\. Leave it out, or"),
         ({"attention_scale": float("nan")}, r"attention_scale must be positive: got nan\. Leave"),
-        ({"mode": "decoder", "summary": True}, r"summary is for mode=encoder: got True\. Leave it"),
-        ({"mode": "decoder", "segments": 2}, r"segments is for mode=encoder: got 2\. Leave it out"),
-        ({"summary": True}, r"summary is for mode=encoder: got True\. Leave it out\."),
-        ({"segments": 2}, r"segments is for mode=encoder: got 2\. Leave it out\."),
+        ({"mode": "decoder", "summary": True}, r"summary needs mode=encoder: got True\. Leave it"),
+        ({"mode": "decoder", "segments": 2}, r"segments needs mode=encoder: got 2\. Leave it out"),
+        ({"summary": True}, r"summary needs mode=encoder: got True\. Leave it out\."),
+        ({"segments": 2}, r"segments needs mode=encoder: got 2\. Leave it out\."),
         (
             {"attention": "additive", "attention_cap": 5.0},
-            r"attention_cap is for attention=dot: got 5\.0\. Leave it out\.",
+            r"attention_cap needs attention=dot: got 5\.0\. Leave it out\.",
         ),
         (
             {"attention": "additive", "attention_scale": 5.0},
-            r"attention_scale is for attention=dot: got 5\.0\. Leave it out\.",
+            r"attention_scale needs attention=dot: got 5\.0\. Leave it out\.",
         ),
     ),
     ids=str,
 )
-def test_values_that_would_do_nothing_are_refused(fields: Any, message: str) -> None:
+def test_values_without_effect_are_refused(fields: Any, message: str) -> None:
     refuse(rf"^model\.{message}", **fields)
 
 
-def test_the_errors_of_a_configuration_are_ours_and_value_errors() -> None:
+def test_configuration_errors_are_addnorm_errors_and_value_errors() -> None:
     with pytest.raises(AddnormError) as caught:
         ModelConfig(vocab=-1)
     assert isinstance(caught.value, ValueError)
 
 
 @pytest.mark.parametrize("schema", (SCHEMA + 1, 99, '"new"'))
-def test_a_schema_of_the_future_is_refused(schema: Any) -> None:
-    message = rf"the text has schema .*; this version reads schema {SCHEMA}\. Update addnorm"
+def test_another_schema_version_is_refused(schema: Any) -> None:
+    message = rf"the text has schema .*; this version reads schema {SCHEMA}\. Use the addnorm "
     with pytest.raises(ConfigError, match=message):
         Config.parse(f"schema = {schema}\n[model]\nfuture = 1")
 
@@ -584,7 +604,7 @@ def test_what_is_not_toml_is_refused(text: str, tmp_path: Path) -> None:
         Config.load(path)
 
 
-def test_toml_that_is_no_configuration_is_refused() -> None:
+def test_toml_that_is_not_a_configuration_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"model must be a section: got 3\. Try \[model\]\."):
         Config.parse("model = 3")
     with pytest.raises(ConfigError, match=r"there is no section 'depth'\. Known: .*model.*\."):
@@ -595,17 +615,17 @@ def test_toml_that_is_no_configuration_is_refused() -> None:
         Config.parse('[model]\ndepth = "3"')
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_unreadable_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(SavedError, match=r"there is no file '.*none\.toml'\. Check the path\."):
         Config.load(tmp_path / "none.toml")
-    with pytest.raises(SavedError, match=r"cannot be read: Is a directory\."):
+    with pytest.raises(SavedError, match=r"is not a regular file\. Check the path\."):
         Config.load(tmp_path)
     (tmp_path / "bad.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(SavedError, match=r"bad\.toml' is not UTF-8 text: .+\."):
         Config.load(tmp_path / "bad.toml")
 
 
-def test_a_preset_or_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_missing_presets_and_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"there is no preset or file 'gpt3'\. Did you mean 'gpt2'"
     ):

@@ -1,4 +1,4 @@
-"""What is asked of the machine, seen from outside the process that asks."""
+"""CPU settings, observed in a child process."""
 
 import os
 import platform
@@ -7,27 +7,29 @@ import sys
 
 import pytest
 
-ASK = (
+SCRIPT = (
     "from addnorm.cpu import reduce_thread_spinning; print(reduce_thread_spinning()); "
     "import os; os.system('env')"
 )
 
 
 @pytest.mark.process
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is asked")
-@pytest.mark.parametrize(("given", "kept"), ((None, "30000"), ("7", "7")))
-def test_threads_wait_briefly_unless_told_otherwise(given: str | None, kept: str) -> None:
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it has an effect with glibc only")
+@pytest.mark.parametrize(("user_value", "expected"), ((None, "30000"), ("7", "7")))
+def test_thread_spinning_is_reduced_unless_the_user_set_it(
+    user_value: str | None, expected: str
+) -> None:
     environment = {name: text for name, text in os.environ.items() if name != "GOMP_SPINCOUNT"}
-    environment |= {} if given is None else {"GOMP_SPINCOUNT": given}
+    environment |= {} if user_value is None else {"GOMP_SPINCOUNT": user_value}
     done = subprocess.run(
-        [sys.executable, "-c", ASK], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=True
     )
-    assert f"GOMP_SPINCOUNT={kept}" in done.stdout.splitlines()
+    assert f"GOMP_SPINCOUNT={expected}" in done.stdout.splitlines()
     assert "True" in done.stdout.splitlines()
 
 
 @pytest.mark.process
-def test_it_is_asked_before_torch_is_imported() -> None:
+def test_thread_spinning_is_set_before_torch_is_imported() -> None:
     look = "import sys, addnorm.cli.main; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -1,4 +1,4 @@
-"""Every mistake gets a message that says what must hold, what was given and what to try."""
+"""Every error message says what must hold, what was given and what to try."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -41,7 +41,7 @@ def refuse(message: str, run: Callable[[], object], kind: type[AddnormError] = I
         (ExtraError, ImportError),
     ),
 )
-def test_our_errors_are_also_python_s_own(kind: type[AddnormError], built_in: type) -> None:
+def test_errors_are_also_builtin_exceptions(kind: type[AddnormError], built_in: type) -> None:
     assert issubclass(kind, AddnormError) and issubclass(kind, built_in)
     assert str(kind("heads must divide width.")) == "heads must divide width."
 
@@ -88,7 +88,7 @@ def test_source_and_target_have_their_own_range() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ids", "said"),
+    ("ids", "message"),
     (
         (torch.ones(2, 3), r"got torch\.float32 of shape \(2, 3\)"),
         (torch.ones(2, 3, dtype=torch.bool), r"got torch\.bool of shape \(2, 3\)"),
@@ -99,36 +99,38 @@ def test_source_and_target_have_their_own_range() -> None:
 )
 @pytest.mark.parametrize("mode", ("encoder", "decoder"))
 @pytest.mark.parametrize("pad", (None, 0))
-def test_token_ids_of_another_kind(mode: str, ids: Tensor, said: str, pad: int | None) -> None:
+def test_token_ids_of_another_type_or_shape(
+    mode: str, ids: Tensor, message: str, pad: int | None
+) -> None:
     refuse(
-        rf"^token ids must be integers of shape \(batch, length\): {said}\.$",
+        rf"^token ids must be integers of shape \(batch, length\): {message}\.$",
         lambda: make(mode, pad=pad)(ids),
     )
 
 
 @pytest.mark.parametrize("dtype", (torch.uint8, torch.int16, torch.int8))
-def test_small_whole_numbers_are_token_ids_or_refused(dtype: torch.dtype) -> None:
+def test_small_integer_types_are_accepted_or_refused(dtype: torch.dtype) -> None:
     model, ids = make("decoder"), draw(2, 3)
     try:
-        answer = model(ids.to(dtype))
+        output = model(ids.to(dtype))
     except InputError:
         return
-    assert torch.equal(answer, model(ids))
+    assert torch.equal(output, model(ids))
 
 
-def test_token_ids_of_32_bits_are_token_ids() -> None:
+def test_token_ids_may_have_32_bits() -> None:
     model, ids = make("decoder"), draw(2, 3)
     assert torch.equal(model(ids.int()), model(ids))
 
 
 @pytest.mark.parametrize("shape", ((2, 0), (0, 3)))
 @pytest.mark.parametrize("mode", ("encoder", "decoder"))
-def test_empty_input_gives_an_empty_answer_or_is_refused(mode: str, shape: Any) -> None:
+def test_empty_input_gives_an_empty_output_or_is_refused(mode: str, shape: Any) -> None:
     try:
-        answer = make(mode)(torch.zeros(shape).long())
+        output = make(mode)(torch.zeros(shape).long())
     except InputError:
         return
-    assert answer.shape == (*shape, VOCAB)
+    assert output.shape == (*shape, VOCAB)
 
 
 @pytest.mark.parametrize("mode", ("encoder", "decoder"))
@@ -153,8 +155,8 @@ def test_a_cached_sequence_past_the_learned_positions() -> None:
 
 
 def test_an_image_does_not_set_the_length_of_the_target() -> None:
-    picture = {"input": "patches", "image": 8, "patch": 4, "length": 24, "positions": "learned"}
-    model = make("encoder-decoder", **picture)
+    options = {"input": "patches", "image": 8, "patch": 4, "length": 24, "positions": "learned"}
+    model = make("encoder-decoder", **options)
     assert model(torch.randn(1, 3, 8, 8).double(), draw(1, 9)).shape == (1, 9, VOCAB)
 
 
@@ -176,38 +178,38 @@ def test_vectors_must_be_finite(value: float) -> None:
 @pytest.mark.parametrize("shape", ((2, 16), (2, 3, 15), (2, 3, 4, 16)))
 def test_vectors_of_another_shape(shape: tuple[int, ...]) -> None:
     model = make("encoder", input="vectors", head="none")
-    said = ", ".join(map(str, shape))
+    sizes = ", ".join(map(str, shape))
     refuse(
-        rf"^vectors must have shape \(batch, length, 16\): got \({said}\)\.$",
+        rf"^vectors must have shape \(batch, length, 16\): got \({sizes}\)\.$",
         lambda: model(torch.zeros(shape).double()),
     )
 
 
-def picture_model() -> Any:
+def image_model() -> Any:
     return make("encoder", input="patches", image=8, patch=4, head="class", outputs=2)
 
 
 @pytest.mark.parametrize("value", (float("nan"), float("inf")))
 def test_images_must_be_finite(value: float) -> None:
     images = torch.randn(2, 3, 8, 8).double()
-    assert picture_model()(images).shape == (2, 2)
+    assert image_model()(images).shape == (2, 2)
     images[0, 1, 2, 3] = value
     refuse(
         rf"^images must be finite: got {value} at \(0, 1, 2, 3\)\. Fill or drop such values first",
-        lambda: picture_model()(images),
+        lambda: image_model()(images),
     )
 
 
 @pytest.mark.parametrize("shape", ((2, 1, 8, 8), (2, 3, 8, 9), (3, 8, 8), (2, 8, 8, 3)))
 def test_images_of_another_shape(shape: tuple[int, ...]) -> None:
-    said = ", ".join(map(str, shape))
+    sizes = ", ".join(map(str, shape))
     refuse(
-        rf"^images must have shape \(batch, 3, 8, 8\): got \({said}\)\.$",
-        lambda: picture_model()(torch.zeros(shape).double()),
+        rf"^images must have shape \(batch, 3, 8, 8\): got \({sizes}\)\.$",
+        lambda: image_model()(torch.zeros(shape).double()),
     )
 
 
-def test_segments_where_there_are_none() -> None:
+def test_segments_without_segment_embeddings() -> None:
     refuse(
         r"^this model has no segments\. Build it with segments=2\.$",
         lambda: make("encoder")(draw(2, 3), segments=torch.zeros(2, 3).long()),
@@ -248,7 +250,7 @@ def test_padding_under_a_norm_along_the_sequence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "given", "near"),
+    ("field", "name", "near"),
     (
         ("addnorm", "pree", "pre"),
         ("addnorm", "sandwitch", "sandwich"),
@@ -260,11 +262,11 @@ def test_padding_under_a_norm_along_the_sequence() -> None:
     ),
 )
 @pytest.mark.parametrize("mode", MODES)
-def test_an_unknown_variant(mode: str, field: str, given: str, near: str | None) -> None:
-    advice = r"Known: buckets, learned, linear-bias, none, .*\." if near is None else near
+def test_an_unknown_variant(mode: str, field: str, name: str, near: str | None) -> None:
+    advice = r"Known: buckets, concatenated, index, learned, .*\." if near is None else near
     refuse(
-        rf"^model\.{field} has no choice '{given}'\. (Did you mean '{advice}'\?|{advice})$",
-        lambda: make(mode, **{field: given}),
+        rf"^model\.{field} has no choice '{name}'\. (Did you mean '{advice}'\?|{advice})$",
+        lambda: make(mode, **{field: name}),
         ConfigError,
     )
 
@@ -362,7 +364,7 @@ def test_options_of_another_type_or_range(changes: dict[str, Any], message: str)
     refuse(message, lambda: make("decoder", **changes), ConfigError)
 
 
-def test_t_fixup_of_no_blocks_is_a_model_or_refused() -> None:
+def test_t_fixup_without_blocks_is_a_model_or_refused() -> None:
     try:
         model = make("decoder", addnorm="t-fixup", depth=0)
     except ConfigError:
@@ -397,7 +399,7 @@ def test_targets_out_of_range(value: int) -> None:
     )
 
 
-def test_targets_of_another_number() -> None:
+def test_a_wrong_number_of_targets() -> None:
     model = make("decoder")
     refuse(
         r"^each position needs one target: 8 positions, 6 targets\.$",
@@ -443,7 +445,7 @@ def test_a_missing_package_names_its_extra() -> None:
         require("nowhere_to_be_found.at_all", "tables")
 
 
-def test_what_a_package_itself_lacks_is_not_blamed_on_the_extra(
+def test_a_missing_dependency_of_a_package_is_not_an_extra_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "halfway_there.py").write_text("import something_it_lacks")

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and documents that show whether they were changed."""
+"""Files that are written atomically, and documents whose digest shows whether they were changed."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ from addnorm.files import (
 )
 
 
-def test_a_file_is_replaced_only_when_the_new_one_is_whole(tmp_path: Path) -> None:
+def test_a_file_is_replaced_only_by_a_complete_one(tmp_path: Path) -> None:
     path = tmp_path / "facts.json"
     write_whole(path, b"old")
     with pytest.raises(ZeroDivisionError), whole(path) as temporary:
@@ -38,17 +38,18 @@ def test_a_file_is_replaced_only_when_the_new_one_is_whole(tmp_path: Path) -> No
     assert [entry.name for entry in tmp_path.iterdir()] == ["facts.json"]
 
 
-def test_the_disk_has_the_contents_before_the_name(
+def test_a_file_is_flushed_before_it_is_renamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, seen = tmp_path / "facts.json", []
+    path, contents = tmp_path / "facts.json", []
 
     def flush(handle: int) -> None:
-        seen.append((os.fstat(handle).st_size, path.exists()))
+        contents.append((os.fstat(handle).st_size, path.exists()))
 
     monkeypatch.setattr(os, "fsync", flush)
     write_whole(path, b"12345")
-    assert seen == [(5, False)]
+    directory = tmp_path.stat().st_size
+    assert contents == [(5, False), (directory, True)]
 
 
 def test_two_writers_do_not_share_a_temporary_name(tmp_path: Path) -> None:
@@ -60,7 +61,7 @@ def test_two_writers_do_not_share_a_temporary_name(tmp_path: Path) -> None:
     assert path.read_bytes() == b"1" and len(list(tmp_path.iterdir())) == 1
 
 
-def test_what_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
+def test_unwritable_files_are_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(SavedError, match=r"none/facts.json' cannot be written: No such file"):
         write_whole(tmp_path / "none" / "facts.json", b"")
 
@@ -73,7 +74,7 @@ def test_what_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
     ],
     ids=["missing", "latin-1"],
 )
-def test_what_cannot_be_read_is_one_clear_error(
+def test_unreadable_files_are_one_clear_error(
     tmp_path: Path, content: bytes | None, message: str
 ) -> None:
     path = tmp_path / "facts.toml"
@@ -81,7 +82,7 @@ def test_what_cannot_be_read_is_one_clear_error(
         path.write_bytes(content)
     with pytest.raises(SavedError, match=message):
         read_text(path)
-    with pytest.raises(SavedError, match="cannot be read: Is a directory"):
+    with pytest.raises(SavedError, match=r"is not a regular file\. Check the path"):
         read_text(tmp_path)
     path.write_text("größer", encoding="utf-8")
     assert read_text(str(path)) == "größer"
@@ -93,7 +94,7 @@ def refuse_constant(constant: str) -> None:
 
 @pytest.mark.parametrize("value", (math.nan, math.inf, -math.inf))
 @pytest.mark.parametrize("indent", (None, 1))
-def test_json_has_null_for_what_is_not_finite(value: float, indent: int | None) -> None:
+def test_json_has_null_for_nan_and_infinities(value: float, indent: int | None) -> None:
     nested = {"loss": value, "curve": [(1, value), (2, 0.5)], "best": {"auc": value}, "text": "nan"}
     assert json.loads(to_json(nested, indent), parse_constant=refuse_constant) == {
         "loss": None,
@@ -111,11 +112,11 @@ OWN_JSON = {
     "data/text/tokenizer.py": "the text is hashed, not written",
     "models/saved.py": "names and shapes that are hashed, and a header of format 1",
     "tabular/saved.py": "whether a parameter can be written",
-    "training/checkpoint.py": "plain values that the loop has made with to_json",
+    "training/checkpoint.py": "plain values with NaN, kept exactly as text",
 }
 
 
-def test_all_json_is_made_by_one_function() -> None:
+def test_one_function_writes_all_json() -> None:
     source = Path(addnorm.__file__).parent
     own = {
         path.relative_to(source).as_posix()
@@ -152,12 +153,12 @@ def refuse(path: Path, message: str) -> None:
 
 def test_a_document_reads_as_it_was_written(document: Path) -> None:
     assert read_document(document, "run", 2) == CONTENT | {"rates": [1e-5, -0.0, 3]}
-    found = json.loads(document.read_text())
-    assert list(found) == ["kind", "version", "digest", "content"]
+    parsed = json.loads(document.read_text())
+    assert list(parsed) == ["kind", "version", "digest", "content"]
     canonical = json.dumps(
         {"kind": "run", "version": 2, "content": CONTENT}, sort_keys=True, separators=(",", ":")
     )
-    assert found["digest"] == hashlib.sha256(canonical.encode()).hexdigest()
+    assert parsed["digest"] == hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def test_equal_content_gives_equal_bytes(document: Path, tmp_path: Path) -> None:
@@ -207,7 +208,7 @@ def test_a_flipped_bit_of_a_document_is_refused(document: Path) -> None:
         ),
     ),
 )
-def test_what_is_not_the_document_is_refused(document: Path, content: bytes, message: str) -> None:
+def test_invalid_documents_are_refused(document: Path, content: bytes, message: str) -> None:
     document.write_bytes(content)
     refuse(document, message)
 

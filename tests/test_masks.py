@@ -18,8 +18,8 @@ from addnorm.layers.context import Context
 from addnorm.layers.masks import AttentionTable
 from tests.conftest import MODES, PAD, close, draw, make, pad_rows
 
-Sees = Callable[[int, int, int], bool]
-"""(row of the batch, query, key): whether the key is visible; the query counts from the offset."""
+IsVisible = Callable[[int, int, int], bool]
+"""Whether a key is visible: (row of the batch, query counted from the offset, key)."""
 
 KINDS = ("visible", "causal", "prefix", "prefixes", "window", "padding", "grouped", "pattern")
 
@@ -31,8 +31,8 @@ class Sizes(NamedTuple):
     offset: int
 
 
-def kind_of_mask(kind: str, sizes: Sizes, seed: int) -> tuple[Mask, Sees]:
-    """A mask of some kind, and the same rule as a plain function."""
+def kind_of_mask(kind: str, sizes: Sizes, seed: int) -> tuple[Mask, IsVisible]:
+    """Return a mask of a kind, and the same rule as a plain function."""
     batch, query, key, offset = sizes
     random = torch.Generator().manual_seed(seed)
 
@@ -58,13 +58,13 @@ def kind_of_mask(kind: str, sizes: Sizes, seed: int) -> tuple[Mask, Sees]:
         return Mask.grouped(of_query, of_key), lambda b, i, j: bool(of_query[b, i] == of_key[b, j])
     if kind == "pattern":
         rows = batch if seed % 2 else 1
-        seen = whole(2, rows, query, key) == 1
-        return Mask.pattern(seen), lambda b, i, j: bool(seen[b % rows, i, j])
+        visible = whole(2, rows, query, key) == 1
+        return Mask.pattern(visible), lambda b, i, j: bool(visible[b % rows, i, j])
     return Mask.visible(), lambda b, i, j: True
 
 
-def loop(sees: Sees, sizes: Sizes) -> Tensor:
-    """The rule, asked of every pair."""
+def loop(sees: IsVisible, sizes: Sizes) -> Tensor:
+    """Return the rule applied to every pair, (batch, 1, query, key)."""
     rows = [
         [[sees(b, i, j) for j in range(sizes.key)] for i in range(sizes.query)]
         for b in range(sizes.batch)
@@ -82,13 +82,13 @@ all_sizes = st.builds(
 seeds = st.integers(0, 1000)
 
 
-# ── What a mask shows ─────────────────────────────────────────────────────────────────────────────
+# ── Dense masks ───────────────────────────────────────────────────────────────────────────────────
 
 
 @given(sizes=all_sizes, seed=seeds)
 @settings(max_examples=15)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_mask_shows_what_its_rule_says(kind: str, sizes: Sizes, seed: int) -> None:
+def test_a_dense_mask_equals_its_rule(kind: str, sizes: Sizes, seed: int) -> None:
     mask, sees = kind_of_mask(kind, sizes, seed)
     mask.check(sizes.batch, sizes.query, sizes.key)
     dense = mask.dense(sizes.query, sizes.key, sizes.offset)
@@ -102,7 +102,7 @@ def test_a_mask_shows_what_its_rule_says(kind: str, sizes: Sizes, seed: int) -> 
 @settings(max_examples=6)
 @pytest.mark.parametrize("one", KINDS)
 @pytest.mark.parametrize("two", KINDS)
-def test_two_masks_at_once_are_their_intersection(
+def test_combined_masks_are_their_intersection(
     one: str, two: str, sizes: Sizes, seed: int, more: int
 ) -> None:
     (left, left_sees), (right, right_sees) = (
@@ -123,7 +123,7 @@ def test_two_masks_at_once_are_their_intersection(
 @given(sizes=all_sizes, seed=seeds, data=st.data())
 @settings(max_examples=12)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_part_is_a_part_of_the_whole(
+def test_a_part_equals_that_part_of_the_whole(
     kind: str, sizes: Sizes, seed: int, data: st.DataObject
 ) -> None:
     mask, _ = kind_of_mask(kind, sizes, seed)
@@ -140,7 +140,7 @@ def test_a_part_is_a_part_of_the_whole(
 @settings(max_examples=10)
 @pytest.mark.parametrize("one", KINDS)
 @pytest.mark.parametrize("two", ("visible", "causal", "prefixes", "window"))
-def test_the_range_of_keys_leaves_out_none_that_is_seen(
+def test_the_range_of_keys_includes_every_visible_key(
     one: str, two: str, sizes: Sizes, seed: int, more: int, data: st.DataObject
 ) -> None:
     mask = kind_of_mask(one, sizes, seed)[0] & kind_of_mask(two, sizes, more)[0]
@@ -148,12 +148,12 @@ def test_the_range_of_keys_leaves_out_none_that_is_seen(
     stop = data.draw(st.integers(start + 1, sizes.query))
     first, last = mask.reachable_keys(start, stop, sizes.offset, sizes.key)
     assert 0 <= first <= last <= sizes.key
-    seen = mask.dense(sizes.query, sizes.key, sizes.offset)[:, :, start:stop]
-    assert not seen[..., :first].any()
-    assert not seen[..., last:].any()
+    visible = mask.dense(sizes.query, sizes.key, sizes.offset)[:, :, start:stop]
+    assert not visible[..., :first].any()
+    assert not visible[..., last:].any()
 
 
-def test_the_range_of_keys_is_no_wider_than_it_need_be() -> None:
+def test_the_range_of_keys_is_as_narrow_as_possible() -> None:
     assert Mask.causal().reachable_keys(2, 4, 0, 10) == (0, 4)
     assert Mask.causal().reachable_keys(2, 4, 5, 10) == (0, 9)
     assert Mask.causal(prefix=3).reachable_keys(2, 4, 0, 10) == (0, 10)
@@ -190,14 +190,14 @@ def test_a_window_looks_both_ways_unless_it_is_causal() -> None:
     assert Mask.window(1).dense(3, 3)[0, 0].int().tolist() == torch.eye(3).int().tolist()
 
 
-def test_the_queries_of_a_cache_stand_at_the_end() -> None:
+def test_the_queries_of_a_cache_are_the_last_positions() -> None:
     assert Mask.causal().dense(2, 5, offset=3)[0, 0].int().tolist() == [
         [1, 1, 1, 1, 0],
         [1, 1, 1, 1, 1],
     ]
 
 
-def test_after_a_summary_token_padding_moves_on_by_one() -> None:
+def test_a_summary_token_shifts_padding_by_one() -> None:
     real = torch.tensor([[True, False], [False, True]])
     moved = Mask.padding(real).with_summary()
     assert moved.real is not None
@@ -225,7 +225,7 @@ def test_positions_count_real_tokens_only() -> None:
     assert (places >= 0).all()
 
 
-def test_positions_go_on_after_a_cache() -> None:
+def test_positions_continue_after_a_cache() -> None:
     assert Mask.causal().position_ids(3, 4, CPU).tolist() == [4, 5, 6]
     real = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]]) == 1
     places = Mask.padding(real).position_ids(2, 3, CPU)
@@ -238,7 +238,7 @@ def test_positions_start_again_in_each_group() -> None:
     assert places.tolist() == [[0, 1, 2, 0, 1, 0], [0, 1, 0, 1, 2, 3]]
 
 
-def test_positions_of_a_group_go_on_after_a_cache() -> None:
+def test_positions_of_a_group_continue_after_a_cache() -> None:
     numbers = torch.tensor([[0, 0, 0, 1, 1, 1]])
     mask = Mask.grouped(numbers[:, 2:], numbers)
     assert mask.position_ids(4, 2, CPU).tolist() == [[2, 0, 1, 2]]
@@ -246,9 +246,7 @@ def test_positions_of_a_group_go_on_after_a_cache() -> None:
 
 @given(lengths=st.lists(st.integers(1, 4), min_size=1, max_size=4), offset=st.integers(0, 3))
 @settings(max_examples=20)
-def test_padding_on_either_side_leaves_positions_as_they_were(
-    lengths: list[int], offset: int
-) -> None:
+def test_padding_on_either_side_does_not_change_positions(lengths: list[int], offset: int) -> None:
     rows = [draw(n) for n in lengths]
     for side in ("left", "right"):
         real = pad_rows(rows, side) != PAD
@@ -280,7 +278,7 @@ def test_a_mask_of_numbers_is_refused(dtype: torch.dtype) -> None:
         Mask.pattern(numbers)
 
 
-def test_a_mask_of_the_wrong_kind_of_shape_is_refused() -> None:
+def test_a_mask_of_the_wrong_shape_is_refused() -> None:
     with pytest.raises(InputError, match=r"a padding mask must have shape \(batch, key\): got"):
         Mask.padding(torch.ones(3, dtype=torch.bool))
     with pytest.raises(InputError, match=r"pattern must have shape \(query, key\) or \(batch, "):
@@ -295,14 +293,14 @@ def test_a_window_of_nothing_is_refused(size: int) -> None:
 
 
 @pytest.mark.parametrize("prefix", (2.0, torch.tensor([1.0, 2.0]), torch.ones(2, 2).int()))
-def test_a_prefix_of_anything_but_whole_numbers_is_refused(prefix: Any) -> None:
+def test_a_prefix_must_be_integers(prefix: Any) -> None:
     message = r"a prefix must be integers of shape \(batch,\): got torch\.\w+ of shape"
     with pytest.raises(InputError, match=message):
         Mask.causal(prefix)
 
 
 @pytest.mark.parametrize("groups", (torch.zeros(1, 3), torch.zeros(3).int()))
-def test_groups_of_anything_but_whole_numbers_are_refused(groups: Tensor) -> None:
+def test_groups_must_be_integers(groups: Tensor) -> None:
     message = r"groups must be integers of shape \(batch, length\): got torch\.\w+ of shape"
     with pytest.raises(InputError, match=message):
         Mask.grouped(groups)
@@ -372,7 +370,7 @@ def test_a_memory_mask_that_does_not_fit_is_refused() -> None:
 
 
 def attend(mask: Mask, query: int, key: int, score: Any = None) -> tuple[Tensor, Tensor]:
-    """Mixed values and weights of random queries, keys and values under a mask."""
+    """Return mixed values and weights of random queries, keys and values."""
     shapes = ((2, 4, query, 6), (2, 2, key, 6), (2, 2, key, 6))
     q, k, v = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes)
     table, local = AttentionTable(mask, query, key), torch.nn.Identity()
@@ -385,9 +383,9 @@ def attend(mask: Mask, query: int, key: int, score: Any = None) -> tuple[Tensor,
     return mixed, weights
 
 
-@pytest.mark.parametrize("way", ("row", "table", "cap", "additive", "pieces"))
+@pytest.mark.parametrize("way", ("row", "table", "cap", "additive", "chunks"))
 def test_a_query_that_sees_nothing_gets_zeros(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if way == "pieces":
+    if way == "chunks":
         monkeypatch.setattr("addnorm.layers.attention_kernels.MAX_TABLE_ENTRIES", 4)
         monkeypatch.setattr("addnorm.layers.attention_kernels.CHUNK_QUERIES", 2)
     score = {"cap": DotScore(0.4, 3.0), "additive": AdditiveScore(4, 6).double()}.get(way)
@@ -399,39 +397,39 @@ def test_a_query_that_sees_nothing_gets_zeros(way: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_kernel_and_the_open_way_agree(kind: str) -> None:
+def test_the_kernel_and_the_written_out_formula_agree(kind: str) -> None:
     mask, _ = kind_of_mask(kind, Sizes(2, 5, 5, 0), seed=3)
     torch.manual_seed(1)
     fused, weights = attend(mask, 5, 5, DotScore(0.4))
     torch.manual_seed(1)
-    # So high a cap changes nothing but the way.
-    in_the_open, others = attend(mask, 5, 5, DotScore(0.4, 1e8))
-    close(fused, in_the_open)
+    # Such a high cap changes no value, but the fused kernel is not used.
+    written_out, others = attend(mask, 5, 5, DotScore(0.4, 1e8))
+    close(fused, written_out)
     close(weights, others)
 
 
-def test_a_bias_does_not_wake_a_query_that_sees_nothing() -> None:
+def test_a_query_that_sees_nothing_gets_zeros_also_with_a_bias() -> None:
     model = make("encoder", positions="linear-bias", depth=1)
     maps: dict[str, Tensor] = {}
-    seen = true(4, 4)
-    seen[2] = False
-    answer = model(draw(1, 4), mask=Mask.pattern(seen), maps=maps)
-    assert answer.isfinite().all()
+    visible = true(4, 4)
+    visible[2] = False
+    output = model(draw(1, 4), mask=Mask.pattern(visible), maps=maps)
+    assert output.isfinite().all()
     assert not maps["encoder.0.attention"][:, :, 2].any()
 
 
-# ── No table where the kernel can do without ──────────────────────────────────────────────────────
+# ── No table if the kernel needs none ─────────────────────────────────────────────────────────────
 
 
 class Spy:
-    """Stands in for torch's kernel and for the table of pairs, and notes what is asked of them."""
+    """Wraps torch's kernel and `Mask.dense`, and records their calls."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[dict[str, Any]] = []
         self.tables = 0
         kernel, dense = F.scaled_dot_product_attention, Mask.dense
 
-        def watched(*args: Any, **kwargs: Any) -> Tensor:
+        def recorded(*args: Any, **kwargs: Any) -> Tensor:
             self.calls.append(kwargs)
             return kernel(*args, **kwargs)
 
@@ -439,7 +437,7 @@ class Spy:
             self.tables += 1
             return dense(*args, **kwargs)
 
-        monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
+        monkeypatch.setattr(F, "scaled_dot_product_attention", recorded)
         monkeypatch.setattr(Mask, "dense", counted)
 
 
@@ -456,7 +454,7 @@ def test_a_causal_stack_uses_the_causal_flag(positions: str, spy: Spy) -> None:
 
 
 @pytest.mark.parametrize("side", ("left", "right"))
-def test_padding_beside_the_causal_flag_is_a_row(side: str, spy: Spy) -> None:
+def test_padding_with_the_causal_flag_is_one_row(side: str, spy: Spy) -> None:
     ids = pad_rows([draw(6), draw(4)], side)
     make("decoder")(ids)
     assert spy.tables == 0
@@ -465,7 +463,7 @@ def test_padding_beside_the_causal_flag_is_a_row(side: str, spy: Spy) -> None:
         assert torch.equal(call["attn_mask"], (ids != PAD)[:, None, None, :])
 
 
-def test_padding_alone_is_a_row(spy: Spy) -> None:
+def test_padding_alone_is_one_row(spy: Spy) -> None:
     ids = pad_rows([draw(6), draw(4)], "right")
     make("encoder")(ids)
     assert spy.tables == 0
@@ -474,7 +472,7 @@ def test_padding_alone_is_a_row(spy: Spy) -> None:
         assert torch.equal(call["attn_mask"], (ids != PAD)[:, None, None, :])
 
 
-def test_nothing_hidden_is_no_mask_at_all(spy: Spy) -> None:
+def test_without_hidden_keys_there_is_no_mask(spy: Spy) -> None:
     make("encoder")(draw(2, 6))
     assert spy.tables == 0
     assert all(call["is_causal"] is False and call["attn_mask"] is None for call in spy.calls)
@@ -516,18 +514,18 @@ def test_one_table_serves_all_layers(changes: dict[str, Any], spy: Spy) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("side", ("left", "right"))
-def test_the_light_way_and_the_table_agree(
+def test_the_implicit_mask_and_the_table_agree(
     mode: str, side: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = make(mode)
     ids = pad_rows([draw(6), draw(4), draw(1)], side)
     args = (ids, ids) if mode == "encoder-decoder" else (ids,)
-    light = model(*args)
+    implicit = model(*args)
     monkeypatch.setattr(AttentionTable, "fits_kernel", lambda *args: False)
-    close(light, model(*args))
+    close(implicit, model(*args))
 
 
-def test_a_table_of_self_attention_is_made_once() -> None:
+def test_a_table_of_self_attention_is_computed_once() -> None:
     context = Context(mask=Mask.causal())
     assert context.table(3, 3) is context.table(3, 3)
     assert context.memory_table(3, 5) is context.memory_table(3, 5)

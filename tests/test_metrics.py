@@ -1,4 +1,4 @@
-"""Metrics against values worked out by hand, naive loops and scikit-learn."""
+"""Metrics against values computed by hand, naive loops and scikit-learn."""
 
 import math
 
@@ -34,7 +34,7 @@ both_data = pytest.mark.parametrize(
 
 
 def test_bleu_by_hand() -> None:
-    """Precisions 4/5, 2/4, 1/3 and 1 over 2·2 (no 4-gram, smoothed); nothing is too short."""
+    """Precisions 4/5, 2/4, 1/3 and 1/(2·2) (no 4-gram, smoothed); no brevity penalty."""
     result = bleu(["the cat sat on mats"], ["the cat sat in mats"])
     assert result["score"] == pytest.approx(100 * (4 / 5 * 2 / 4 * 1 / 3 * 1 / 4) ** 0.25, abs=1e-4)
     assert result["signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
@@ -42,7 +42,7 @@ def test_bleu_by_hand() -> None:
     assert short == pytest.approx(100 * math.exp(1 - 7 / 5), abs=1e-4)
 
 
-def test_lower_case_is_another_metric_and_its_signature_says_so() -> None:
+def test_lower_case_is_part_of_the_signature() -> None:
     hypotheses, references = ["The Cat sat On mats"], ["the cat sat on mats"]
     assert bleu(hypotheses, references)["score"] < 50
     lower = bleu(hypotheses, references, lowercase=True)
@@ -50,7 +50,7 @@ def test_lower_case_is_another_metric_and_its_signature_says_so() -> None:
 
 
 def test_chrf_by_hand() -> None:
-    """Two letters of three are right, one pair of two, no triple: F2 = precision = recall."""
+    """2 of 3 characters match, 1 of 2 bigrams and no trigram: F2 = precision = recall."""
     result = chrf(["abc"], ["abd"])
     assert result["score"] == pytest.approx(100 * (2 / 3 + 1 / 2 + 0) / 3, abs=1e-4)
     assert result["signature"].startswith("nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:")
@@ -123,7 +123,7 @@ def test_brier_score_by_loop() -> None:
 def test_calibration_error_is_about_the_predicted_class(
     p: np.ndarray, y: np.ndarray, bins: int
 ) -> None:
-    """Equal bins over the probability of the class that was predicted, right or wrong."""
+    """Bins of equal width over the probability of the predicted class, correct or not."""
     total = 0.0
     for b in range(bins):
         rows = [i for i in range(300) if b / bins <= max(p[i]) < (b + 1) / bins]
@@ -148,22 +148,22 @@ def test_the_last_bin_includes_certainty() -> None:
     assert calibration_error(certain, labels) == pytest.approx(1 / 4)
 
 
-def test_certainty_that_is_right_costs_nothing() -> None:
+def test_certain_and_correct_predictions_have_no_loss() -> None:
     result = classification_metrics([[1.0, 0.0]], [0])
     assert math.isnan(result.pop("auc"))
     assert result == {"accuracy": 1.0, "f1": 1.0, "log_loss": 0.0, "brier": 0.0, "ece": 0.0}
     assert math.copysign(1, result["log_loss"]) == 1, "not −0.0"
 
 
-def test_certainty_that_is_wrong_has_a_finite_cost() -> None:
-    """An impossible row costs −log of 1e-15, so that the mean of many stays readable."""
+def test_certain_and_wrong_predictions_have_a_finite_loss() -> None:
+    """A row of probability 0 has the loss −log 1e-15, so that the mean stays finite."""
     p = np.array([[1.0, 0.0], [0.5, 0.5]])
     assert log_loss(p, np.array([1, 0])) == pytest.approx((15 * math.log(10) + math.log(2)) / 2)
     assert log_loss(p[:1], np.array([1])) == pytest.approx(-math.log(1e-15))
 
 
 def test_a_class_that_is_only_predicted_counts() -> None:
-    """F1 of the three: 2/3, 1, and 0 for the one that no label has."""
+    """The F1 scores are 2/3, 1, and 0 for the class that no label has."""
     rows = np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.0, 1.0, 0.0]])
     assert macro_f1(rows, np.array([0, 0, 1])) == pytest.approx((2 / 3 + 1 + 0) / 3)
 

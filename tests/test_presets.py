@@ -1,4 +1,4 @@
-"""Presets: the published number of parameters of each, and who wins over whom."""
+"""Presets: published numbers of parameters, names, and the order of overrides."""
 
 from pathlib import Path
 
@@ -30,16 +30,16 @@ PUBLISHED = {
     "vit-base": 86_567_656,
     "vit-large": 304_326_632,
 }
-"""Of the models as their authors released them, BERT with the head for masked tokens alone."""
+"""Parameters of the released models; BERT with the head for masked tokens only."""
 
 
 def count(config: Config) -> int:
-    """Parameters of a model that takes no memory."""
+    """Return the number of parameters, without allocating them."""
     with torch.device("meta"):
         return addnorm.build(config).count()
 
 
-# ── How many parameters ───────────────────────────────────────────────────────────────────────────
+# ── Parameter counts ──────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.slow
@@ -65,7 +65,7 @@ def layer_norms(number: int, width: int) -> int:
 
 
 def pair(vocab: int, width: int, inner: int, depth: int, bias: bool) -> int:
-    """Vaswani et al. 2017 with one matrix for source, target and output; sinusoids cost nothing."""
+    """Count Vaswani et al. 2017 with one matrix for source, target and output; no positions."""
     ffn = feedforward(width, inner)
     encoder = attention(width, bias) + ffn + layer_norms(2, width)
     decoder = 2 * attention(width, bias) + ffn + layer_norms(3, width)
@@ -80,15 +80,15 @@ def test_count_of_the_original() -> None:
 
 
 def test_count_of_marian() -> None:
-    """Its biases on the logits are not trained, and not in the preset."""
+    """The biases of the logits are not trained, and not part of the preset."""
     assert count(presets.marian()) == pair(58_101, 512, 2048, 6, bias=True)
 
 
 def test_count_of_ft_transformer() -> None:
-    """For the 8 numbers of California housing 894,913, a vector and a bias a column included."""
+    """894,913 for the 8 numeric columns of California housing, each with a weight and a bias."""
     width, inner = 192, 256
     block = attention(width) + feedforward(width, inner, parts=2) + layer_norms(2, width)
-    unused = layer_norms(1, width)  # the very first norm is left out
+    unused = layer_norms(1, width)  # the first norm is omitted
     trunk = width + 3 * block - unused + layer_norms(1, width) + linear(width, 1)
     assert count(presets.ft_transformer(head="number", outputs=1)) == trunk
     assert trunk + 8 * 2 * width == 894_913
@@ -117,14 +117,14 @@ def test_every_preset_and_size_is_counted() -> None:
 
 
 @pytest.mark.parametrize("name", presets.names())
-def test_every_name_is_found_and_reloads_equal(name: str) -> None:
+def test_every_preset_can_be_found_and_reloads_equal(name: str) -> None:
     config = presets.find(name)
     assert Config.parse(config.dump()) == config
     assert presets.find(name) == config
 
 
 @pytest.mark.parametrize("name", presets.PRESETS)
-def test_every_preset_says_what_it_is(name: str) -> None:
+def test_every_preset_has_a_summary(name: str) -> None:
     assert presets.summary(name)
     assert "\n" not in presets.summary(name)
 
@@ -157,17 +157,17 @@ def test_every_unknown_size_is_refused(name: str) -> None:
         presets.PRESETS[name]("huge")
 
 
-def test_a_missing_path_is_not_taken_for_a_preset() -> None:
+def test_a_missing_path_is_not_mistaken_for_a_preset() -> None:
     with pytest.raises(SavedError, match=r"no file or directory 'runs/none'. Check the path."):
         presets.find("runs/none")
     with pytest.raises(SavedError, match=r"there is no file 'none.toml'. Check the path."):
         presets.find("none.toml")
 
 
-# ── Who wins ──────────────────────────────────────────────────────────────────────────────────────
+# ── Overrides ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_changes_win_over_the_preset() -> None:
+def test_changes_override_the_preset() -> None:
     model = presets.gpt2("medium", depth=2, norm="rms", addnorm_options={}).model
     assert (model.width, model.heads) == (1024, 16)
     assert (model.depth, model.norm, dict(model.addnorm_options)) == (2, "rms", {})
@@ -175,7 +175,7 @@ def test_changes_win_over_the_preset() -> None:
     assert presets.t5("v1.1-small", tie_embeddings="all").model.tie_embeddings == "all"
 
 
-def test_settings_win_over_the_preset_and_the_later_over_the_earlier() -> None:
+def test_settings_override_the_preset_and_earlier_settings() -> None:
     model = presets.find("gpt2", ["model.depth=2", "model.norm=rms", "model.depth=3"]).model
     assert (model.depth, model.norm, model.width) == (3, "rms", 768)
 
@@ -184,7 +184,7 @@ def test_defaults_then_preset_then_file_then_settings(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('preset = "gpt2-medium"\n[model]\ndepth = 6\ndropout = 0.2\n')
     model = presets.find(file, ["model.dropout=0.3"]).model
-    assert model.norm_eps == 1e-5  # a default that no one speaks of
+    assert model.norm_eps == 1e-5  # the default
     assert (model.width, model.heads, model.ffn) == (1024, 16, "gelu-tanh")  # the preset's
     assert model.depth == 6  # the file's, not the preset's 24
     assert model.dropout == 0.3  # the setting's, not the file's
@@ -198,19 +198,19 @@ def test_a_file_without_preset_starts_from_the_defaults(tmp_path: Path) -> None:
     assert presets.find(file) == Config().replace(depth=2)
 
 
-def test_a_directory_means_its_configuration(tmp_path: Path) -> None:
+def test_a_directory_stands_for_its_configuration(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(presets.bert("large", depth=1).dump())
     assert presets.find(tmp_path) == presets.bert("large", depth=1)
 
 
-def test_a_file_with_an_unknown_preset_says_so(tmp_path: Path) -> None:
+def test_a_file_with_an_unknown_preset_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('preset = "gpt2-medum"\n')
     with pytest.raises(ConfigError, match=r"no choice 'gpt2-medum'. Did you mean 'gpt2-medium'\?"):
         presets.find(file)
 
 
-def test_a_file_that_is_not_toml_says_so(tmp_path: Path) -> None:
+def test_a_file_that_is_not_toml_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text("preset = gpt2\n")
     with pytest.raises(ConfigError, match=r"run.toml is not TOML: "):

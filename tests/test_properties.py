@@ -1,4 +1,4 @@
-"""What must hold of every model, whatever stands at each of its places."""
+"""Properties that must hold for every model, whatever its options."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -37,14 +37,14 @@ some_sides = pytest.mark.parametrize("side", ("right", "left"))
 
 
 def check_padding(model: Any, mode: str, side: str) -> None:
-    """A padded batch gives what each of its sequences gives alone."""
+    """Assert that a padded batch gives the result of each sequence alone."""
     rows, sources = [draw(n) for n in (5, 3, 1, 4)], [draw(n) for n in (2, 6, 4, 1)]
     batch = pad_rows(rows, side)
     has_source = mode == "encoder-decoder"
     together = model(pad_rows(sources, side), batch) if has_source else model(batch)
-    for answer, ids, row, source in zip(together, batch, rows, sources, strict=True):
+    for output, ids, row, source in zip(together, batch, rows, sources, strict=True):
         alone = model(source[None], row[None]) if has_source else model(row[None])
-        close(answer[ids != PAD], alone[0])
+        close(output[ids != PAD], alone[0])
 
 
 @every_mode
@@ -90,7 +90,7 @@ def test_padding_does_not_reach_a_pooled_head(mode: str, pool: str) -> None:
 
 
 @some_sides
-def test_padding_goes_with_a_summary_token(side: str) -> None:
+def test_padding_works_with_a_summary_token(side: str) -> None:
     model = make("encoder", summary=True, head="class", outputs=3)
     rows = [draw(5), draw(3)]
     together = model(pad_rows(rows, side))
@@ -107,7 +107,7 @@ def test_padding_goes_with_a_summary_token(side: str) -> None:
     ),
 )
 @pytest.mark.parametrize("addnorm", ("post", "pre"))
-def test_what_stands_in_padding_does_not_matter(value: float, addnorm: str) -> None:
+def test_the_content_of_padding_does_not_matter(value: float, addnorm: str) -> None:
     model = make("encoder", input="vectors", head="none", addnorm=addnorm).float()
     vectors, real = torch.randn(2, 5, 16), torch.ones(2, 5, dtype=torch.bool)
     real[0, 3:] = False
@@ -117,7 +117,7 @@ def test_what_stands_in_padding_does_not_matter(value: float, addnorm: str) -> N
     assert torch.equal(after[real], before[real])
 
 
-def test_a_mask_given_and_a_mask_read_from_the_ids_are_the_same() -> None:
+def test_an_explicit_padding_mask_equals_the_one_from_the_ids() -> None:
     ids = pad_rows([draw(5), draw(3)], "right")
     for mode in ("encoder", "decoder"):
         model = make(mode)
@@ -126,13 +126,15 @@ def test_a_mask_given_and_a_mask_read_from_the_ids_are_the_same() -> None:
 
 @pytest.mark.parametrize("variant", ("plain", "cap", "additive", "grouped heads", "window"))
 @every_position
-def test_a_sequence_of_padding_alone_spoils_nothing(variant: str, positions: str) -> None:
+def test_a_sequence_of_only_padding_does_not_affect_the_others(
+    variant: str, positions: str
+) -> None:
     for mode in MODES:
         model = make(mode, positions=positions, **VARIANTS[variant]).train()
         ids = pad_rows([draw(4), torch.full((4,), PAD)], "right")
-        answer = model(ids, ids) if mode == "encoder-decoder" else model(ids)
-        assert answer.isfinite().all()
-        answer.square().sum().backward()
+        output = model(ids, ids) if mode == "encoder-decoder" else model(ids)
+        assert output.isfinite().all()
+        output.square().sum().backward()
         for name, parameter in model.named_parameters():
             assert parameter.grad is not None and parameter.grad.isfinite().all(), name
 
@@ -141,7 +143,7 @@ def test_a_sequence_of_padding_alone_spoils_nothing(variant: str, positions: str
 
 
 def check_future(run: Callable[[Tensor], Tensor], length: int = 7) -> None:
-    """Tokens after p change nothing, not one bit, up to p; and the token at p changes p."""
+    """Assert that tokens after p change no bit up to p, and that the token at p changes p."""
     ids = draw(2, length)
     before = run(ids)
     for p in range(length - 1):
@@ -152,7 +154,7 @@ def check_future(run: Callable[[Tensor], Tensor], length: int = 7) -> None:
 
 
 def runner(model: Any, mode: str, **masks: Mask) -> Callable[[Tensor], Tensor]:
-    """The model as a function of the tokens that a decoder is given."""
+    """Return the model as a function of the decoder's input."""
     if mode == "decoder":
         return lambda ids: model(ids, **masks)
     source = draw(2, 5)
@@ -200,7 +202,7 @@ def test_no_position_sees_the_future_of_its_own_chunk(mode: str, positions: str)
 @causal_modes
 @pytest.mark.parametrize("prefix", (3, torch.tensor([2, 4])), ids=("one", "per row"))
 @every_position
-def test_only_the_prefix_sees_its_own_future(
+def test_only_the_prefix_sees_the_future_within_it(
     mode: str, prefix: int | Tensor, positions: str
 ) -> None:
     model = make(mode, positions=positions, depth=1)
@@ -213,7 +215,7 @@ def test_only_the_prefix_sees_its_own_future(
         changed[:, p] = other(ids[:, p])
         moved = (run(changed) != before).any(dim=-1)
         for row, end in enumerate(ends):
-            # Within the prefix a token is seen by all; after it, by itself and what follows.
+            # A token of the prefix is visible to all; a later one to itself and what follows.
             assert moved[row].tolist() == [p < end or i >= p for i in range(6)]
 
 
@@ -232,11 +234,11 @@ def test_a_window_hides_the_far_past_and_the_future(mode: str, positions: str) -
         assert moved.tolist() == [0 <= i - p < 3 for i in range(7)]
 
 
-# ── Who sees whom ─────────────────────────────────────────────────────────────────────────────────
+# ── Visibility ────────────────────────────────────────────────────────────────────────────────────
 
 
 def influence(run: Callable[[Tensor], Tensor], ids: Tensor) -> list[list[bool]]:
-    """Whether output i (row) moves when input j (column) is changed, for the first of the batch."""
+    """Return whether output i (row) changes with input j (column), for the first sequence."""
     before = run(ids)
     columns = []
     for j in range(ids.shape[1]):
@@ -266,17 +268,17 @@ def test_the_decoder_sees_all_of_the_real_source(positions: str, side: str) -> N
     mask = Mask.padding(real if side == "right" else real.flip(1))
 
     def run(memory_ids: Tensor) -> Tensor:
-        # What the decoder sees of the memory, apart from what the encoder sees of itself.
+        # The visibility of the memory to the decoder, without the encoder.
         memory = model.tokens(memory_ids)
         return model.decode(target, memory, memory_mask=mask)
 
-    seen = real[0] if side == "right" else real.flip(1)[0]
-    assert influence(run, draw(1, 5)) == [seen.tolist()] * 4
+    visible = real[0] if side == "right" else real.flip(1)[0]
+    assert influence(run, draw(1, 5)) == [visible.tolist()] * 4
 
     def run_whole(ids: Tensor) -> Tensor:
         return model(ids, target, source_mask=mask)
 
-    assert influence(run_whole, draw(1, 5)) == [seen.tolist()] * 4
+    assert influence(run_whole, draw(1, 5)) == [visible.tolist()] * 4
 
 
 @pytest.mark.parametrize(
@@ -292,16 +294,16 @@ def test_the_decoder_sees_all_of_the_real_source(positions: str, side: str) -> N
     ids=("causal", "window", "causal window", "prefix", "grouped", "pattern"),
 )
 @pytest.mark.parametrize("variant", ("plain", "cap", "additive"))
-def test_a_position_sees_itself_and_what_the_mask_shows(mask: Mask, variant: str) -> None:
+def test_a_position_sees_itself_and_what_the_mask_makes_visible(mask: Mask, variant: str) -> None:
     model = make("encoder", positions="none", depth=1, **VARIANTS[variant])
-    # The residual connection shows every position itself, whatever the mask says.
+    # Through the residual connection every position sees itself, whatever the mask.
     expected = mask.dense(5, 5)[0, 0] | torch.eye(5, dtype=torch.bool)
     assert influence(lambda ids: model(ids, mask=mask), draw(1, 5)) == expected.tolist()
 
 
 @every_mode
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_maps_are_the_weights_of_what_is_seen(mode: str, variant: str) -> None:
+def test_maps_are_zero_where_the_mask_hides(mode: str, variant: str) -> None:
     model = make(mode, **VARIANTS[variant])
     maps: dict[str, Tensor] = {}
     ids = pad_rows([draw(6), draw(4)], "left")
@@ -323,16 +325,16 @@ def test_maps_are_the_weights_of_what_is_seen(mode: str, variant: str) -> None:
         of_query, of_key = own[side], source if role == "memory" else own[side]
         i = torch.arange(of_query.shape[1])[:, None]
         j = torch.arange(of_key.shape[1])[None, :]
-        seen = (of_key != PAD)[:, None, :].expand(-1, of_query.shape[1], -1)
+        visible = (of_key != PAD)[:, None, :].expand(-1, of_query.shape[1], -1)
         if role == "attention":
-            seen = seen & ((i - j).abs() < reach)
-            seen = seen & (j <= i) if side == "decoder" else seen
+            visible = visible & ((i - j).abs() < reach)
+            visible = visible & (j <= i) if side == "decoder" else visible
         assert weights.shape == (2, 4, of_query.shape[1], of_key.shape[1])
-        assert torch.equal(weights != 0, seen[:, None].expand_as(weights))
-        close(weights.sum(dim=-1), seen.any(dim=-1)[:, None].expand(-1, 4, -1).double())
+        assert torch.equal(weights != 0, visible[:, None].expand_as(weights))
+        close(weights.sum(dim=-1), visible.any(dim=-1)[:, None].expand(-1, 4, -1).double())
 
 
-# ── The same in every mode of running ─────────────────────────────────────────────────────────────
+# ── Training, evaluation and no_grad ──────────────────────────────────────────────────────────────
 
 
 @every_mode
@@ -356,8 +358,8 @@ def test_training_and_evaluation_agree_in_any_arrangement(addnorm: str) -> None:
 
 @every_mode
 @pytest.mark.parametrize(
-    # A learned bias that needs a gradient makes torch choose another kernel: equal but for
-    # rounding.
+    # With a learned bias that needs a gradient, torch chooses another kernel, which rounds
+    # differently.
     "positions",
     [p for p in POSITIONS if p not in ("buckets", "relative")],
 )
@@ -383,7 +385,7 @@ def test_no_grad_changes_no_number(positions: str, variant: str) -> None:
 
 @every_mode
 @every_position
-def test_asking_for_maps_changes_no_bit(mode: str, positions: str) -> None:
+def test_maps_change_no_bit(mode: str, positions: str) -> None:
     for dtype in (torch.float32, torch.float64):
         model = make(mode, positions=positions).to(dtype).train()
         args = inputs(mode)
@@ -392,7 +394,7 @@ def test_asking_for_maps_changes_no_bit(mode: str, positions: str) -> None:
 
 @every_mode
 @every_position
-def test_asking_for_maps_changes_no_gradient(mode: str, positions: str) -> None:
+def test_maps_change_no_gradient(mode: str, positions: str) -> None:
     model = make(mode, positions=positions)
     args = inputs(mode)
     model(*args).square().sum().backward()
@@ -406,35 +408,35 @@ def test_asking_for_maps_changes_no_gradient(mode: str, positions: str) -> None:
 
 @every_mode
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_asking_for_maps_changes_no_bit_in_any_variant(mode: str, variant: str) -> None:
+def test_maps_change_no_bit_in_any_variant(mode: str, variant: str) -> None:
     model = make(mode, **VARIANTS[variant]).train()
     args = inputs(mode)
     assert torch.equal(model(*args), model(*args, maps={}))
 
 
 @every_mode
-def test_asking_for_maps_draws_no_random_number(mode: str) -> None:
+def test_maps_use_no_random_numbers(mode: str) -> None:
     model = make(mode, dropout=0.2, attention_dropout=0.2, ffn_dropout=0.2).train()
     args = inputs(mode)
     torch.manual_seed(1)
     plain = model(*args)
     torch.manual_seed(1)
     assert torch.equal(model(*args, maps={}), plain)
-    assert not torch.equal(model(*args), plain)  # the dropout does act
+    assert not torch.equal(model(*args), plain)  # dropout is active
 
 
 @every_mode
-def test_attention_dropout_goes_with_padding(mode: str) -> None:
+def test_attention_dropout_works_with_padding(mode: str) -> None:
     model = make(mode, attention_dropout=0.1).train()
     ids = pad_rows([draw(5), draw(3)], "right")
-    answer = model(ids, ids) if mode == "encoder-decoder" else model(ids)
-    assert answer.isfinite().all()
+    output = model(ids, ids) if mode == "encoder-decoder" else model(ids)
+    assert output.isfinite().all()
 
 
-# ── Large tables are made piece by piece ──────────────────────────────────────────────────────────
+# ── Large tables are computed in chunks ───────────────────────────────────────────────────────────
 
 
-def check_pieces(mode: str, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+def check_chunks(mode: str, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
     model = make(mode, **changes)
     args = inputs(mode, length=8)
     whole = model(*args)
@@ -443,29 +445,29 @@ def check_pieces(mode: str, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> 
     model.zero_grad()
     monkeypatch.setattr("addnorm.layers.attention_kernels.MAX_TABLE_ENTRIES", 8)
     monkeypatch.setattr("addnorm.layers.attention_kernels.CHUNK_QUERIES", 3)
-    pieces = model(*args)
-    close(pieces, whole)
-    pieces.square().sum().backward()
+    chunked = model(*args)
+    close(chunked, whole)
+    chunked.square().sum().backward()
     for name, parameter in model.named_parameters():
         close(parameter.grad, gradients[name])
 
 
 @every_mode
 @every_position
-def test_pieces_change_nothing(mode: str, positions: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_pieces(mode, monkeypatch, positions=positions)
+def test_chunks_change_nothing(mode: str, positions: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_chunks(mode, monkeypatch, positions=positions)
 
 
 @every_mode
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_pieces_change_nothing_in_any_variant(
+def test_chunks_change_nothing_in_any_variant(
     mode: str, variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check_pieces(mode, monkeypatch, **VARIANTS[variant])
+    check_chunks(mode, monkeypatch, **VARIANTS[variant])
 
 
-def test_pieces_change_nothing_with_attention_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
-    # So little dropout that nothing is dropped; it is there to choose the way.
+def test_chunks_change_nothing_with_attention_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The rate is so small that nothing is dropped, but the fused kernel is not used.
     model = make("decoder", attention_dropout=1e-12).train()
     ids = draw(2, 8)
     whole = model(ids)
@@ -495,10 +497,10 @@ def test_with_positions_an_encoder_is_not_equivariant(positions: str) -> None:
 
 
 @pytest.mark.parametrize("positions", ("rotary", "linear-bias", "buckets", "relative"))
-def test_relative_positions_see_only_differences(positions: str) -> None:
+def test_relative_positions_depend_only_on_differences(positions: str) -> None:
     model = make("decoder", positions=positions, window=3, depth=1)
     ids = draw(1, 8)
-    # Past the window nothing is left of where the sequence began.
+    # Beyond the window, the start of the sequence has no effect.
     close(model(ids)[:, 4:], model(ids[:, 2:])[:, 2:])
 
 
@@ -506,7 +508,7 @@ def test_relative_positions_see_only_differences(positions: str) -> None:
 
 
 def packed(lengths: tuple[int, ...]) -> tuple[list[Tensor], Tensor, Tensor]:
-    """Sequences, all of them in one row, and the numbers of their groups."""
+    """Return sequences, all of them in one row, and their group numbers."""
     rows = [draw(n) for n in lengths]
     numbers = torch.cat([torch.full((n,), i) for i, n in enumerate(lengths)])
     return rows, torch.cat(rows)[None], numbers[None]
@@ -533,7 +535,7 @@ def test_packed_rows_of_any_lengths(mode: str, lengths: tuple[int, ...]) -> None
     close(together, torch.cat([model(one[None]) for one in rows], dim=1))
 
 
-def test_packed_rows_go_with_padding() -> None:
+def test_packed_rows_work_with_padding() -> None:
     model = make("decoder")
     rows, row, numbers = packed((3, 4))
     padded = torch.cat((row, torch.full((1, 2), PAD)), dim=1)
@@ -549,7 +551,7 @@ def packed_pairs(model: Any, whole: Callable[[Tensor, Tensor, Tensor, Tensor], T
     close(whole(source, target, of_source, of_target), torch.cat(apart, dim=1))
 
 
-def test_packed_pairs_are_separate_pairs_given_a_memory_mask() -> None:
+def test_packed_pairs_are_separate_pairs_with_a_memory_mask() -> None:
     model = make("encoder-decoder")
 
     def whole(source: Tensor, target: Tensor, of_source: Tensor, of_target: Tensor) -> Tensor:
@@ -598,7 +600,7 @@ def test_another_seed_gives_other_weights() -> None:
 
 @every_mode
 @every_position
-def test_rows_of_a_batch_do_not_meet(mode: str, positions: str) -> None:
+def test_rows_of_a_batch_are_independent(mode: str, positions: str) -> None:
     model = make(mode, positions=positions)
     args = inputs(mode, batch=3)
     together = model(*args)
@@ -616,9 +618,9 @@ def test_every_weight_gets_a_gradient(mode: str) -> None:
 
 
 def test_the_arrangements_differ() -> None:
-    ids, answers = draw(2, 6), []
+    ids, results = draw(2, 6), []
     for addnorm in ARRANGEMENTS:
         torch.manual_seed(0)
-        answers.append(make("encoder", addnorm=addnorm)(ids))
-    for one, two in pairwise(answers):
+        results.append(make("encoder", addnorm=addnorm)(ids))
+    for one, two in pairwise(results):
         assert (one - two).abs().max() > 1e-3

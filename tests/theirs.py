@@ -1,4 +1,4 @@
-"""Models of Hugging Face transformers, small and random: for whoever compares with them."""
+"""Small random models of Hugging Face transformers, for comparison."""
 
 from typing import Any
 
@@ -48,6 +48,21 @@ T5_SIZES = dict(
 )
 
 
+DISTILBERT_SIZES = dict(
+    vocab_size=VOCAB,
+    dim=WIDTH,
+    n_layers=DEPTH,
+    n_heads=HEADS,
+    hidden_dim=FFN,
+    max_position_embeddings=LENGTH,
+)
+ROBERTA_SIZES = BERT_SIZES | dict(
+    type_vocab_size=1, pad_token_id=1, bos_token_id=0, max_position_embeddings=LENGTH + 2
+)
+LLAMA_SIZES = BERT_SIZES | dict(num_key_value_heads=2)
+GEMMA_SIZES = LLAMA_SIZES | dict(head_dim=12, sliding_window=5, query_pre_attn_scalar=20)
+
+
 def bert() -> nn.Module:
     return hf.BertForMaskedLM(hf.BertConfig(**BERT_SIZES))
 
@@ -75,7 +90,7 @@ def t5() -> nn.Module:
 def t5_gated() -> nn.Module:
     gated = dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False)
     model = hf.T5ForConditionalGeneration(hf.T5Config(**T5_SIZES, **gated))
-    # Checkpoints of v1.1 hold an output matrix of their own; a fresh model is tied all the same.
+    # Checkpoints of v1.1 have their own output matrix, but a new model is tied.
     model.lm_head.weight = nn.Parameter(torch.empty(VOCAB, WIDTH))
     return model
 
@@ -94,3 +109,138 @@ def vit() -> nn.Module:
     image = dict(image_size=12, patch_size=4, num_labels=5)
     options = dict(intermediate_size=FFN, layer_norm_eps=1e-6)
     return hf.ViTForImageClassification(hf.ViTConfig(**sizes, **image, **options))
+
+
+def bert_body() -> nn.Module:
+    return hf.BertModel(hf.BertConfig(**BERT_SIZES), add_pooling_layer=False)
+
+
+def roberta() -> nn.Module:
+    return hf.RobertaForMaskedLM(hf.RobertaConfig(**ROBERTA_SIZES))
+
+
+def roberta_class() -> nn.Module:
+    return hf.RobertaForSequenceClassification(hf.RobertaConfig(**ROBERTA_SIZES, num_labels=3))
+
+
+def distilbert() -> nn.Module:
+    return hf.DistilBertForMaskedLM(hf.DistilBertConfig(**DISTILBERT_SIZES))
+
+
+def distilbert_class() -> nn.Module:
+    config = hf.DistilBertConfig(**DISTILBERT_SIZES, num_labels=3)
+    return hf.DistilBertForSequenceClassification(config)
+
+
+def electra() -> nn.Module:
+    return hf.ElectraForMaskedLM(hf.ElectraConfig(**BERT_SIZES, embedding_size=16))
+
+
+def electra_class() -> nn.Module:
+    config = hf.ElectraConfig(**BERT_SIZES, embedding_size=WIDTH, num_labels=3)
+    return hf.ElectraForSequenceClassification(config)
+
+
+def opt() -> nn.Module:
+    sizes = {name: size for name, size in BERT_SIZES.items() if name != "intermediate_size"}
+    return hf.OPTForCausalLM(hf.OPTConfig(**sizes, ffn_dim=FFN, word_embed_proj_dim=WIDTH))
+
+
+def gpt_neox() -> nn.Module:
+    return hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**BERT_SIZES))
+
+
+def gpt_neox_serial() -> nn.Module:
+    options = dict(use_parallel_residual=False, rotary_pct=1.0, rotary_emb_base=500.0)
+    return hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**BERT_SIZES, **options))
+
+
+def mt5() -> nn.Module:
+    model = hf.MT5ForConditionalGeneration(hf.MT5Config(**T5_SIZES))
+    model.lm_head.weight = nn.Parameter(torch.empty(VOCAB, WIDTH))  # as in t5_gated
+    return model
+
+
+def marian_apart() -> nn.Module:
+    """A vocabulary for each language."""
+    options = dict(scale_embedding=True, share_encoder_decoder_embeddings=False)
+    return hf.MarianMTModel(hf.MarianConfig(**BART_SIZES, **options, decoder_vocab_size=53))
+
+
+def mbart() -> nn.Module:
+    return hf.MBartForConditionalGeneration(hf.MBartConfig(**BART_SIZES, scale_embedding=True))
+
+
+def llama3() -> nn.Module:
+    """The stretched positions of Llama 3.1, such that some wavelengths are kept and some not."""
+    rope = dict(rope_type="llama3", rope_theta=500.0, factor=8.0, low_freq_factor=1.0)
+    rope |= dict(high_freq_factor=4.0, original_max_position_embeddings=64)
+    config = hf.LlamaConfig(**LLAMA_SIZES, rope_parameters=rope, tie_word_embeddings=True)
+    return hf.LlamaForCausalLM(config)
+
+
+def llama_linear() -> nn.Module:
+    rope = dict(rope_type="linear", rope_theta=1000.0, factor=4.0)
+    config = hf.LlamaConfig(**LLAMA_SIZES, rope_parameters=rope, attention_bias=True)
+    return hf.LlamaForCausalLM(config)
+
+
+def mistral() -> nn.Module:
+    return hf.MistralForCausalLM(hf.MistralConfig(**LLAMA_SIZES, sliding_window=5))
+
+
+def qwen2() -> nn.Module:
+    return hf.Qwen2ForCausalLM(hf.Qwen2Config(**LLAMA_SIZES))
+
+
+def qwen3() -> nn.Module:
+    return hf.Qwen3ForCausalLM(hf.Qwen3Config(**LLAMA_SIZES, head_dim=12))
+
+
+def olmo2() -> nn.Module:
+    return hf.Olmo2ForCausalLM(hf.Olmo2Config(**LLAMA_SIZES))
+
+
+def gemma2() -> nn.Module:
+    return hf.Gemma2ForCausalLM(hf.Gemma2Config(**GEMMA_SIZES))
+
+
+def gemma3() -> nn.Module:
+    sizes = GEMMA_SIZES | dict(num_hidden_layers=3)
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    return hf.Gemma3ForCausalLM(hf.Gemma3TextConfig(**sizes, layer_types=kinds))
+
+
+MODELS = {
+    "bert": bert,
+    "bert-class": bert_class,
+    "bert-body": bert_body,
+    "roberta": roberta,
+    "roberta-class": roberta_class,
+    "distilbert": distilbert,
+    "distilbert-class": distilbert_class,
+    "electra": electra,
+    "electra-class": electra_class,
+    "vit": vit,
+    "gpt2": gpt2,
+    "opt": opt,
+    "gpt-neox": gpt_neox,
+    "gpt-neox-serial": gpt_neox_serial,
+    "llama": llama,
+    "llama-3": llama3,
+    "llama-linear": llama_linear,
+    "mistral": mistral,
+    "qwen2": qwen2,
+    "qwen3": qwen3,
+    "olmo2": olmo2,
+    "gemma2": gemma2,
+    "gemma3": gemma3,
+    "t5": t5,
+    "t5-v1.1": t5_gated,
+    "mt5": mt5,
+    "marian": marian,
+    "marian-apart": marian_apart,
+    "bart": bart,
+    "mbart": mbart,
+}
+"""One small model of every architecture that addnorm reads, and of its variants."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from addnorm import presets
+    from addnorm import lens, presets
     from addnorm.clinic.examination import examine
     from addnorm.config import Config, ModelConfig
     from addnorm.cpu import keep_memory
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     from addnorm.layers.masks import Mask
     from addnorm.models.build import build
     from addnorm.models.fold_admin import fold
-    from addnorm.models.saved import load
+    from addnorm.models.saved import save
     from addnorm.models.size import cost
     from addnorm.races.run import race
-    from addnorm.runs.front_door import explain, open, train
+    from addnorm.runs.front_door import explain, load, open, train
+    from addnorm.runs.imported import import_model
     from addnorm.runs.run import Run
     from addnorm.training.loss import token_loss
 
@@ -40,12 +41,15 @@ _HOMES = {
     "examine": "addnorm.clinic.examination",
     "explain": "addnorm.runs.front_door",
     "fold": "addnorm.models.fold_admin",
+    "import_model": "addnorm.runs.imported",
     "keep_memory": "addnorm.cpu",
-    "load": "addnorm.models.saved",
+    "lens": "addnorm",
+    "load": "addnorm.runs.front_door",
     "measure_": "addnorm.layers.init",
     "open": "addnorm.runs.front_door",
     "presets": "addnorm",
     "race": "addnorm.races.run",
+    "save": "addnorm.models.saved",
     "shift_right": "addnorm.layers.embeddings",
     "token_loss": "addnorm.training.loss",
     "train": "addnorm.runs.front_door",
@@ -63,12 +67,15 @@ __all__ = [
     "examine",
     "explain",
     "fold",
+    "import_model",
     "keep_memory",
+    "lens",
     "load",
     "measure_",
     "open",
     "presets",
     "race",
+    "save",
     "shift_right",
     "token_loss",
     "train",

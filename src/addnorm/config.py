@@ -1,12 +1,11 @@
 """Config and its sections: load, override, check, dump. Long because every field is listed here.
 
-A section is a frozen record of plain values. What is stored is what was written; a value left out
-is None and is worked out where the model is built. The line of text under each field is its help.
+A section is a frozen record of plain values, stored as they were written: an unset value is None,
+and properties compute the effective one. The line of text under each field is its help.
 """
 
 import dataclasses
 import math
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any, Self
 
 from addnorm.errors import ConfigError, nearest
 from addnorm.files import read_text
-from addnorm.section import Options, Section, read_value, write_value
+from addnorm.section import Options, Section, SectionDoc, parse_toml, read_value, write_value
 
 SCHEMA = 2
 """Version of the configuration format."""
@@ -22,24 +21,31 @@ SCHEMA = 2
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(Section):
-    """The network: its mode, its sizes, and which variant stands at each place."""
+    """The network: its mode, its sizes and the variant of each part.
+
+    Examples
+    --------
+    >>> config = ModelConfig(mode="decoder", vocab=1000, width=64, heads=4)
+    >>> config.effective_head_width, config.replace(depth=2).depth
+    (16, 2)
+    """
 
     mode: str = "encoder-decoder"
     """encoder (fully visible), decoder (causal) or encoder-decoder."""
     input: str = "tokens"
-    """What comes in: tokens (ids), patches (of images) or vectors (of this width already)."""
+    """Type of input: tokens (ids), patches (of images) or vectors (of the model's width)."""
     vocab: int = 0
-    """Number of token ids (of the source, when the target has its own)."""
+    """Number of token ids (of the source, if target_vocab is set)."""
     target_vocab: int | None = None
-    """Number of target token ids, when the target does not share the source's."""
+    """Number of target token ids; if unset, source and target share one vocabulary."""
     tie_embeddings: str = "all"
-    """Which matrices are one: all, output (with the target), source (with the target) or none."""
+    """Matrices shared with the target embedding: all, output, source or none."""
     pad: int | None = None
-    """Token id of padding; positions that hold it are hidden from attention."""
+    """Token id of padding; attention ignores positions with it."""
     segments: int = 0
     """Number of segment embeddings added to the tokens (BERT has 2); 0 for none."""
     image: int = 224
-    """Height and width of an image, in pixels, for input = patches."""
+    """Height and width of an image, in pixels, for input=patches."""
     patch: int = 16
     """Height and width of a patch, in pixels."""
     channels: int = 3
@@ -49,118 +55,134 @@ class ModelConfig(Section):
 
     width: int = 512
     """Numbers per position in the stream."""
+    embed_width: int | None = None
+    """Width of the embeddings of an encoder, then projected to width (ELECTRA); else width."""
     depth: int = 6
-    """Blocks in the stack (in the encoder, when there are two)."""
+    """Blocks in the stack (in the encoder, if there are two stacks)."""
     decoder_depth: int | None = None
-    """Blocks in the decoder of an encoder-decoder; as many as the encoder when left out."""
+    """Blocks in the decoder of an encoder-decoder; as many as in the encoder if unset."""
     heads: int = 8
-    """Attention heads; they divide the width among them."""
+    """Attention heads; each has width / heads numbers, unless head_width is set."""
     kv_heads: int | None = None
-    """Key/value heads: fewer than heads is grouped, 1 is multi-query; heads when left out."""
+    """Key/value heads: as many as heads if unset; fewer is grouped-query, 1 is multi-query."""
     head_width: int | None = None
-    """Numbers per head; width / heads when left out."""
+    """Numbers per head; width / heads if unset."""
     ffn: str = "relu"
     """Feed-forward: relu, gelu, gelu-tanh, silu; gated: glu, reglu, geglu, geglu-tanh, swiglu."""
     ffn_width: int | None = None
-    """Inner width of the feed-forward; 4 x width when left out."""
+    """Inner width of the feed-forward; 4 x width if unset."""
     attention: str = "dot"
     """Score of a query and a key: dot (scaled dot product) or additive (Bahdanau)."""
     attention_scale: float | None = None
-    """Factor on the dot product; 1/sqrt(head_width) when left out, 1.0 for T5."""
+    """Factor on the dot product; 1/sqrt(head_width) if unset, 1.0 for T5."""
     attention_cap: float | None = None
-    """Soft cap c on attention logits z: c tanh(z / c); none when left out."""
+    """Soft cap c on attention logits z: c tanh(z / c); none if unset."""
     qk_norm: str = "none"
     """Norm on queries and keys: none, head (each head) or width (all heads together)."""
     window: int | None = None
-    """Each query sees only keys fewer than this many positions away; all when left out."""
+    """Each query sees only keys fewer than this many positions away; all if unset."""
+    full_every: int = 0
+    """Blocks n, 2n, 3n … (from 1) ignore the window (Gemma 2: 2, Gemma 3: 6); 0 for no block."""
 
     norm: str = "layer"
-    """Norm inside Add & Norm: layer, rms, scale, batch, instance or none."""
+    """Norm inside Add & Norm: layer, rms, rms-offset, scale, batch, instance or none."""
     norm_eps: float = 1e-5
     """Small number that keeps the norm from dividing by zero."""
     norm_bias: bool = True
-    """Whether layer norm has an offset beside its gain."""
+    """Whether layer norm has a bias in addition to its gain."""
     addnorm: str = "post"
     """Arrangement of residual connection and norm; see `addnorm list`."""
     addnorm_options: Options = field(default_factory=Options)
-    """Settings of the arrangement, such as { start = 1e-4 } for layerscale."""
+    """Options of the arrangement, such as { start = 1e-4 } for layerscale."""
+    decoder_addnorm: str | None = None
+    """Arrangement of the decoder of an encoder-decoder; by default that of the encoder."""
+    decoder_addnorm_options: Options = field(default_factory=Options)
+    """Options of the decoder's own arrangement."""
     embed_norm: bool = False
-    """A norm on the embedding sum, before the first block (BERT, BART)."""
+    """Whether the embedding sum is normalised before the first block (BERT, BART)."""
     final_norm: bool = False
-    """A norm after the last block where the arrangement itself has none (torch.nn.Transformer)."""
+    """Add a norm after the last block if the arrangement has none (torch.nn.Transformer)."""
     attention_bias: str = "all"
     """Biases of the attention projections: all, qkv or none."""
     ffn_bias: bool = True
     """Whether the feed-forward projections have biases."""
 
     positions: str = "sinusoidal"
-    """sinusoidal, learned, rotary, linear-bias, buckets, relative (Transformer-XL) or none."""
+    """sinusoidal, learned, rotary, linear-bias, buckets (T5), relative (Transformer-XL), none;
+    index and concatenated as baselines."""
     position_options: Options = field(default_factory=Options)
-    """Settings of the positions, such as { base = 500000.0 } for rotary."""
+    """Options of the position scheme, such as { base = 500000.0 } for rotary."""
     length: int = 512
-    """Longest sequence that learned positions hold, and the default length of cost and cache."""
+    """Number of learned positions, and the default length for cost and cache."""
     scale_embedding: bool = True
     """Multiply token embeddings by sqrt(width), as Vaswani et al. do."""
 
     dropout: float = 0.1
     """Dropout on each branch before it is added, and on the embedding sum."""
     attention_dropout: float = 0.0
-    """Dropout on attention weights; above 0 it leaves the fused kernel and is slow."""
+    """Dropout on attention weights; above 0 the fused kernel is not used, which is slow."""
     ffn_dropout: float = 0.0
     """Dropout after the activation inside the feed-forward."""
 
     head: str = "token"
-    """What comes out: token, masked (BERT), class, number, or none (the stream itself)."""
+    """Type of output: token, masked (BERT), class, number, or none (the stream itself)."""
     outputs: int = 0
-    """Classes or numbers that come out, for head = class or number."""
+    """Number of classes or of predicted numbers, for head=class or head=number."""
     pool: str = "first"
-    """How positions become one vector for head = class or number: first, mean or last."""
+    """How head=class and head=number pool positions into one vector: first, mean or last."""
     pooler: str = "none"
-    """Between the pooled vector and the classes: none, tanh of a layer (BERT), relu (FT)."""
+    """What follows pooling: none, tanh (BERT), relu (FT-Transformer), dense-relu or dense-gelu."""
     unembed_bias: bool = False
-    """A bias on the logits of the vocabulary."""
+    """Whether the logits of the vocabulary have a bias."""
+    logit_cap: float | None = None
+    """Soft cap c on the logits z of head = token: c tanh(z / c); none if unset."""
     scale_output: bool = False
     """Multiply the stream by 1/sqrt(width) before the tied output matrix (T5 v1.0)."""
 
     init: str = "xavier"
-    """Weight initialisation: xavier, normal (see init_std) or torch (that of nn.Linear)."""
+    """Weight initialisation: xavier, normal (see init_std) or torch (as nn.Linear)."""
     init_std: float = 0.02
-    """Standard deviation for init = normal."""
+    """Standard deviation for init=normal."""
 
     def check(self) -> None:
-        self.need_one_of("mode", ("encoder", "decoder", "encoder-decoder"))
-        self.need_one_of("input", ("tokens", "patches", "vectors"))
-        self.need_one_of("tie_embeddings", ("all", "output", "source", "none"))
-        self.need_one_of("qk_norm", ("none", "head", "width"))
-        self.need_one_of("attention_bias", ("all", "qkv", "none"))
-        self.need_one_of("head", ("token", "masked", "class", "number", "none"))
-        self.need_one_of("pool", ("first", "mean", "last"))
-        self.need_one_of("pooler", ("none", "tanh", "relu"))
-        self.need_one_of("init", ("xavier", "normal", "torch"))
+        self.require_one_of("mode", ("encoder", "decoder", "encoder-decoder"))
+        self.require_one_of("input", ("tokens", "patches", "vectors"))
+        self.require_one_of("tie_embeddings", ("all", "output", "source", "none"))
+        self.require_one_of("qk_norm", ("none", "head", "width"))
+        self.require_one_of("attention_bias", ("all", "qkv", "none"))
+        self.require_one_of("head", ("token", "masked", "class", "number", "none"))
+        self.require_one_of("pool", ("first", "mean", "last"))
+        self.require_one_of("pooler", ("none", "tanh", "relu", "dense-relu", "dense-gelu"))
+        self.require_one_of("init", ("xavier", "normal", "torch"))
         for name in ("width", "heads", "length", "image", "patch", "channels"):
-            self.need(getattr(self, name) > 0, name, "must be positive", "Try 8 or more.")
-        for name in ("depth", "segments", "outputs", "vocab"):
-            self.need(getattr(self, name) >= 0, name, "must not be negative", "Try 0 or more.")
-        self.need_positive("kv_heads", "head_width", "ffn_width", "window", "target_vocab")
-        self.need_positive("decoder_depth", "attention_scale", "attention_cap")
+            self.require(getattr(self, name) > 0, name, "must be positive", "Try 8 or more.")
+        for name in ("depth", "segments", "outputs", "vocab", "full_every"):
+            self.require(getattr(self, name) >= 0, name, "must not be negative", "Try 0 or more.")
+        self.require_positive("kv_heads", "head_width", "ffn_width", "window", "target_vocab")
+        self.require_positive("decoder_depth", "attention_scale", "attention_cap", "logit_cap")
+        self.require_positive("embed_width")
         for name in ("dropout", "attention_dropout", "ffn_dropout"):
-            self.need(
+            self.require(
                 0 <= getattr(self, name) < 1, name, "must be at least 0 and below 1", "Try 0.1."
             )
         for name in ("norm_eps", "init_std"):
-            self.need(getattr(self, name) > 0, name, "must be above 0", "Try 1e-5 or 0.02.")
+            self.require(getattr(self, name) > 0, name, "must be above 0", "Try 1e-5 or 0.02.")
         self._check_heads()
         self._check_ends()
 
     def replace(self, /, **changes: Any) -> Self:
-        """A copy with some fields changed; a new arrangement or position scheme has fresh options.
+        """Return a copy with some fields changed; another arrangement or scheme resets its options.
 
         >>> ModelConfig(vocab=9, addnorm="admin", addnorm_options={"growth": "log"}).replace(
         ...     addnorm="pre"
         ... ).addnorm_options
         {}
         """
-        for choice, options in (("addnorm", "addnorm_options"), ("positions", "position_options")):
+        for choice, options in (
+            ("addnorm", "addnorm_options"),
+            ("decoder_addnorm", "decoder_addnorm_options"),
+            ("positions", "position_options"),
+        ):
             if changes.get(choice, getattr(self, choice)) != getattr(self, choice):
                 changes.setdefault(options, Options())
         return super().replace(**changes)
@@ -174,6 +196,11 @@ class ModelConfig(Section):
     def effective_kv_heads(self) -> int:
         """Number of key/value heads."""
         return self.kv_heads or self.heads
+
+    @property
+    def effective_embed_width(self) -> int:
+        """Width of the embeddings."""
+        return self.embed_width or self.width
 
     @property
     def query_width(self) -> int:
@@ -197,9 +224,37 @@ class ModelConfig(Section):
         return self.ffn_width or 4 * self.width
 
     @property
+    def sides(self) -> tuple[str, ...]:
+        """Names of the stacks, in order: encoder, decoder or both."""
+        return tuple(self.mode.split("-"))
+
+    @property
     def depths(self) -> dict[str, int]:
         """Number of blocks of each side, encoder and decoder."""
         return {"encoder": self.depth, "decoder": self.decoder_depth or self.depth}
+
+    @property
+    def arrangements(self) -> dict[str, tuple[str, Options]]:
+        """Name and options of the arrangement of each side."""
+        own = (self.addnorm, self.addnorm_options)
+        if self.decoder_addnorm is None:
+            return {"encoder": own, "decoder": own}
+        return {"encoder": own, "decoder": (self.decoder_addnorm, self.decoder_addnorm_options)}
+
+    @property
+    def has_admin(self) -> bool:
+        """Whether a side needs Admin's measuring pass before training."""
+        return "admin" in [self.arrangements[side][0] for side in self.sides]
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """Number of learned positions of each side, encoder and decoder."""
+        return {"encoder": self.input_length, "decoder": self.length}
+
+    @property
+    def patch_values(self) -> int:
+        """Number of values in a patch."""
+        return self.channels * self.patch**2
 
     @property
     def patches(self) -> int:
@@ -216,6 +271,10 @@ class ModelConfig(Section):
         """Number of token ids that the model predicts."""
         return self.target_vocab or self.vocab
 
+    def window_of(self, layer: int) -> int | None:
+        """Return the window of one block, from 0, where windows alternate; else None."""
+        return self.window if self.full_every and (layer + 1) % self.full_every else None
+
     @property
     def ties_output(self) -> bool:
         """Whether the output matrix is the token embedding."""
@@ -229,13 +288,13 @@ class ModelConfig(Section):
 
     def _check_heads(self) -> None:
         if self.head_width is None and self.width % self.heads:
-            near = min(
+            closest = min(
                 (n for n in range(1, self.width + 1) if self.width % n == 0),
                 key=lambda n: abs(n - self.heads),
             )
             raise ConfigError(
                 f"model.heads must divide width: width={self.width}, heads={self.heads}. "
-                f"Try heads={near}, or set head_width."
+                f"Try heads={closest}, or set head_width."
             )
         if self.kv_heads is not None and self.heads % self.kv_heads:
             raise ConfigError(
@@ -246,90 +305,101 @@ class ModelConfig(Section):
     def _check_ends(self) -> None:
         if self.input == "tokens" or self.mode != "encoder" or self.head in ("token", "masked"):
             advice = "Try vocab=32000, or input=vectors with head=none."
-            self.need(self.vocab > 0, "vocab", "must say how many token ids there are", advice)
+            self.require(self.vocab > 0, "vocab", "must be the number of token ids", advice)
         if self.mode != "encoder" or self.head in ("token", "masked"):
-            rule = "must be tokens, in a decoder or for a head that answers tokens"
-            only = self.input == "tokens" or (self.mode == "encoder-decoder")
-            self.need(only, "input", rule, "Try mode=encoder with head=class.")
+            rule = "must be tokens for a decoder and for a head that predicts tokens"
+            holds = self.input == "tokens" or self.mode == "encoder-decoder"
+            self.require(holds, "input", rule, "Try mode=encoder with head=class.")
         if self.head in ("class", "number"):
-            self.need(
+            self.require(
                 self.outputs > 0, "outputs", f"must be positive for head={self.head}", "Try 2."
             )
         if self.head == "masked":
-            self.need(
+            self.require(
                 self.mode == "encoder", "head", "masked needs mode=encoder", "Try head=token."
             )
-        if self.decoder_depth is not None or self.target_vocab is not None:
-            name = "decoder_depth" if self.decoder_depth is not None else "target_vocab"
-            only = self.mode == "encoder-decoder"
-            self.need(only, name, "is for mode=encoder-decoder", "Leave it out.")
+        for name in ("decoder_depth", "target_vocab", "decoder_addnorm"):
+            holds = self.mode == "encoder-decoder" or getattr(self, name) is None
+            self.require(holds, name, "needs mode=encoder-decoder", "Leave it out.")
+        if self.decoder_addnorm_options:
+            holds = self.decoder_addnorm is not None
+            rule = "needs decoder_addnorm"
+            self.require(holds, "decoder_addnorm_options", rule, "Try addnorm_options.")
         if self.target_vocab is not None:
-            own = self.tie_embeddings in ("output", "none")
-            self.need(
-                own,
-                "tie_embeddings",
-                "must leave the target its own matrix",
-                "Try tie_embeddings=output.",
-            )
+            holds = self.tie_embeddings in ("output", "none")
+            rule = "must be output or none if target_vocab is set"
+            self.require(holds, "tie_embeddings", rule, "Try tie_embeddings=output.")
         for name in ("summary", "segments"):
-            only = self.mode == "encoder" or not getattr(self, name)
-            self.need(only, name, "is for mode=encoder", "Leave it out.")
+            holds = self.mode == "encoder" or not getattr(self, name)
+            self.require(holds, name, "needs mode=encoder", "Leave it out.")
+        if self.embed_width is not None:
+            holds = self.mode == "encoder" and self.input == "tokens"
+            rule = "needs mode=encoder and input=tokens"
+            self.require(holds, "embed_width", rule, "Leave it out.")
+        if self.full_every:
+            rule = "needs a window"
+            holds = self.window is not None
+            self.require(holds, "full_every", rule, "Leave it out, or set window.")
+        if self.logit_cap is not None:
+            self.require(self.head == "token", "logit_cap", "needs head=token", "Leave it out.")
         for name in ("attention_scale", "attention_cap"):
-            only = self.attention == "dot" or getattr(self, name) is None
-            self.need(only, name, "is for attention=dot", "Leave it out.")
+            holds = self.attention == "dot" or getattr(self, name) is None
+            self.require(holds, name, "needs attention=dot", "Leave it out.")
         if self.pad is not None:
-            most = max(self.vocab, self.output_vocab)
-            self.need(0 <= self.pad < most, "pad", "must be a token id", f"Try 0 to {most - 1}.")
+            ids = max(self.vocab, self.output_vocab)
+            self.require(0 <= self.pad < ids, "pad", "must be a token id", f"Try 0 to {ids - 1}.")
         if self.input == "patches":
             rule = f"must divide image={self.image}"
-            self.need(self.image % self.patch == 0, "patch", rule, "Try 16 with image=224.")
+            self.require(self.image % self.patch == 0, "patch", rule, "Try 16 with image=224.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Section):
-    """What is read, and how text becomes tokens."""
+    """The data to train on, and how text becomes tokens."""
 
     source: str | None = None
-    """File to learn from: source lines, a book, or a table (.txt, .tsv, .csv, each also .gz)."""
+    """Training file: source lines, a text, or a table (.txt, .tsv, .csv, each also .gz)."""
     target: str | None = None
-    """File with the translation of each source line; left out for a table of pairs."""
+    """File with the translation of each source line; unset for a table of pairs."""
     valid_source: str | None = None
-    """File to validate with; a part of the training data is held out when left out."""
+    """Validation file; if unset, a part of the training data is held out."""
     valid_target: str | None = None
-    """Translations of the lines to validate with."""
+    """File with the translations of the validation lines."""
     valid_fraction: float | None = None
-    """Fraction held out without a validation file; 0.1 (by the rows, of a table) if unset."""
+    """Fraction held out if there is no validation file; if unset 0.1, for a table by its rows."""
     text: str | None = None
-    """Column of the text (of the source, in a table of pairs), by name or number; else guessed."""
+    """Column of the text (in a table of pairs, the source), name or number; inferred if unset."""
     label: str | None = None
-    """Column of the label (of the target, in a table of pairs), by name or number; else guessed."""
+    """Column of the label (in a table of pairs, the target), name or number; inferred if unset."""
     max_rows: int | None = None
-    """Rows (lines, of a book) to read of each file; all when left out."""
+    """Rows or lines to read from each file; all if unset."""
     tokenizer: str | None = None
-    """bpe, unigram, characters or bytes; worked out from the task when left out."""
+    """bpe, unigram, characters or bytes (or that of an imported model); by the task if unset."""
     vocab: int | None = None
-    """Token ids to learn; worked out from the size of the text when left out."""
+    """Number of token ids to learn; chosen from the size of the text if unset."""
     shared_vocab: bool = True
     """Whether source and target share one vocabulary."""
     lowercase: bool = False
-    """Put text into lower case."""
+    """Convert text to lower case."""
     max_length: int | None = None
-    """Tokens a text may have; worked out from the task when left out."""
+    """Maximum number of tokens of a text; chosen by the task if unset."""
     on_too_long: str = "cut"
-    """What to do with longer ones: cut, drop or keep."""
+    """What to do with longer texts: cut, drop or keep."""
     on_empty: str = "drop"
-    """What to do with empty ones: drop or keep."""
+    """What to do with empty texts: drop or keep."""
     on_duplicate: str = "keep"
-    """What to do with exact repetitions: drop or keep."""
+    """What to do with exact duplicates: drop or keep."""
     on_rare_label: str = "error"
-    """What to do with labels seen only once, which cannot be checked: error, drop or keep."""
+    """What to do with labels that occur once and cannot be validated: error, drop or keep."""
     mask_rate: float = 0.15
-    """Share of the tokens that masked pre-training hides."""
+    """Fraction of the tokens that masked pre-training hides."""
+    token_dropout: float = 0.0
+    """Probability that a token of a training text is hidden from a classifier, anew each epoch."""
 
     def __post_init__(self) -> None:
         for name in ("text", "label"):
             value = getattr(self, name)
-            if type(value) is int:  # a column may be called by its number
+            if type(value) is int:  # the number of a column
                 object.__setattr__(self, name, str(value))
         super().__post_init__()
 
@@ -340,73 +410,90 @@ class DataConfig(Section):
             ("on_duplicate", ("drop", "keep")),
             ("on_rare_label", ("error", "drop", "keep")),
         ):
-            self.need_one_of(name, choices)
+            self.require_one_of(name, choices)
         if self.tokenizer is not None:
-            self.need_one_of("tokenizer", ("bpe", "unigram", "characters", "bytes"))
-        self.need_positive("max_rows", "vocab", "max_length", "mask_rate")
-        share = self.valid_fraction
-        holds = share is None or 0 <= share < 1
-        self.need(holds, "valid_fraction", "must be at least 0 and below 1", "Try 0.1.")
-        self.need(self.mask_rate <= 1, "mask_rate", "must be at most 1", "Try 0.15.")
+            kinds = ("bpe", "unigram", "characters", "bytes", "huggingface", "sentencepiece")
+            self.require_one_of("tokenizer", kinds)
+        self.require_positive("max_rows", "vocab", "max_length", "mask_rate")
+        fraction = self.valid_fraction
+        holds = fraction is None or 0 <= fraction < 1
+        self.require(holds, "valid_fraction", "must be at least 0 and below 1", "Try 0.1.")
+        self.require(self.mask_rate <= 1, "mask_rate", "must be at most 1", "Try 0.15.")
+        hidden = self.token_dropout
+        self.require(0 <= hidden < 1, "token_dropout", "must be at least 0 and below 1", "Try 0.1.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(Section):
-    """How it is trained."""
+    """Optimizer, schedule, evaluation and checkpoints."""
 
     steps: int | None = None
-    """Updates of the weights; worked out from the data, or from run.minutes, when left out."""
+    """Optimizer steps; chosen from the data or from run.minutes if unset."""
     epochs: float | None = None
-    """Passes over the training data, where the number of steps is not given."""
+    """Passes over the training data, if steps is unset."""
     batch: int | None = None
-    """Tokens in a batch, with padding and both sides; rows, of a table. By the task if unset."""
+    """Tokens in a batch, padding and both sides included; rows of a table; by the task if unset."""
     accumulate: int = 1
-    """Batches whose gradients are added up for one step."""
+    """Batches whose gradients are accumulated for one step."""
     optimizer: str = "adamw"
     """adamw, adam, adafactor or muon."""
     lr: float | None = None
-    """Highest learning rate; worked out from the task and the width when left out."""
+    """Peak learning rate; chosen from the task and the width if unset."""
     beta1: float = 0.9
-    """Decay of the mean of the gradients."""
+    """Adam's decay rate of the mean of the gradients."""
     beta2: float = 0.98
-    """Decay of the mean of their squares."""
+    """Adam's decay rate of the mean of the squared gradients."""
     eps: float = 1e-9
-    """Small number in the denominator of Adam."""
+    """Small number in Adam's denominator."""
     weight_decay: float = 0.0
-    """Decay of matrices; vectors are never decayed."""
+    """Weight decay of matrices; vectors have none."""
     schedule: str = "cosine"
     """noam (inverse-sqrt), cosine, linear or constant, after the warm-up."""
     warmup: int | None = None
-    """Steps over which the rate rises from 0; worked out from the steps when left out."""
+    """Steps over which the rate rises from 0; chosen from the steps if unset."""
     min_lr_ratio: float = 0.0
-    """Share of the highest rate that cosine and linear end at."""
+    """Fraction of the peak rate at which cosine and linear end."""
     label_smoothing: float = 0.0
-    """Label smoothing."""
+    """Probability that label smoothing spreads over all labels."""
     clip: float = 1.0
-    """Largest norm of the gradient; 0 for any."""
+    """Largest norm of the gradient; 0 for no clipping."""
     evaluate_every: int | None = None
-    """Steps between evaluations; worked out from the steps when left out."""
+    """Steps between evaluations; chosen from the steps if unset."""
     save_every: int | None = None
-    """Steps between checkpoints; as evaluate when left out."""
+    """Steps between checkpoints; as evaluate_every if unset."""
     keep_checkpoints: int = 2
-    """Checkpoints to keep."""
+    """Number of checkpoints to keep."""
     metric: str = "loss"
-    """What decides which weights are best: loss; bleu for translate, accuracy for classify."""
+    """Metric that selects the best weights: loss, bleu (translate) or accuracy (classify)."""
     patience: int = 0
     """Evaluations without a better metric before stopping; 0 for never."""
     average_checkpoints: int = 0
-    """Mean of the weights at the last so many evaluations; 0 for none."""
+    """Number of last evaluations whose weights are averaged; 0 for none."""
     ema: float = 0.0
-    """Decay of a running average of the weights; 0 for none."""
+    """Decay of the exponential moving average of the weights; 0 for none."""
+    lora: str | None = None
+    """Train low-rank adapters on these roles alone, such as attention,ffn; all weights if unset."""
+    lora_rank: int = 8
+    """Rank of the adapters."""
+    lora_alpha: float | None = None
+    """The update of an adapter is multiplied by alpha / rank; 2 x rank if unset."""
+    lora_dropout: float = 0.0
+    """Dropout on the input of an adapter's update."""
+    dora: bool = False
+    """Whether adapters learn the norm and the direction of each row separately (DoRA)."""
+    freeze: int | None = None
+    """Do not train the embeddings and this many of the first blocks; all are trained if unset."""
+    layer_decay: float = 1.0
+    """Factor on the learning rate from each block to the one below it (0.9 in ELECTRA)."""
 
     def check(self) -> None:
-        self.need_one_of("optimizer", ("adamw", "adam", "adafactor", "muon"))
-        self.need_one_of("schedule", ("noam", "inverse-sqrt", "cosine", "linear", "constant"))
-        self.need_positive("steps", "epochs", "batch", "accumulate", "lr", "eps")
-        self.need_positive("evaluate_every", "save_every", "keep_checkpoints")
+        self.require_one_of("optimizer", ("adamw", "adam", "adafactor", "muon"))
+        self.require_one_of("schedule", ("noam", "inverse-sqrt", "cosine", "linear", "constant"))
+        self.require_positive("steps", "epochs", "batch", "accumulate", "lr", "eps")
+        self.require_positive("evaluate_every", "save_every", "keep_checkpoints")
         for name in ("beta1", "beta2", "label_smoothing", "ema"):
             value = getattr(self, name)
-            self.need(0 <= value < 1, name, "must be at least 0 and below 1", "Try 0.1 or 0.9.")
+            self.require(0 <= value < 1, name, "must be at least 0 and below 1", "Try 0.1 or 0.9.")
         for name in (
             "weight_decay",
             "clip",
@@ -416,44 +503,56 @@ class TrainConfig(Section):
             "min_lr_ratio",
         ):
             value = getattr(self, name)
-            self.need(value is None or value >= 0, name, "must not be negative", "Try 0.")
-        self.need(self.min_lr_ratio <= 1, "min_lr_ratio", "must be at most 1", "Try 0.1.")
-        self.need(
+            self.require(value is None or value >= 0, name, "must not be negative", "Try 0.")
+        self.require_positive("lora_rank", "lora_alpha")
+        holds = 0 <= self.lora_dropout < 1
+        self.require(holds, "lora_dropout", "must be at least 0 and below 1", "Try 0.05.")
+        holds = 0 < self.layer_decay <= 1
+        self.require(holds, "layer_decay", "must be above 0 and at most 1", "Try 0.9.")
+        holds = self.freeze is None or self.freeze >= 0
+        self.require(holds, "freeze", "must not be negative", "Try 0.")
+        if self.dora:
+            self.require(self.lora is not None, "dora", "needs train.lora", "Try lora=attention.")
+        if self.lora is not None:
+            rule = "cannot be combined with train.freeze: adapters freeze all other weights"
+            self.require(self.freeze is None, "lora", rule, "Leave one out.")
+        self.require(self.min_lr_ratio <= 1, "min_lr_ratio", "must be at most 1", "Try 0.1.")
+        self.require(
             not (self.average_checkpoints and self.ema),
             "ema",
-            "goes without train.average_checkpoints",
+            "must be 0 if train.average_checkpoints is set",
             "Try ema=0.",
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(Section):
-    """What the run is for, how long it may take, and where it runs."""
+    """Task, size, time limit, seed and device of a run."""
 
     task: str | None = None
-    """What to train for: translate, language, masked, classify or table."""
+    """Task to train: translate, language, masked, classify or table."""
     size: str | None = None
-    """tiny, small, base or big; worked out from the size of the data when left out."""
+    """tiny, small, base or big; chosen from the size of the data if unset."""
     minutes: float | None = None
-    """Time to train; the steps are fitted to it after the first few are measured."""
+    """Minutes to train; the number of steps is set after the first few have been timed."""
     start: str | None = None
-    """A run or saved model whose weights to begin with."""
+    """Run or saved model to take the initial weights from."""
     seed: int = 0
-    """Decides initial weights, order of the data, dropout."""
+    """Random seed of the initial weights, the order of the data and dropout."""
     device: str = "auto"
     """cpu, cuda, mps or auto."""
     precision: str = "auto"
-    """float32, bfloat16, or auto: bfloat16 where the device is fast at it."""
+    """float32, bfloat16, or auto: bfloat16 if the device is fast at it."""
     parallel: str = "ddp"
-    """With several processes: ddp (each holds the model) or fsdp (each holds a part of it)."""
+    """With several processes: ddp (each has the whole model) or fsdp (each has a shard of it)."""
 
     def check(self) -> None:
         if self.size is not None:
-            self.need_one_of("size", ("tiny", "small", "base", "big"))
-        self.need_one_of("device", ("auto", "cpu", "cuda", "mps"))
-        self.need_one_of("precision", ("auto", "float32", "bfloat16"))
-        self.need_one_of("parallel", ("ddp", "fsdp"))
-        self.need_positive("minutes")
+            self.require_one_of("size", ("tiny", "small", "base", "big"))
+        self.require_one_of("device", ("auto", "cpu", "cuda", "mps"))
+        self.require_one_of("precision", ("auto", "float32", "bfloat16"))
+        self.require_one_of("parallel", ("ddp", "fsdp"))
+        self.require_positive("minutes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -508,23 +607,36 @@ class TableConfig(Section):
             ("scaling", ("quantile", "robust", "standard", "none")),
             ("impute", ("none", "median", "mean")),
         ):
-            self.need_one_of(name, choices)
+            self.require_one_of(name, choices)
         if self.embedding is not None:
-            self.need_one_of("embedding", ("linear", "periodic", "piecewise", "hidden"))
+            self.require_one_of("embedding", ("linear", "periodic", "piecewise", "hidden"))
         if self.pretrain is not None:
-            self.need_one_of("pretrain", ("masked", "replaced", "contrastive"))
-        self.need_positive("members", "min_count")
+            self.require_one_of("pretrain", ("masked", "replaced", "contrastive"))
+        self.require_positive("members", "min_count")
         for name in ("drop_cells", "swap_cells"):
             holds = 0 <= getattr(self, name) < 1
-            self.need(holds, name, "must be at least 0 and below 1", "Try 0.02.")
+            self.require(holds, name, "must be at least 0 and below 1", "Try 0.02.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A whole configuration: one section for each thing a run needs to know.
+    """The configuration of a run, in sections.
 
-    >>> Config(model=ModelConfig(vocab=100)).override("model.depth=2").model.depth
-    2
+    Parameters
+    ----------
+    model : the network
+    data : the data to train on, and how text becomes tokens
+    table : how a table is read, and how its columns become vectors
+    train : optimizer, schedule, evaluation and checkpoints
+    run : task, size, time limit, seed and device
+
+    Examples
+    --------
+    >>> config = Config(model=ModelConfig(vocab=100)).override("model.depth=2", "train.lr=1e-3")
+    >>> config.model.depth, config.train.lr
+    (2, 0.001)
+    >>> Config.parse(config.dump()) == config
+    True
     """
 
     model: ModelConfig = field(default_factory=lambda: ModelConfig(vocab=32000))
@@ -534,13 +646,13 @@ class Config:
     run: RunConfig = field(default_factory=RunConfig)
 
     def replace(self, /, **changes: Any) -> "Config":
-        """A copy with whole sections, or fields of the model, changed."""
+        """Return a copy with whole sections, or fields of the model, changed."""
         sections = {name: changes.pop(name) for name in SECTIONS if name in changes}
         whole = dataclasses.replace(self, **sections)
         return dataclasses.replace(whole, model=whole.model.replace(**changes))
 
     def override(self, *settings: str) -> "Config":
-        """A copy after `section.field=value` settings, the later winning."""
+        """Return a copy with `section.field=value` settings applied in order."""
         table: dict[str, dict[str, Any]] = {}
         for setting in settings:
             path, equals, text = setting.partition("=")
@@ -553,7 +665,7 @@ class Config:
         return self.updated(table)
 
     def updated(self, table: Mapping[str, Any]) -> "Config":
-        """A copy with the values of a table of sections, as TOML gives it."""
+        """Return a copy with the values of a table of sections, such as a parsed TOML file."""
         changes = {}
         for section, values in table.items():
             if section not in SECTIONS:
@@ -564,15 +676,15 @@ class Config:
         return dataclasses.replace(self, **changes)
 
     def dump(self) -> str:
-        """The configuration as TOML that `parse` reads back equal; untouched sections are left out.
+        """Return the configuration as TOML that `parse` reads back equal.
 
-        The section of the model is always there.
+        Sections with default values are omitted, except for the model's.
         """
         lines = [f"schema = {SCHEMA}"]
-        untouched = Config()
+        defaults = Config()
         for section in SECTIONS:
             record = getattr(self, section)
-            if section != "model" and record == getattr(untouched, section):
+            if section != "model" and record == getattr(defaults, section):
                 continue
             lines += ["", f"[{section}]"]
             for item in dataclasses.fields(record):
@@ -583,24 +695,26 @@ class Config:
 
     @classmethod
     def parse(cls, text: str, base: "Config | None" = None, source: str = "the text") -> "Config":
-        """A configuration from TOML, over a base (a preset) if one is given."""
-        try:
-            table = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"{source} is not TOML: {error}.") from None
+        """Return the configuration of a TOML text, applied to a base such as a preset.
+
+        `source` is what messages call the text.
+        """
+        table = parse_toml(text, source)
         schema = table.pop("schema", SCHEMA)
         if schema != SCHEMA:
             raise ConfigError(
                 f"{source} has schema {schema!r}; this version reads schema {SCHEMA}. "
-                "Update addnorm to open it."
+                "Use the addnorm version that wrote it."
             )
         table.pop("preset", None)
         return (base or cls()).updated(table)
 
     @classmethod
     def load(cls, path: str | Path, base: "Config | None" = None) -> "Config":
-        """A configuration from a TOML file."""
+        """Return the configuration of a TOML file, applied to a base such as a preset."""
         return cls.parse(read_text(path), base=base, source=str(path))
 
 
-SECTIONS = {item.name: item.type for item in dataclasses.fields(Config)}
+SECTIONS: dict[str, Any] = {item.name: item.type for item in dataclasses.fields(Config)}
+for _section in SECTIONS.values():
+    _section.__doc__ = SectionDoc(_section)

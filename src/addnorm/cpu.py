@@ -19,7 +19,12 @@ def keep_memory() -> bool:
 
     The command line calls this. In Python, call it once before training: a library should not
     change its process unasked. Peak memory may rise by 15–20 %. It has an effect with glibc (Linux)
-    only, the one allocator known to gain.
+    only: no other allocator is known to benefit.
+
+    Examples
+    --------
+    >>> keep_memory() in (True, False)
+    True
     """
     if platform.libc_ver()[0] != "glibc":
         return False

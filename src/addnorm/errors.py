@@ -10,7 +10,17 @@ Value = TypeVar("Value")
 
 
 class AddnormError(Exception):
-    """Base class of all exceptions that addnorm raises."""
+    """Base class of all exceptions that addnorm raises.
+
+    Examples
+    --------
+    >>> from addnorm import presets
+    >>> try:
+    ...     presets.gpt2("smal")
+    ... except AddnormError as error:
+    ...     print(error)
+    gpt2 has no size 'smal'. Did you mean 'small'?
+    """
 
 
 class ConfigError(AddnormError, ValueError):
@@ -26,11 +36,11 @@ class SavedError(AddnormError, OSError):
 
 
 class ExtraError(AddnormError, ImportError):
-    """A package that is not installed; the message names the extra that has it."""
+    """A package that is not installed; the message names the extra that includes it."""
 
 
 def require(package: str, extra: str) -> ModuleType:
-    """Return a package of an extra, or raise ExtraError, which names the extra.
+    """Import and return a package of an extra; raise ExtraError if it is not installed.
 
     >>> require("json", "text").__name__
     'json'
@@ -58,7 +68,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def choose(question: str, name: str, table: Mapping[str, Value]) -> Value:
-    """Return the variant of that name; the ConfigError otherwise is about `question`."""
+    """Return the entry of a table, or raise a ConfigError that says `question` has no such choice.
+
+    >>> choose("model.norm", "rms", {"layer": 1, "rms": 2})
+    2
+    """
     if name not in table:
         raise ConfigError(f"{question} has no choice {name!r}. {nearest(name, table)}")
     return table[name]

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and documents that show whether they were changed.
+"""Files that are written atomically, and documents whose digest shows whether they were changed.
 
 A document is JSON with a header: what kind of file it is, its format version, and a SHA-256 digest.
 
@@ -8,12 +8,14 @@ It is a file by itself, or the metadata of a safetensors file (models/saved.py),
 covers the tensors, too. Nothing that is read is executed.
 """
 
+import errno
 import hashlib
 import json
 import math
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,6 +39,7 @@ TOKENIZER = FileFormat("tokenizer", 2)
 COLUMNS = FileFormat("columns", 2)
 CHECKPOINT_MODEL = FileFormat("checkpoint-model", 2)
 CHECKPOINT_STATE = FileFormat("checkpoint-state", 2)
+ADAPTER = FileFormat("adapter", 2)
 FAILED_STEP = FileFormat("failed-step", 2)
 FAILED_STEP_MODEL = FileFormat("failed-step-model", 2)
 FAILED_STEP_BATCH = FileFormat("failed-step-batch", 2)
@@ -46,6 +49,24 @@ METADATA_KEY = "addnorm"
 """The one metadata key of our safetensors files: its value is the document."""
 DOCUMENT_LIMIT = 64 * 2**20
 """Bytes that a document may have. A larger file is not one, and is not read."""
+TEXT_LIMIT = 64 * 2**20
+"""Bytes that a text file of settings or results may have."""
+JOURNAL_LIMIT = 2**30
+"""Bytes that the journal of a run, metrics.jsonl, may have."""
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}")
+"""Names of the temporary files and directories of `whole` and of checkpoints."""
+_MARKERS = ("run.json", "model.safetensors", "state.safetensors", "case.json", "tokenizer.json")
+"""The file that says what a directory is: a run, a model, a checkpoint, a case, a tokenizer."""
+_HINTS = {
+    errno.EACCES: " Change its permissions (chmod u+w), or use another directory.",
+    errno.EPERM: " Change its permissions (chmod u+w), or use another directory.",
+    errno.EROFS: " Use a directory on another disk.",
+    errno.ENOSPC: " Free some space on the disk.",
+    errno.EDQUOT: " Free some space on the disk.",
+}
+"""What to try for an error of the operating system, by its number."""
+HUGGING_FACE = "hugging-face-model"
+"""The kind of a directory that another library wrote: its config.json has a model_type."""
 _DOCUMENT_KEYS = ["kind", "version", "digest", "content"]
 _KIND = re.compile(rb'\s*\{\s*"kind":\s*"([a-z-]+)"')
 _TENSOR_FILE_KIND = re.compile(
@@ -60,8 +81,8 @@ _TENSOR_FILE_KIND = re.compile(
 def whole(path: Path) -> Iterator[Path]:
     """Yield a temporary path in the same directory; at the end, rename that file to `path`.
 
-    The file is flushed to the disk before it is renamed, so that a power cut leaves either the old
-    content or the new.
+    The file is flushed to the disk before it is renamed, and its directory after it, so that after
+    a crash `path` has either its old content or the new one: docs/decisions/9-power-loss.md.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
@@ -69,16 +90,24 @@ def whole(path: Path) -> Iterator[Path]:
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
+        sync_directory(path.parent)
     except OSError as error:
-        raise SavedError(f"{str(path)!r} cannot be written: {error.strerror}.") from None
+        raise _unwritable(path, error) from None
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that appears whole or not at all."""
+    """Write a file atomically: after a crash it has its old content or the new one."""
     with whole(path) as temporary:
         temporary.write_bytes(content)
+
+
+def _unwritable(path: Path, error: OSError) -> SavedError:
+    if isinstance(error, SavedError):
+        return error
+    hint = _HINTS.get(error.errno or 0, "")
+    return SavedError(f"{str(path)!r} cannot be written: {error.strerror}.{hint}")
 
 
 def make_directory(path: str | Path) -> Path:
@@ -90,11 +119,39 @@ def make_directory(path: str | Path) -> Path:
     return Path(path)
 
 
+def sweep_temporaries(directory: Path, names: Iterable[str]) -> list[str]:
+    """Delete temporary files that a killed process left in a directory; return their names.
+
+    Only those of files with one of the `names` are deleted: other hidden files are the user's.
+    """
+    known, swept = set(names), []
+    for path in sorted(directory.glob(".*")) if directory.is_dir() else ():
+        match = _TEMPORARY.fullmatch(path.name)
+        if match is not None and match[1] in known and path.is_file() and not path.is_symlink():
+            path.unlink(missing_ok=True)
+            swept.append(path.name)
+    return swept
+
+
+def sync_directory(directory: Path) -> None:
+    """fsync a directory, so that a rename in it survives a power loss."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def require_regular(path: Path) -> None:
     """Raise SavedError unless `path` is a regular file: not a directory, device or FIFO."""
-    if not path.exists():
-        raise SavedError(f"there is no file {str(path)!r}. Check the path.")
-    if not path.is_file():
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        raise SavedError(f"there is no file {str(path)!r}. Check the path.") from None
+    except (OSError, ValueError) as error:  # ValueError: a path with a null character
+        reason = getattr(error, "strerror", None) or error
+        raise SavedError(f"{str(path)!r} cannot be read: {reason}.") from None
+    if not stat.S_ISREG(mode):
         raise SavedError(f"{str(path)!r} is not a regular file. Check the path.")
 
 
@@ -113,22 +170,30 @@ def read_bytes(path: Path, limit: int = DOCUMENT_LIMIT) -> bytes:
     return content
 
 
-def read_text(path: str | Path) -> str:
-    """Return the content of a UTF-8 text file."""
+def read_text(path: str | Path, limit: int = TEXT_LIMIT) -> str:
+    """Return the content of a UTF-8 text file of at most `limit` bytes."""
     try:
-        return Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise SavedError(f"there is no file {str(path)!r}. Check the path.") from None
+        text = read_bytes(Path(path), limit).decode()
     except UnicodeDecodeError as error:
         raise SavedError(f"{str(path)!r} is not UTF-8 text: {error.reason}.") from None
-    except OSError as error:
-        raise SavedError(f"{str(path)!r} cannot be read: {error.strerror}.") from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_json(path: str | Path, limit: int = TEXT_LIMIT) -> Any:
+    """Return the value in a JSON file, or raise a SavedError that says why it is refused."""
+    try:
+        return json.loads(read_text(path, limit))
+    except RecursionError:
+        reason = "it is nested too deeply"
+    except ValueError as error:
+        reason = str(error)
+    raise SavedError(f"{str(path)!r} is damaged: {reason}. Use a backup, or delete it.")
 
 
 def to_json(value: Any, indent: int | None = 1) -> str:
     """Return strict JSON: NaN and infinities, which JSON does not have, become null.
 
-    All JSON that addnorm writes or prints is made here.
+    All JSON that addnorm writes or prints comes from here.
 
     >>> to_json({"loss": float("nan"), "steps": (1, 2)}, indent=None)
     '{"loss": null, "steps": [1, 2]}'
@@ -153,7 +218,7 @@ def nonfinite_to_null(value: Any) -> Any:
 
 
 def write_document(path: Path, kind: str, version: int, content: Mapping[str, Any]) -> None:
-    """Write a JSON file with kind, version and digest, whole or not at all.
+    """Write a JSON file with kind, version and digest atomically.
 
     Parameters
     ----------
@@ -187,7 +252,7 @@ def dump_document(
     ----------
     kind, version : a FileFormat
     content : plain values; ValueError for NaN and infinities
-    attached : bytes that are stored outside of the document, and that its digest covers
+    attached : bytes that are stored outside the document and that its digest covers
     indent : spaces of indentation; None for one line
     """
     plain = _sorted_keys(content)
@@ -228,7 +293,7 @@ def parse_document(
         raise SavedError(f"{where} is damaged: it is not JSON. Use a backup.") from None
     name = kind.replace("-", " ")
     if not isinstance(document, dict) or list(document) != _DOCUMENT_KEYS:
-        # The files of format 1 had a version and no document.
+        # Files of format 1 had a version and no document.
         number = document.get("version") if isinstance(document, dict) else None
         if not str(number).isdecimal():
             raise SavedError(f"{where} was not written by addnorm. Check the path.")
@@ -273,13 +338,33 @@ def kind_of(path: str | Path) -> str | None:
     return None if match is None else match[1].decode()
 
 
+def kind_of_directory(path: str | Path) -> str | None:
+    """Return what a directory holds, by the file that marks it; None if there is no such file.
+
+    >>> kind_of_directory("nowhere") is None
+    True
+    """
+    kinds = (kind_of(Path(path) / marker) for marker in _MARKERS)
+    kind = next((kind for kind in kinds if kind is not None), None)
+    return HUGGING_FACE if kind is None and _has_model_type(Path(path) / "config.json") else kind
+
+
+def _has_model_type(path: Path) -> bool:
+    """Return whether a file is a JSON object with a model_type."""
+    try:
+        content = json.loads(read_bytes(path).decode()) if path.is_file() else None
+    except (OSError, SavedError, ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and "model_type" in content
+
+
 def _dump(value: Any, indent: int | None) -> str:
     separators = (",", ":") if indent is None else None
     return json.dumps(value, indent=indent, separators=separators, allow_nan=False)
 
 
 def _sorted_keys(value: Any, where: str = "") -> Any:
-    """Return plain values as JSON has them: lists, and texts as keys, in order."""
+    """Return plain values as JSON has them: lists for tuples, and sorted strings as keys."""
     if isinstance(value, Mapping):
         parts = {str(name): part for name, part in value.items()}
         return {name: _sorted_keys(parts[name], f"{where}.{name}") for name in sorted(parts)}

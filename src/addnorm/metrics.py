@@ -35,6 +35,18 @@ def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, Any]
     return _corpus_score(require("sacrebleu", "text").metrics.CHRF(), hypotheses, references)
 
 
+def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
+    """Return the chrF of each hypothesis by itself, from 0 to 100.
+
+    >>> sentence_chrf(["a cat"], ["a cat"])
+    [100.0]
+    """
+    _require_equal_counts(len(hypotheses), len(references))
+    metric = require("sacrebleu", "text").metrics.CHRF()
+    pairs = zip(hypotheses, references, strict=True)
+    return [metric.sentence_score(text, [reference]).score for text, reference in pairs]
+
+
 def _corpus_score(
     metric: Any, hypotheses: Sequence[str], references: Sequence[str]
 ) -> dict[str, Any]:

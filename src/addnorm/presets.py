@@ -1,7 +1,17 @@
-"""Published models as configurations: one small function each, citing its table.
+"""Configurations of published models: one function each, with the table it is taken from.
 
-Every function takes changes to the model's fields: `gpt2("small", depth=6)`. The number of
-parameters of each is asserted in the tests.
+Parameters
+----------
+size : a size of the published model, where there are several
+**changes : fields of ModelConfig to change
+
+Examples
+--------
+>>> from addnorm import presets
+>>> presets.gpt2("medium", depth=6).model.width
+1024
+>>> presets.find("t5-v1.1-base").model.ffn
+'geglu-tanh'
 """
 
 import inspect
@@ -52,7 +62,7 @@ def gpt2(size: str = "small", **changes: Any) -> Config:
         scale_embedding=False,
         init="normal",
     )
-    return _config(common | _size("gpt2", size, _GPT2), changes)
+    return _config(common | _sizes_of("gpt2", size, _GPT2), changes)
 
 
 _BERT = {
@@ -77,7 +87,7 @@ def bert(size: str = "base", **changes: Any) -> Config:
         head="masked",
         init="normal",
     )
-    return _config(common | _size("bert", size, _BERT), changes)
+    return _config(common | _sizes_of("bert", size, _BERT), changes)
 
 
 _T5 = {
@@ -109,11 +119,11 @@ def t5(size: str = "small", **changes: Any) -> Config:
         ffn_dropout=0.1,
     )
     own_output = {"tie_embeddings": "source"} if gated else {}
-    return _config(common | own_output | _size("t5", size, _T5), changes)
+    return _config(common | own_output | _sizes_of("t5", size, _T5), changes)
 
 
 def marian(**changes: Any) -> Config:
-    """Marian, as OPUS-MT ships it (en-de, vocabulary 58,101): Tiedemann, Thottingal 2020."""
+    """Marian as released by OPUS-MT (en-de, vocabulary 58,101): Tiedemann, Thottingal 2020."""
     common = dict(
         mode="encoder-decoder",
         vocab=58101,
@@ -148,7 +158,7 @@ def bart(size: str = "base", **changes: Any) -> Config:
         scale_embedding=False,
         init="normal",
     )
-    return _config(common | _size("bart", size, _BART), changes)
+    return _config(common | _sizes_of("bart", size, _BART), changes)
 
 
 _LLAMA: dict[str, dict[str, Any]] = {
@@ -183,7 +193,7 @@ def llama(size: str = "1b", **changes: Any) -> Config:
         dropout=0.0,
         init="normal",
     )
-    return _config(common | _size("llama", size, _LLAMA), changes)
+    return _config(common | _sizes_of("llama", size, _LLAMA), changes)
 
 
 _VIT = {
@@ -209,13 +219,13 @@ def vit(size: str = "base", **changes: Any) -> Config:
         dropout=0.0,
         init="normal",
     )
-    return _config(common | _size("vit", size, _VIT), changes)
+    return _config(common | _sizes_of("vit", size, _VIT), changes)
 
 
 def ft_transformer(**changes: Any) -> Config:
     """Trunk of FT-Transformer: Gorishniy et al. 2021 (2106.11959), default of 3 blocks, ffn 4/3.
 
-    Takes a vector a column; the layers that make them of a table's columns stand before it.
+    Its input is one vector per column; models/tabular.py has the layers that embed columns.
     """
     common = dict(
         mode="encoder",
@@ -243,7 +253,7 @@ def ft_transformer(**changes: Any) -> Config:
 def tab_transformer(**changes: Any) -> Config:
     """Trunk of TabTransformer: Huang et al. 2020 (2012.06678), §3: 6 blocks, width 32, 8 heads.
 
-    Takes a vector a categorical column.
+    Its input is one vector per categorical column.
     """
     common = dict(
         mode="encoder",
@@ -262,7 +272,7 @@ def tab_transformer(**changes: Any) -> Config:
 def saint(**changes: Any) -> Config:
     """Column stack of SAINT: Somepalli et al. 2021 (2106.01342), §4: 6 blocks, width 32, 8 heads.
 
-    Takes a vector a column; attention over the rows of the batch comes with the tables.
+    Its input is one vector per column; models/tabular.py adds attention over the rows of the batch.
     """
     common = dict(
         mode="encoder",
@@ -306,7 +316,7 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
 
 
 def names() -> list[str]:
-    """Every preset by the name that `find` takes: `base`, `gpt2-small`, `t5-v1.1-base`, ..."""
+    """Return the names of all presets, with sizes: `base`, `gpt2-small`, `t5-v1.1-base`, ..."""
     return [
         name
         for preset in PRESETS
@@ -315,10 +325,9 @@ def names() -> list[str]:
 
 
 def find(target: str | Path, settings: Sequence[str] = ()) -> Config:
-    """The configuration that a preset's name, a TOML file or a saved model names, then settings.
+    """Return the configuration of a preset, a TOML file or a saved model, with settings applied.
 
-    A preset's name is always the preset; a directory of that name is `./gpt2`.
-
+    The name of a preset always means the preset; write `./gpt2` for a directory of that name.
     >>> find("gpt2-medium", ["model.depth=2"]).model.width
     1024
     """
@@ -341,11 +350,11 @@ def _find(target: str | Path) -> Config:
 
 
 def _base_of(text: str) -> Config | None:
-    """The preset that a file names in its first lines, if it does."""
+    """Return the preset that a TOML text names as its base, or None."""
     try:
         name = tomllib.loads(text).get("preset")
-    except tomllib.TOMLDecodeError:
-        return None  # the parser of the whole says what is wrong
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return None  # Config.parse reports the error
     if name is None:
         return None
     if name not in names():
@@ -353,7 +362,7 @@ def _base_of(text: str) -> Config | None:
     return _find(name)
 
 
-def _size(name: str, size: str, table: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _sizes_of(name: str, size: str, table: dict[str, dict[str, Any]]) -> dict[str, Any]:
     if size not in table:
         raise ConfigError(f"{name} has no size {size!r}. {nearest(size, table)}")
     return table[size]
@@ -364,5 +373,5 @@ def _config(settings: dict[str, Any], changes: dict[str, Any]) -> Config:
 
 
 def summary(name: str) -> str:
-    """The first line of a preset's description."""
+    """Return the first line of a preset's docstring."""
     return (inspect.getdoc(PRESETS[name]) or "").partition("\n")[0]

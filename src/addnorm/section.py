@@ -1,6 +1,6 @@
-"""What a section of the configuration is: a frozen record of plain values that checks itself.
+"""The base class of configuration sections: frozen records of plain values, checked when created.
 
-The line of text under each field is its help.
+The line of text under each field of a section is its help, and its entry in the docstring.
 """
 
 import ast
@@ -23,7 +23,7 @@ Plain = bool | int | float | str
 
 
 class Options(Mapping[str, Plain]):
-    """Settings of one arrangement or position scheme: an unchangeable table of plain values."""
+    """Immutable, hashable mapping of plain values: the options of an arrangement or the like."""
 
     def __init__(self, values: Mapping[str, Plain] | None = None) -> None:
         self._values = dict(values or {})
@@ -46,52 +46,61 @@ class Options(Mapping[str, Plain]):
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """The parts that every section shares: types are checked when it is made."""
+    """Base class of the sections; creating one checks the type of every field."""
 
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(type(self))
         for item in dataclasses.fields(self):
-            value = fit(getattr(self, item.name), hints[item.name])
-            if value is _UNFIT:
+            value = convert(getattr(self, item.name), hints[item.name])
+            if value is _INVALID:
                 raise ConfigError(
-                    f"{self.title()}.{item.name} must be {say_type(hints[item.name])}: "
+                    f"{self.title()}.{item.name} must be {describe_type(hints[item.name])}: "
                     f"got {getattr(self, item.name)!r}."
                 )
             object.__setattr__(self, item.name, value)
         self.check()
 
     def check(self) -> None:
-        """Raise ConfigError where the values cannot stand together."""
+        """Raise ConfigError if a value is out of range or contradicts another."""
 
     @classmethod
     def title(cls) -> str:
+        """Return the name of the section in a TOML file."""
         return cls.__name__.removesuffix("Config").lower()
 
-    def need(self, holds: bool, name: str, rule: str, advice: str) -> None:
-        """One check: the message names the field, the rule, the value given and what to try."""
+    def require(self, holds: bool, name: str, rule: str, advice: str) -> None:
+        """Raise ConfigError with the field, the rule, its value and what to try, unless `holds`.
+
+        Parameters
+        ----------
+        holds : whether the value is valid
+        name : the field
+        rule : what must hold
+        advice : what to try
+        """
         if not holds:
-            given = getattr(self, name)
-            raise ConfigError(f"{self.title()}.{name} {rule}: got {given!r}. {advice}")
+            value = getattr(self, name)
+            raise ConfigError(f"{self.title()}.{name} {rule}: got {value!r}. {advice}")
 
-    def need_one_of(self, name: str, choices: Sequence[str]) -> None:
-        given = getattr(self, name)
-        self.need(
-            given in choices, name, f"must be one of {', '.join(choices)}", nearest(given, choices)
-        )
+    def require_one_of(self, name: str, choices: Sequence[str]) -> None:
+        """Raise ConfigError unless the value of a field is one of the choices."""
+        value = getattr(self, name)
+        rule = f"must be one of {', '.join(choices)}"
+        self.require(value in choices, name, rule, nearest(value, choices))
 
-    def need_positive(self, *names: str) -> None:
-        """Fields that must be above 0 where they are given."""
+    def require_positive(self, *names: str) -> None:
+        """Raise ConfigError unless each of these fields is unset or above 0."""
         for name in names:
             value = getattr(self, name)
             positive = value is None or 0 < value < math.inf
-            self.need(positive, name, "must be positive", "Leave it out, or try 1.")
+            self.require(positive, name, "must be positive", "Leave it out, or try 1.")
 
-    def left_out(self) -> list[str]:
-        """The fields that were not given and are worked out when the model is built."""
+    def unset_fields(self) -> list[str]:
+        """Return the names of the fields that are None."""
         return [item.name for item in dataclasses.fields(self) if getattr(self, item.name) is None]
 
     def replace(self, /, **changes: Any) -> Self:
-        """A copy with some fields changed; an unknown field is an error."""
+        """Return a copy with some fields changed; an unknown field is an error."""
         known = [item.name for item in dataclasses.fields(self)]
         for name in changes:
             if name not in known:
@@ -100,7 +109,7 @@ class Section:
 
 
 def describe(section: type[Section]) -> dict[str, str]:
-    """The line of help under each field of a section.
+    """Return the help of each field of a section: the line of text under it.
 
     >>> from addnorm.config import ModelConfig
     >>> describe(ModelConfig)["width"]
@@ -114,50 +123,66 @@ def describe(section: type[Section]) -> dict[str, str]:
 def _describe(section: Any) -> dict[str, str]:
     tree = ast.parse(textwrap.dedent(inspect.getsource(section))).body[0]
     assert isinstance(tree, ast.ClassDef)
-    found = {}
+    lines = {}
     for before, after in zip(tree.body, tree.body[1:], strict=False):
         if isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name):
             text = after.value if isinstance(after, ast.Expr) else None
             if isinstance(text, ast.Constant) and isinstance(text.value, str):
-                found[before.target.id] = " ".join(text.value.split())
-    return found
+                lines[before.target.id] = " ".join(text.value.split())
+    return lines
 
 
-_UNFIT = object()
+class SectionDoc:
+    """Descriptor for `__doc__` of a section: its summary, then a Parameters list of its fields.
+
+    The list is generated when the docstring is read: finding the lines of help takes time.
+    """
+
+    def __init__(self, section: type[Section]) -> None:
+        self.section, self.summary = section, inspect.getdoc(section)
+
+    def __get__(self, instance: object, owner: type) -> str:
+        lines = (f"{name} : {line}" for name, line in describe(self.section).items())
+        summary, _, rest = str(self.summary).partition("\n\n")
+        return "\n".join([summary, "", "Parameters", "----------", *lines, "", rest])
+
+
+_INVALID = object()
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a field or option of this type can hold the value.
+    """Return whether a value is valid for a field or option of this type.
 
     >>> fits(3, float), fits(3.5, int), fits(True, int)
     (True, False, False)
     """
-    return fit(value, hint) is not _UNFIT
+    return convert(value, hint) is not _INVALID
 
 
-def fit(value: Any, hint: Any) -> Any:
-    """The value as a field of this type holds it, or _UNFIT."""
+def convert(value: Any, hint: Any) -> Any:
+    """Return the value as a field of this type stores it, or _INVALID."""
     if isinstance(hint, types.UnionType):
         if value is None or value == "none":
             return None
-        return fit(value, next(part for part in hint.__args__ if part is not types.NoneType))
+        return convert(value, next(part for part in hint.__args__ if part is not types.NoneType))
     if hint is Options:
         plain = isinstance(value, Mapping) and all(
             isinstance(key, str) and isinstance(item, Plain) for key, item in value.items()
         )
-        return Options(value) if plain else _UNFIT
+        return Options(value) if plain else _INVALID
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if hint is int and isinstance(value, bool):
-        return _UNFIT
-    return value if isinstance(value, hint) else _UNFIT
+        return _INVALID
+    return value if isinstance(value, hint) else _INVALID
 
 
-def say_type(hint: Any) -> str:
+def describe_type(hint: Any) -> str:
+    """Return the type of a field or option in words, for messages."""
     names = {
         int: "a whole number",
         float: "a number",
-        str: "a word",
+        str: "a string",
         bool: "true or false",
         Options: "a table of plain values",
     }
@@ -167,20 +192,40 @@ def say_type(hint: Any) -> str:
     return names[hint]
 
 
+def parse_toml(text: str, source: str) -> dict[str, Any]:
+    """Return the table of a TOML text; ConfigError, which names the `source`, if it is not TOML.
+
+    >>> parse_toml("[model]\\ndepth = 3", "run.toml")
+    {'model': {'depth': 3}}
+    """
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{source} is not TOML: {error}.") from None
+    except RecursionError:
+        raise ConfigError(
+            f"{source} is nested too deeply. A configuration has sections and fields only."
+        ) from None
+
+
 def read_value(text: str) -> Any:
-    """The value after `=` on the command line: TOML where it is TOML, else a word."""
+    """Return the value after `=` on the command line: parsed as TOML, or else the text itself."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+    except RecursionError:
+        raise ConfigError(
+            f"the value {text[:20]}… is nested too deeply. Give a plain value."
+        ) from None
 
 
 def write_value(value: Any) -> str:
-    """A plain value as TOML."""
+    """Return a plain value as TOML."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        escaped = re.sub(r'[\x00-\x1f\x7f"\\]', lambda found: f"\\u{ord(found.group()):04x}", value)
+        escaped = re.sub(r'[\x00-\x1f\x7f"\\]', lambda match: f"\\u{ord(match.group()):04x}", value)
         return f'"{escaped}"'
     if isinstance(value, Mapping):
         inner = ", ".join(

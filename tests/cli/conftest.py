@@ -1,4 +1,4 @@
-"""The runs and the data that these tests share."""
+"""Shared fixtures: data and trained runs."""
 
 from tests.cli.tables import trained_table
 from tests.runs.common import data, trained

@@ -1,4 +1,4 @@
-"""A small table, and the verbs as the command line runs them: what several files of tests use."""
+"""Shared by several test files: a small table, and verbs run as from the command line."""
 
 import importlib
 import random
@@ -29,7 +29,7 @@ def train(path: Path, *more: object, target: str = "y") -> None:
 
 
 def rows(count: int = 60, *, unseen: str = "") -> str:
-    """A table: yes or no by the age, and a job that says nothing."""
+    """Return a table in which age determines yes or no, and job is irrelevant."""
     draw = random.Random(0)
     lines = ["age,job,y"]
     for i in range(count):
@@ -40,7 +40,7 @@ def rows(count: int = 60, *, unseen: str = "") -> str:
 
 @pytest.fixture(scope="session")
 def trained_table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A table in a file, next to the run that was trained on it."""
+    """The file of a table; the run that was trained on it is in the same folder."""
     pytest.importorskip("sklearn")
     path = tmp_path_factory.mktemp("tables") / "t.csv"
     path.write_text(rows())

@@ -10,14 +10,14 @@ import torch
 
 from addnorm import Config, ModelConfig
 from addnorm.cli import clinic as verbs
-from addnorm.cli.clinic import from_request
 from addnorm.cli.main import main
 from addnorm.clinic.subject import SUBJECT_ROWS
 from addnorm.data.table.frame import read_frame
 from addnorm.data.table.infer import infer
 from addnorm.errors import ConfigError, InputError, SavedError
 from addnorm.files import FAILED_STEP, read_document
-from addnorm.tabular import FTTransformerClassifier, save
+from addnorm.runs.clinic_subject import subject_from_request
+from addnorm.tabular import FTTransformerClassifier, save_estimator
 from tests.clinic import models
 from tests.conftest import slow_except
 from tests.runs.common import TASKS
@@ -40,13 +40,13 @@ def small(*arguments: str) -> tuple[str, ...]:
 def test_a_preset_is_examined(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     page = tmp_path / "clinic.html"
     call("clinic", *small("gpt2", "--quick", "--report", str(page), "--lr", "1e-3"))
-    said = capsys.readouterr()
-    assert "no findings" in said.out and "rehearsal       planned: learns" in said.out
-    assert "the batch was drawn at random: 8 × 32 tokens of 64." in said.err
+    output = capsys.readouterr()
+    assert "no findings" in output.out and "rehearsal       planned: learns" in output.out
+    assert "the batch was drawn at random: 8 × 32 tokens of 64." in output.err
     assert page.is_file()
 
 
-def test_json_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_clinic_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     call("clinic", *small("gpt2", "--quick", "--json"))
     assert json.loads(capsys.readouterr().out)["findings"] == []
 
@@ -64,8 +64,8 @@ def test_a_hugging_face_directory_is_examined(
         call("clinic", str(tmp_path / "theirs"))
 
 
-def table_run(folder: Path) -> Path:
-    """A small run of a table, and rows like those it was trained on."""
+def fitted_table(folder: Path) -> Path:
+    """Fit and save a model for a small table; return the file of the table."""
     path = folder / "rows.csv"
     lines = [f"{i % 7},{'ab'[i % 2]},{'yes' if i % 3 else 'no'}" for i in range(130)]
     path.write_text("\n".join(["age,town,answer", *lines]) + "\n")
@@ -74,22 +74,22 @@ def table_run(folder: Path) -> Path:
     model = FTTransformerClassifier(
         width=8, depth=1, heads=2, epochs=1, schema=schema, random_state=0
     )
-    save(model.fit(frame.without("answer"), frame.columns["answer"]), folder / "run")
+    save_estimator(model.fit(frame.without("answer"), frame.columns["answer"]), folder / "run")
     return path
 
 
 @pytest.mark.slow
 @pytest.mark.trains
 def test_a_table_is_examined(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    rows, run = table_run(tmp_path), str(tmp_path / "run")
+    rows, run = fitted_table(tmp_path), str(tmp_path / "run")
     call("clinic", run, "--quick")
-    said = capsys.readouterr()
-    assert "drawn at random: 64 rows of 1 numbers and 1 categories." in said.err
-    assert "TokenModel" in said.out and "distance from noise" in said.out
+    output = capsys.readouterr()
+    assert "drawn at random: 64 rows of 1 numbers and 1 categories." in output.err
+    assert "FTTransformerModel" in output.out and "distance from noise" in output.out
     call("clinic", run, "--quick", "--data", str(rows), "--lr", "1e-3")
-    said = capsys.readouterr()
-    assert f"the batches are the first rows of {rows}, 64 each." in said.err
-    assert "(the loss of the table's targets)" in said.out and "planned: " in said.out
+    output = capsys.readouterr()
+    assert f"the batches are the first rows of {rows}, 64 each." in output.err
+    assert "(the loss of the table's targets)" in output.out and "planned: " in output.out
     with pytest.raises(ConfigError, match="--data takes one file for a table: got 2"):
         call("clinic", run, "--data", str(rows), str(rows))
     with pytest.raises(InputError, match="no column 'answer'"):
@@ -101,19 +101,19 @@ def test_a_table_is_examined(capsys: pytest.CaptureFixture[str], tmp_path: Path)
 @pytest.mark.trains
 def test_a_table_that_does_not_know_its_target_is_examined_without_rows(tmp_path: Path) -> None:
     model = FTTransformerClassifier(width=8, depth=1, heads=2, epochs=1, random_state=0)
-    save(model.fit([[float(i)] for i in range(40)], [0, 1] * 20), tmp_path / "run")
+    save_estimator(model.fit([[float(i)] for i in range(40)], [0, 1] * 20), tmp_path / "run")
     with pytest.raises(
         ConfigError, match=r"saved without the name of its target\. Leave out --data"
     ):
         call("clinic", str(tmp_path / "run"), "--data", "rows.csv")
 
 
-def test_misuse_is_said(tmp_path: Path) -> None:
+def test_misuse_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="replay needs the folder of a case"):
         call("clinic", "replay")
     with pytest.raises(SavedError, match="there is no case in"):
         call("clinic", "replay", str(tmp_path))
-    with pytest.raises(ConfigError, match="one target at a time: got 'base' and 'gpt2'"):
+    with pytest.raises(ConfigError, match="clinic takes one target: got 'base' and 'gpt2'"):
         call("clinic", "base", "gpt2")
     with pytest.raises(ConfigError, match=r"--try trains, so it needs .* Try --data text.txt"):
         call("clinic", "base", "--try")
@@ -167,8 +167,8 @@ def test_a_race_is_run_and_shown(
 ) -> None:
     out = tmp_path / "race"
     call("race", str(run_file), "--vary", "model.addnorm=post,pre", "--out", str(out), "--jobs=1")
-    said = capsys.readouterr()
-    assert "addnorm=pre" in said.out and "2 of 2: addnorm=pre" in said.err
+    output = capsys.readouterr()
+    assert "addnorm=pre" in output.out and "2 of 2: addnorm=pre" in output.err
     assert (out / "race.html").is_file()
 
 
@@ -177,25 +177,25 @@ def test_a_configuration_is_examined_with_its_own_text(
     run_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     call("clinic", str(run_file), "--quick")
-    said = capsys.readouterr()
-    assert "the batches are the first " in said.err and "text.txt." in said.err
-    assert "cross-entropy of the task's targets" in said.out
-    assert "schedule        peak 0.01, warm-up over 2 steps" in said.out
+    output = capsys.readouterr()
+    assert "the batches are the first " in output.err and "text.txt." in output.err
+    assert "cross-entropy of the task's targets" in output.out
+    assert "schedule        peak 0.01, warm-up over 2 steps" in output.out
 
 
 def test_the_loss_is_that_of_the_task(run_file: Path) -> None:
     from addnorm.runs.request import RunRequest
     from addnorm.runs.train import plan_run
 
-    subject = from_request(RunRequest.load(run_file))
-    settled = plan_run(RunRequest.load(run_file), say=lambda text: None)
-    batch = settled.task.batch(settled.task.plan(0)[0])
+    subject = subject_from_request(RunRequest.load(run_file))
+    planned = plan_run(RunRequest.load(run_file), say=lambda text: None)
+    batch = planned.task.batch(planned.task.plan(0)[0])
     few = {name: tensor[:SUBJECT_ROWS] for name, tensor in batch.items()}
     assert subject.loss is not None
     with torch.no_grad():
-        found = subject.loss(subject.model, subject.batches[0])
-        expected = settled.task.total_loss(settled.model, few, settled.task.tokens(few), 0.0)
-    assert torch.allclose(found, expected, rtol=1e-5)
+        loss = subject.loss(subject.model, subject.batches[0])
+        expected = planned.task.total_loss(planned.model, few, planned.task.tokens(few), 0.0)
+    assert torch.allclose(loss, expected, rtol=1e-5)
     assert len(subject.batches) > 1 and subject.plan is not None and subject.plan.lr == 0.01
 
 
@@ -205,8 +205,8 @@ def test_a_preset_is_examined_with_text(run_file: Path, capsys: pytest.CaptureFi
     text, few = str(run_file.parent / "text.txt"), ("--set", "data.tokenizer=characters")
     sizes = [*few, *(part for setting in SMALL[:3] for part in ("--set", setting))]
     call("clinic", "gpt2", "--set", "model.length=32", "--data", text, "--quick", *sizes)
-    said = capsys.readouterr()
-    assert f"of {text}." in said.err and "cross-entropy of the task's targets" in said.out
+    output = capsys.readouterr()
+    assert f"of {text}." in output.err and "cross-entropy of the task's targets" in output.out
     call("clinic", "base", "--data", text, text, "--quick", *sizes)
     assert "memory" in capsys.readouterr().out
 
@@ -218,8 +218,8 @@ def test_remedies_are_tried(
 ) -> None:
     out = tmp_path / "remedies"
     call("clinic", str(run_file), "--try", "--out", str(out), "--steps", "6", "--jobs", "1")
-    said = capsys.readouterr().out
-    assert "unchanged" in said and "recovered: " in said
+    output = capsys.readouterr().out
+    assert "unchanged" in output and "recovered: " in output
     assert (out / "race.html").is_file()
 
 
@@ -234,14 +234,14 @@ def watched(task: str, data: Path, out: Path, *settings: str) -> int:
         "classify": [str(data / "labelled.csv"), "--text", "text", "--label", "label"],
     }
     small = ("width=16", "depth=1", "heads=2", "ffn_width=32")
-    given = [f"model.{field}" for field in small] + ["data.tokenizer=characters", *settings]
-    flags = [part for setting in given for part in ("--set", setting)]
+    assignments = [f"model.{field}" for field in small] + ["data.tokenizer=characters", *settings]
+    flags = [part for setting in assignments for part in ("--set", setting)]
     return main(["train", task, *files[task], "--out", str(out), "--clinic", *flags])
 
 
 @pytest.mark.trains
 @pytest.mark.parametrize("task", slow_except(("translate",), TASKS))
-def test_a_run_is_watched(task: str, data: Path, tmp_path: Path) -> None:
+def test_the_clinic_monitors_a_run(task: str, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     calm = (
         "train.steps=100",
@@ -252,9 +252,9 @@ def test_a_run_is_watched(task: str, data: Path, tmp_path: Path) -> None:
     assert watched(task, data, out, *calm) == 0
     rows = [json.loads(line) for line in (out / "clinic.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [10, 30, 100]
-    for found in rows:
-        assert found["dependency"] > 0 and 0 < found["entropy"] <= 1
-        assert 0 < found["update"] < 1 and found["blocks"]
+    for row in rows:
+        assert row["dependency"] > 0 and 0 < row["entropy"] <= 1
+        assert 0 < row["update"] < 1 and row["blocks"]
 
 
 @pytest.mark.trains
@@ -263,9 +263,9 @@ def test_a_run_that_breaks_leaves_a_case_that_the_command_line_replays(
 ) -> None:
     out = tmp_path / "run"
     assert watched("language", data, out, "train.lr=1e30", "train.steps=40") == 1
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
     folder = sorted((out / "cases").iterdir())[0]
-    assert f"addnorm clinic replay {folder}" in said
+    assert f"addnorm clinic replay {folder}" in output
     first = read_document(folder / "case.json", *FAILED_STEP)["report"]["first_non_finite"]
     assert first is not None
     assert main(["clinic", "replay", str(folder)]) == 0

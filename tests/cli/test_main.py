@@ -22,10 +22,10 @@ ALWAYS = (
     "--json"
 )
 TRAIN = {
-    "translate": "--target --valid-source --valid-target --text --label --size",
-    "language": "--valid-source --text --size",
-    "masked": "--valid-source --text --size",
-    "classify": "--valid-source --text --label --size",
+    "translate": "--target --valid-source --valid-target --text --label --size --lora --rank",
+    "language": "--valid-source --text --size --lora --rank",
+    "masked": "--valid-source --text --size --lora --rank",
+    "classify": "--valid-source --text --label --size --lora --rank",
     "table": "--target --model --schema --groups --split --test --compare --unlabelled --pretrain",
 }
 """Options of `train TASK`, besides those of every task."""
@@ -33,13 +33,17 @@ FLAGS = {
     "train": HELP | {"--resume", "--board", "--clinic", "--json"},
     "evaluate": HELP | {"--int8", "--source", "--target", "--beam", "--json"},
     "translate": HELP
-    | {"--int8", "--beam", "--nbest", "--penalty", "--alpha", "--workers", "--scores", "--json"},
+    | {"--int8", "--beam", "--nbest", "--penalty", "--alpha", "--workers", "--scores", "--json"}
+    | {"--stream"},
     "generate": HELP
     | {"--int8", "--prompt", "--tokens", "--temperature", "--top-k", "--top-p", "--seed", "--json"},
-    "classify": HELP | {"--json"},
+    "classify": HELP | {"--stream", "--json"},
     "schema": HELP | {"-o", "--out", "--target", "--json"},
     "predict": HELP | {"-o", "--out", "--proba", "--json"},
-    "explain": HELP | {"--row", "--out", "--json"},
+    "explain": HELP | {"--row", "--report", "--json"},
+    "import": HELP | {"--adapter", "--json"},
+    "export": HELP | {"--to", "--architecture", "--precision", "--json"},
+    "embed": HELP | {"-o", "--out", "--json"},
     "clinic": HELP
     | {"--set", "--report", "--lr", "--warmup", "--quick", "--try", "--steps", "--jobs", "--json"}
     | {"--data", "--out"},
@@ -49,6 +53,7 @@ FLAGS = {
     "show": HELP | {"--set", "--fields"},
     "list": HELP | {"--json"},
     "demo": HELP | {"--to", "--minutes", "--seed", "--out", "--json"},
+    "completion": HELP,
 }
 
 
@@ -56,7 +61,7 @@ def choices_of(parser: argparse.ArgumentParser) -> Any:
     return next(action.choices for action in parser._actions if action.choices)
 
 
-def test_the_list_of_flags_is_held() -> None:
+def test_the_list_of_flags() -> None:
     # A flag never repeats a field of the configuration: there is one --set.
     verbs = choices_of(make_parser())
     assert {name: set(verb.flags()) for name, verb in verbs.items()} == FLAGS
@@ -75,7 +80,7 @@ def test_help_does_not_import_torch() -> None:
 
 
 @pytest.mark.parametrize("verb", COMMANDS)
-def test_every_verb_ends_its_help_with_commands_to_try(
+def test_every_help_ends_with_example_commands(
     verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stop:
@@ -89,12 +94,10 @@ def test_every_verb_ends_its_help_with_commands_to_try(
 @pytest.mark.parametrize(
     "command", [line for verb in ("cost", "show", "list") for line in COMMANDS[verb].examples]
 )
-def test_the_commands_to_try_work_as_pasted(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_example_commands_work_as_pasted(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command.split()[1:]) == 0
-    said = capsys.readouterr()
-    assert said.out and not said.err
+    output = capsys.readouterr()
+    assert output.out and not output.err
 
 
 @pytest.mark.parametrize(
@@ -104,7 +107,7 @@ def test_the_commands_to_try_work_as_pasted(
         *(line for task in TASKS for line in TASKS[task].examples),
     ],
 )
-def test_the_commands_that_need_files_are_understood(
+def test_example_commands_are_parsed(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -165,9 +168,9 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == 2
-    said = capsys.readouterr()
-    assert said.err.startswith(f"addnorm: {message}") and said.err.count("\n") == 1
-    assert not said.out
+    output = capsys.readouterr()
+    assert output.err.startswith(f"addnorm: {message}") and output.err.count("\n") == 1
+    assert not output.out
 
 
 def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,14 +179,14 @@ def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.process
-def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
+def test_a_closed_pipe_is_not_an_error(tmp_path: Path) -> None:
     command = f"{sys.executable} -m addnorm list presets | head -1"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
     assert "base" in done.stdout and not done.stderr
 
 
 @pytest.mark.parametrize("arguments", [["costs"], [], ["cost"], ["cost", "gpt2", "--batch", "x"]])
-def test_what_cannot_be_parsed_is_misuse(
+def test_invalid_arguments_are_misuse(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == 2
@@ -207,8 +210,8 @@ def test_every_task_explains_its_own_options(task: str, capsys: pytest.CaptureFi
     with pytest.raises(SystemExit) as stop:
         main(["train", task, "--help"])
     assert stop.value.code == 0
-    said = capsys.readouterr().out
-    assert all(flag in said for flag in TRAIN[task].split())
+    output = capsys.readouterr().out
+    assert all(flag in output for flag in TRAIN[task].split())
     others = {flag for flags in TRAIN.values() for flag in flags.split()} - set(TRAIN[task].split())
-    assert not others & set(said.replace(",", " ").split())
-    assert all(example in said for example in TASKS[task].examples)
+    assert not others & set(output.replace(",", " ").split())
+    assert all(example in output for example in TASKS[task].examples)

@@ -28,21 +28,22 @@ def feed(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="utf-8"))
 
 
+@pytest.mark.slow
 @pytest.mark.trains
-def test_translations_a_line_each(
+def test_translations_are_printed_line_by_line(
     trained: Trained, source: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = str(trained["translate"])
     assert main(["translate", run, str(source), "--beam", "2"]) == 0
-    said = capsys.readouterr()
+    output = capsys.readouterr()
     wanted = Run.open(run).translate(lines(6, seed=5), beam=2)
-    assert said.out.splitlines() == wanted and not said.err
+    assert output.out.splitlines() == wanted and not output.err
     assert main(["translate", run, str(source), "--nbest", "3", "--scores", "--beam", "2"]) == 0
     rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     assert [row[0] for row in rows] == [str(n) for n in range(1, 7) for _ in range(3)]
     best = Run.open(run).translate(lines(6, seed=5), beam=3, nbest=3)
-    found = [answer for answers in best for answer in answers]
-    assert [row[1:] for row in rows] == [[f"{a.score:.4f}", a] for a in found]
+    flat = [answer for answers in best for answer in answers]
+    assert [row[1:] for row in rows] == [[f"{a.score:.4f}", a] for a in flat]
     assert main(["translate", run, str(source), "--json", "--nbest", "2", "--scores"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["line"] for row in rows] == [1, 2, 3, 4, 5, 6]
@@ -68,8 +69,8 @@ def test_lines_of_the_standard_input(
     assert capsys.readouterr().out == wanted
     feed(monkeypatch, b"ba\nbe\ncaf\xe9\n")
     assert main(["translate", run, "-", "--beam", "1"]) == 2
-    said = capsys.readouterr()
-    assert said.err == (
+    output = capsys.readouterr()
+    assert output.err == (
         "addnorm: the standard input must be UTF-8 text: line 3 is not. If it is Latin-1, "
         "convert it: iconv -f LATIN1 -t UTF-8.\n"
     )
@@ -78,11 +79,11 @@ def test_lines_of_the_standard_input(
 @pytest.mark.trains
 def test_generation(trained: Trained, capsys: pytest.CaptureFixture[str]) -> None:
     ask = ["generate", str(trained["language"]), "--prompt", "Ba", "--tokens", "30"]
-    said = []
+    output = []
     for more in (["--seed", "1"], ["--seed", "1"], ["--seed", "2"]):
         assert main([*ask, "--temperature", "2", *more]) == 0
-        said.append(capsys.readouterr().out)
-    assert said[0] == said[1] != said[2] and all(text.startswith("Ba") for text in said)
+        output.append(capsys.readouterr().out)
+    assert output[0] == output[1] != output[2] and all(text.startswith("Ba") for text in output)
     assert main([*ask, "--temperature", "0", "--json"]) == 0
     greedy = json.loads(capsys.readouterr().out)
     assert greedy["prompt"] == "Ba" and len(greedy["pieces"]) == 30
@@ -107,25 +108,123 @@ def test_labels(
     assert capsys.readouterr().out == wanted
     feed(monkeypatch, source.read_bytes())
     assert main(["classify", run, "--json"]) == 0
-    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert found == rows and all(sum(row.values()) == pytest.approx(1) for row in found)
+    printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert printed == rows and all(sum(row.values()) == pytest.approx(1) for row in printed)
 
 
 @pytest.mark.trains
-def test_figures(
+def test_blank_lines_pass_through_aligned(
+    trained: Trained,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    texts = ["", "ba be", " ", "bi", "\t"]
+    path = tmp_path / "texts.txt"
+    path.write_text("".join(text + "\n" for text in texts))
+    run, other = trained["translate"], trained["classify"]
+    plain = Run.open(run).translate(["ba be", "bi"], beam=2)
+    labels = Run.open(other).classify(["ba be", "bi"])
+    assert Run.open(run).translate(texts, beam=2) == ["", plain[0], "", plain[1], ""]
+    best = Run.open(run).translate(texts, beam=2, nbest=2)
+    assert [len(each) for each in best] == [1, 2, 1, 2, 1]
+    assert (best[0][0].score, best[0][0].pieces) == (0.0, [])
+    assert Run.open(other).classify(texts) == [{}, labels[0], {}, labels[1], {}]
+    for more in ([], ["--stream"]):
+        assert main(["translate", str(run), str(path), "--beam", "2", *more]) == 0
+        assert capsys.readouterr().out.split("\n") == ["", plain[0], "", plain[1], "", ""]
+        feed(monkeypatch, path.read_bytes())
+        assert main(["classify", str(other), *more]) == 0
+        printed = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+        assert [bool(name) and bool(value) for name, value in printed] == [
+            *(False, True, False, True, False)
+        ]
+        assert main(["classify", str(other), str(path), "--json", *more]) == 0
+        printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert [row == {} for row in printed] == [True, False, True, False, True]
+
+
+class RecordedInput:
+    """A standard input that notes how many lines were printed when each line is read."""
+
+    def __init__(self, texts: list[str], printed: io.StringIO) -> None:
+        self.texts, self.printed, self.counts = texts, printed, list[int]()
+
+    @property
+    def buffer(self) -> Any:
+        for text in self.texts:
+            self.counts.append(self.printed.getvalue().count("\n"))
+            yield f"{text}\n".encode()
+
+    def isatty(self) -> bool:
+        return False
+
+
+@pytest.mark.trains
+@pytest.mark.parametrize("verb", ["translate", "classify"])
+def test_a_stream_is_answered_line_by_line(
+    verb: str, trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = []
+    for more in ([], ["--stream"]):
+        printed = io.StringIO()
+        stdin = RecordedInput(["ba", "", "be bi"], printed)
+        monkeypatch.setattr(sys, "stdin", stdin)
+        monkeypatch.setattr(sys, "stdout", printed)
+        assert main([verb, str(trained[verb]), *more]) == 0
+        counts.append(stdin.counts)
+    assert counts == [[0, 0, 0], [0, 1, 2]]
+
+
+@pytest.mark.trains
+@pytest.mark.parametrize("ending", ["csv", "tsv"])
+def test_a_table_is_classified_by_its_text_column(
+    ending: str, trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, sign = trained["classify"], {"csv": ",", "tsv": "\t"}[ending]
+    texts = lines(8, seed=5)
+    labels = [max(row, key=row.__getitem__) for row in Run.open(run).classify(texts)]
+    table = tmp_path / f"new.{ending}"
+    rows = [["number", "text", "label"], *([str(n), t, label(t)] for n, t in enumerate(texts))]
+    rows.insert(3, ["9", "", "no"])
+    table.write_text("".join(sign.join(row) + "\n" for row in rows))
+    assert main(["classify", str(run), str(table)]) == 0
+    output = capsys.readouterr()
+    printed = [line.split("\t")[0] for line in output.out.splitlines()]
+    assert printed == [*labels[:2], "", *labels[2:]]
+    assert "the texts are those of 'text'.\n" in output.err
+    assert main(["evaluate", str(run), str(table), "--json"]) == 0
+    share = json.loads(capsys.readouterr().out)["accuracy"]
+    assert share == pytest.approx(sum(map(str.__eq__, labels, map(label, texts))) / 8)
+
+
+@pytest.mark.trains
+def test_nbest_above_beam_raises_the_beam(
+    trained: Trained, source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["translate", str(trained["translate"]), str(source), "--nbest", "3"]
+    assert main([*command, "--beam", "2"]) == 0
+    output = capsys.readouterr()
+    assert output.err == "--nbest 3 is above --beam 2: searching with --beam 3.\n"
+    assert main([*command, "--beam", "3"]) == 0
+    assert capsys.readouterr() == (output.out, "")
+
+
+@pytest.mark.trains
+def test_metrics_of_files(
     trained: Trained, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = tmp_path / "test.target"
     target.write_text("".join(answer(text) + "\n" for text in lines(6, seed=5)))
     files = ["--source", str(source), "--target", str(target), "--beam", "2"]
     assert main(["evaluate", str(trained["translate"]), *files, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found == Run.open(trained["translate"]).evaluate(str(source), str(target), beam=2)
+    metrics = json.loads(capsys.readouterr().out)
+    assert metrics == Run.open(trained["translate"]).evaluate(str(source), str(target), beam=2)
     assert main(["evaluate", str(trained["translate"]), *files]) == 0
-    said = capsys.readouterr().out
-    assert f"{'bleu':<22} {found['bleu']:.4g}\n" in said and f"beam{' ' * 19}2" in said
-    assert f"{'exact':<22} {found['exact']:.1%}\n" in said
-    assert f"{'bleu lower signature':<22} {found['bleu_lower_signature']}\n" in said
+    output = capsys.readouterr().out
+    assert f"{'bleu':<22} {metrics['bleu']:.4g}\n" in output and f"beam{' ' * 19}2" in output
+    assert f"{'exact':<22} {metrics['exact']:.1%}\n" in output
+    assert f"{'bleu lower signature':<22} {metrics['bleu_lower_signature']}\n" in output
     table = tmp_path / "test.csv"
     table.write_text("text,label\n" + "".join(f"{t},{label(t)}\n" for t in lines(9, seed=5)))
     assert main(["evaluate", str(trained["classify"]), str(table)]) == 0
@@ -133,7 +232,7 @@ def test_figures(
     assert main(["evaluate", str(trained["language"]), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["bits_per_byte"] > 0
     assert main(["evaluate", str(trained["language"]), "a", "--source", "b"]) == 2
-    assert "one file to evaluate on, not two: 'a' and 'b'." in capsys.readouterr().err
+    assert "there must be one file to evaluate on: got 'a' and 'b'." in capsys.readouterr().err
 
 
 @pytest.mark.trains
@@ -142,9 +241,9 @@ def test_runs_are_listed(
 ) -> None:
     runs = [trained["language"], trained["translate"]]
     assert main(["runs", str(trained.folder)]) == 0
-    said = capsys.readouterr().out.splitlines()
+    output = capsys.readouterr().out.splitlines()
     for path in runs:
-        (line,) = [line for line in said if line.startswith(f"{path} ")]
+        (line,) = [line for line in output if line.startswith(f"{path} ")]
         assert path.name in line and "finished" in line and "loss " in line
     assert main(["runs", str(trained.folder), "--json"]) == 0
     rows = {row["run"]: row for row in json.loads(capsys.readouterr().out)}
@@ -164,19 +263,18 @@ def test_runs_are_listed(
 MISTAKES = {
     "no run": ("translate {folder}/none {text}", "there is no run in '{folder}/none'. Check"),
     "no file": ("translate {translate} {folder}/none", "there is no file '{folder}/none'. "),
-    "empty line": ("translate {translate} {blank}", "there must be a text on each line: line 2 is"),
-    "empty text": ("classify {classify} {blank}", "there must be a text on each line: line 2 is"),
     "binary": ("classify {classify} {binary}", "'{binary}' is not text: byte 3 of line 1 is 0."),
     "latin-1": ("classify {classify} {latin}", "'{latin}' must be UTF-8 text: byte 4 of line 1"),
     "other task": (
         "translate {language} {text}",
-        "'{language}' was trained for language: it can generate, not translate. ",
+        "'{language}' was trained for language: it has no verb 'translate'. "
+        "Its verbs: generate, explain.",
     ),
     "long prompt": (
         "generate {language} --prompt bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb",
-        "a prompt must fit the context of 32 tokens: got 42. Shorten it, or give only its end.",
+        "a prompt must fit the context of 32 tokens: got 42. Shorten it, or pass only its end.",
     ),
-    "strange": ("generate {language} --prompt baß", "the prompt has a character that the model"),
+    "strange": ("generate {language} --prompt baß", "the prompt has a character that is not in"),
     "beam": ("translate {translate} {text} --beam 0", "nbest must be 1 or more, and at most"),
     "nbest": ("translate {translate} {text} --nbest 0", "nbest must be 1 or more"),
     "penalty": ("translate {translate} {text} --penalty none-such", "penalty"),
@@ -196,19 +294,18 @@ def test_a_mistake_is_one_line(
     name: str, trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "text").write_text("ba be\n")
-    (tmp_path / "blank").write_text("ba be\n \nbi\n")
     (tmp_path / "binary").write_bytes(b"ba\x00\n")
     (tmp_path / "latin").write_bytes(b"caf\xe9\n")
     (tmp_path / "newer").mkdir()
     (tmp_path / "newer" / "run.json").write_text('{"version": 3}')
     places = {task: trained[task] for task in ("translate", "language", "classify")}
-    places |= {file: tmp_path / file for file in ("text", "blank", "binary", "latin", "newer")}
+    places |= {file: tmp_path / file for file in ("text", "binary", "latin", "newer")}
     places |= {"folder": tmp_path}
     arguments, message = (text.format(**places) for text in MISTAKES[name])
     assert main(arguments.split()) == 2
-    said = capsys.readouterr()
-    assert said.err.startswith(f"addnorm: {message}") and said.err.count("\n") == 1, said.err
-    assert not said.out
+    output = capsys.readouterr()
+    assert output.err.startswith(f"addnorm: {message}") and output.err.count("\n") == 1, output.err
+    assert not output.out
 
 
 # ── Tables ────────────────────────────────────────────────────────────────────────────────────────
@@ -221,9 +318,9 @@ def test_every_verb_prints_json(
     where = trained_table.parent / "run"
     capsys.readouterr()
     run("schema", trained_table, "--target", "y", "--json")
-    found = json.loads(capsys.readouterr().out)
-    assert (found["target"], found["task"]) == ("y", "classes")
-    assert [column["kind"] for column in found["columns"]] == ["number", "category"]
+    schema = json.loads(capsys.readouterr().out)
+    assert (schema["target"], schema["task"]) == ("y", "classes")
+    assert [column["kind"] for column in schema["columns"]] == ["number", "category"]
     run("predict", where, trained_table, "--json", "--proba")
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["row"] for line in lines] == list(range(1, 61))
@@ -236,20 +333,22 @@ def test_every_verb_prints_json(
 
 
 @pytest.mark.trains
-def test_what_training_did_not_know_is_said_when_predicting(
+def test_unknown_values_are_reported_when_predicting(
     trained_table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
     where, new = trained_table.parent / "run", tmp_path / "new.csv"
     new.write_text("age,job\n" + "old,astronaut\n" * 5 + "-,diver\n" * 4 + "30,a\n")
-    monkeypatch.setattr("addnorm.tasks.table.CHUNK", 3)
+    monkeypatch.setattr("addnorm.tasks.table.ROWS_PER_CHUNK", 3)
     for more in ((), ("-o", tmp_path / "o.csv")):
         run("predict", where, new, *more)
-        said = capsys.readouterr().err
-        assert "age: 5 values are not numeric (for example 'old'); treated as missing" in said
-        assert "job: 9 values are unknown or were rare in training (for example 'astronaut'" in said
+        output = capsys.readouterr().err
+        assert "age: 5 values are not numeric (for example 'old'); treated as missing" in output
+        assert (
+            "job: 9 values are unknown or were rare in training (for example 'astronaut'" in output
+        )
     new.write_text("age,job\n,a\n?,b\n")
     run("predict", where, new)
-    assert "age: no row has a value; all are predicted as missing it" in capsys.readouterr().err
+    assert "age: all values are missing." in capsys.readouterr().err
     run("explain", where, new, "--row", 1)
     new.write_text("age,job\nold,a\n")
     run("explain", where, new, "--row", 1)
@@ -277,14 +376,14 @@ def test_a_damaged_run_is_one_clear_error(
 
 @pytest.mark.trains
 @pytest.mark.parametrize(
-    ("harm", "said"),
+    ("harm", "message"),
     (
         *((b"", "is damaged"), (b"\0nothing", "is damaged"), (None, "is damaged")),
         *((b"[]", "was not written by addnorm"), (b"{}", "was not written by addnorm")),
     ),
 )
 def test_a_table_with_damaged_columns_is_not_resumed(
-    trained_table: Path, tmp_path: Path, harm: bytes | None, said: str, capsys: Any
+    trained_table: Path, tmp_path: Path, harm: bytes | None, message: str, capsys: Any
 ) -> None:
     where = tmp_path / "run"
     shutil.copytree(trained_table.parent / "run", where)
@@ -293,26 +392,27 @@ def test_a_table_with_damaged_columns_is_not_resumed(
     assert main(["train", "--resume", str(where)]) == 2
     shown = capsys.readouterr()
     assert not shown.out and shown.err.count("\n") == 1
-    assert f"{str(where / 'columns.json')!r} {said}" in shown.err
+    assert f"{str(where / 'columns.json')!r} {message}" in shown.err
 
 
 @pytest.mark.trains
-def test_files_that_would_be_lost_are_kept(trained_table: Path, tmp_path: Path) -> None:
+def test_predict_does_not_overwrite_its_input(trained_table: Path, tmp_path: Path) -> None:
     where, path = trained_table.parent / "run", tmp_path / "t.csv"
     path.write_text("x,y\n" + "".join(f"{i / 7},{i * 1.5}\n" for i in range(40)))
-    with pytest.raises(AddnormError, match="-o must name another file than the one that is read"):
+    with pytest.raises(AddnormError, match="-o must differ from the file that is read"):
         run("predict", where, trained_table, "-o", trained_table)
-    with pytest.raises(AddnormError, match=r"is not empty\. Choose another --out"):
+    with pytest.raises(AddnormError, match=r"is a file\. Choose another --out"):
         train(path, "--out", path)
     train(path)
     with pytest.raises(
-        AddnormError, match=r"--proba needs a model of classes: this one predicts numbers"
+        AddnormError,
+        match="--proba needs a model that predicts classes: this",
     ):
         run("predict", tmp_path / "run", path, "--proba")
 
 
 class Screen(io.StringIO):
-    """A terminal to write to."""
+    """A stream that is a terminal."""
 
     def isatty(self) -> bool:
         return True
@@ -324,7 +424,7 @@ def test_a_bar_is_for_terminals(
     trained_table: Path, tmp_path: Path, terminal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     screen = Screen() if terminal else io.StringIO()
-    monkeypatch.setattr("addnorm.tasks.table.CHUNK", 7)
+    monkeypatch.setattr("addnorm.tasks.table.ROWS_PER_CHUNK", 7)
     monkeypatch.setattr("sys.stderr", screen)
     run("predict", trained_table.parent / "run", trained_table, "-o", tmp_path / "out.csv")
     shown = screen.getvalue()
@@ -338,20 +438,58 @@ def test_a_bar_is_for_terminals(
 def test_predict_adds_columns(
     trained_table: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("addnorm.tasks.table.CHUNK", 7)
+    monkeypatch.setattr("addnorm.tasks.table.ROWS_PER_CHUNK", 7)
     run("predict", trained_table.parent / "run", trained_table, "-o", tmp_path / name, "--proba")
-    found = read_frame(tmp_path / name)
-    assert found.names == ["age", "job", "y", "y (predicted)", "p(no)", "p(yes)"]
-    assert len(found) == 60
+    frame = read_frame(tmp_path / name)
+    assert frame.names == ["age", "job", "y", "y (predicted)", "p(no)", "p(yes)"]
+    assert len(frame) == 60
     total = [
         float(a) + float(b)
-        for a, b in zip(found.columns["p(no)"], found.columns["p(yes)"], strict=True)
+        for a, b in zip(frame.columns["p(no)"], frame.columns["p(yes)"], strict=True)
     ]
     assert total == pytest.approx([1.0] * 60)
     with pytest.raises(
         AddnormError, match=r"already has a column 'y \(predicted\)'|which training"
     ):
         run("predict", trained_table.parent / "run", tmp_path / name, "-o", tmp_path / "again.csv")
+
+
+def quoted_tabs(row: int) -> str:
+    return f'{row % 7}\t"a\tb{row % 3}"\t{"yes" if row % 2 else "no"}\n' + "\n" * (row % 20 == 5)
+
+
+def long_cell(row: int) -> str:
+    cell = "x" * 140_000 if row == 3 else f"n{row % 3}"
+    return f"{row % 7},{cell},{'yes' if row % 2 else 'no'}\n"
+
+
+@pytest.mark.trains
+@pytest.mark.parametrize(
+    ("name", "row", "notes"),
+    [
+        ("t.tsv", quoted_tabs, ("separated by tabs, with quoted fields", "blank lines skipped: 2")),
+        ("t.csv", long_cell, ()),
+    ],
+)
+def test_a_file_is_predicted_as_it_was_trained_on(
+    tmp_path: Path, name: str, row: Any, notes: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A quoted tab, blank lines and a cell beyond the limit of the csv module."""
+    separator = "\t" if name.endswith(".tsv") else ","
+    path = tmp_path / name
+    path.write_text(separator.join(("age", "job", "y")) + "\n" + "".join(map(row, range(40))))
+    train(path)
+    trained_on = capsys.readouterr().err
+    run("predict", tmp_path / "run", path, "-o", tmp_path / "out.csv")
+    output = capsys.readouterr().err
+    assert all(note in trained_on and note in output for note in notes)
+    assert len(output) < 1000, "a long cell is shortened in messages"
+    source, scored = read_frame(path), read_frame(tmp_path / "out.csv")
+    assert len(scored) == len(source) == 40 and len(scored.names) == 4
+    assert all(
+        scored.columns[column].tolist() == source.columns[column].tolist()
+        for column in source.names
+    )
 
 
 @pytest.mark.trains
@@ -362,19 +500,39 @@ def test_predict_prints(trained_table: Path, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.trains
+def test_explain_a_text(
+    trained: Trained, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where, page = str(trained["translate"]), tmp_path / "why.html"
+    assert main(["explain", where, "ba be", "--report", str(page)]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("ba be → ") and "completeness: the contributions" in said.out
+    assert f"page: {page}" in said.err and "Choose an output word" in page.read_text()
+    second = source.read_text().splitlines()[1]
+    assert main(["explain", where, str(source), "--row", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["title"].startswith(f"{second} → ")
+    for output in found["outputs"]:
+        assert len(output["inputs"]["encoder"]) == len(found["tokens"]["encoder"])
+        assert 0 <= output["probability"] <= 1 and output["pieces"]
+    assert main(["explain", where, str(source), "--row", "99"]) == 2
+    assert "--row must be 1 to" in capsys.readouterr().err
+
+
+@pytest.mark.trains
 def test_explain(trained_table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = trained_table.parent / "run"
-    run("explain", where, trained_table, "--out", tmp_path / "why.html")
+    run("explain", where, trained_table, "--report", tmp_path / "why.html")
     assert "agreement of ranks: permutation and gradient" in capsys.readouterr().out
     assert "<svg" in (tmp_path / "why.html").read_text()
     run("explain", where, trained_table, "--row", 17)
     assert "row 17: the log-odds of yes is" in capsys.readouterr().out
-    run("explain", where, trained_table, "--row", 17, "--out", tmp_path / "one.html")
+    run("explain", where, trained_table, "--row", 17, "--report", tmp_path / "one.html")
     assert "row 17" in (tmp_path / "one.html").read_text()
     capsys.readouterr()
     run("explain", where, trained_table, "--row", 1, "--json")
     assert json.loads(capsys.readouterr().out)["columns"] == ["age", "job"]
-    with pytest.raises(AddnormError, match="--row must be 1 to 60: got 61"):
+    with pytest.raises(AddnormError, match="row must be 1 to 60: got 61"):
         run("explain", where, trained_table, "--row", 61)
 
 
@@ -382,28 +540,28 @@ def test_explain(trained_table: Path, tmp_path: Path, capsys: pytest.CaptureFixt
 def test_a_run_is_evaluated_on_other_rows(
     trained_table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The figures are those of its predictions, row by row."""
+    """The metrics are those of its predictions, row by row."""
     later = tmp_path / "later.csv"
     later.write_text(rows(40))
     assert main(["evaluate", str(trained_table.parent / "run"), str(later), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    metrics = json.loads(capsys.readouterr().out)
     run("predict", trained_table.parent / "run", later, "-o", tmp_path / "scored.csv")
     scored = read_frame(tmp_path / "scored.csv").columns
     right = [str(a) == str(b) for a, b in zip(scored["y"], scored["y (predicted)"], strict=True)]
-    assert told["accuracy"] == pytest.approx(sum(right) / 40) and told["rows"] == 40
-    assert set(told) == {"accuracy", "auc", "log_loss", "brier", "ece", "f1", "rows"}
+    assert metrics["accuracy"] == pytest.approx(sum(right) / 40) and metrics["rows"] == 40
+    assert set(metrics) == {"accuracy", "auc", "log_loss", "brier", "ece", "f1", "rows"}
     shutil.copytree(trained_table.parent / "run", tmp_path / "bare")
     for path in (tmp_path / "bare").rglob("schema.toml"):
-        path.unlink()  # it is for people, and may be deleted
+        path.unlink()  # the page is not needed and may be deleted
     assert main(["evaluate", str(tmp_path / "bare"), "--source", str(later)]) == 0
-    assert f"{told['accuracy']:.1%}" in capsys.readouterr().out
-    for more, said in (
-        ((), "keeps no rows to evaluate on: give a file"),
-        ((str(later), "--int8"), "--int8 is for models of text, not for tables"),
+    assert f"{metrics['accuracy']:.1%}" in capsys.readouterr().out
+    for more, message in (
+        ((), "does not store its rows, so evaluation needs a file"),
+        ((str(later), "--int8"), "int8 is for text models: this run is for a table"),
         ((str(later), "--target", "y"), "--target is for translations, not for tables"),
     ):
         assert main(["evaluate", str(trained_table.parent / "run"), *more]) == 2
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.trains
@@ -414,10 +572,10 @@ def test_runs_of_tables_are_listed(
     shutil.copytree(trained_table.parent / "run", tmp_path / "runs" / "two")
     (tmp_path / "runs" / "two" / "summary.json").write_text("{")
     assert main(["runs", str(tmp_path / "runs")]) == 0
-    said = capsys.readouterr()
-    assert said.out.startswith(f"{tmp_path / 'runs' / 'one'}  table      finished ")
-    assert "accuracy " in said.out and len(said.out.splitlines()) == 1
-    assert "left out: " in said.err and "summary.json' is damaged" in said.err
+    output = capsys.readouterr()
+    assert output.out.startswith(f"{tmp_path / 'runs' / 'one'}  table      finished ")
+    assert "accuracy " in output.out and len(output.out.splitlines()) == 1
+    assert "not listed: " in output.err and "summary.json' is damaged" in output.err
     assert main(["runs", str(tmp_path / "runs"), "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert row["task"] == "table" and row["finished"] and row["best"]["accuracy"] <= 1
@@ -438,11 +596,11 @@ def test_runs_of_texts_and_tables_are_listed_together(
 
 
 @pytest.mark.trains
-def test_verbs_of_texts_say_what_a_table_can(
+def test_text_verbs_are_refused_for_a_table(
     trained_table: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["translate", str(trained_table.parent / "run")]) == 2
     assert (
-        "was trained for table: it can predict, predict_proba, explain, not translate."
+        "was trained for table: it has no verb 'translate'. Its verbs: predict, predict_proba"
         in capsys.readouterr().err
     )

@@ -1,4 +1,4 @@
-"""addnorm train for texts: what it prints, what it writes, kills, interrupts, mistakes."""
+"""addnorm train for text tasks: output, files, kills, interrupts, errors."""
 
 import json
 import os
@@ -39,15 +39,15 @@ def command(task: str, data: Path, out: Path, *more: str) -> list[str]:
 
 
 @pytest.mark.trains
-def test_train_says_what_it_read_and_how_it_ended(
+def test_train_prints_notes_and_results(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
     more = ["--set", "train.steps=6", "--set", "train.evaluate_every=3", "--size", "small"]
     assert main(command("translate", data, out, *more)) == 0
-    said = capsys.readouterr()
-    assert said.out.startswith("best at step ") and "trained after 6 steps, 0:0" in said.out
-    assert f"model: {out / 'best'}   page: {out / 'summary.html'}" in said.out
+    output = capsys.readouterr()
+    assert output.out.startswith("best at step ") and "trained after 6 steps, 0:0" in output.out
+    assert f"model: {out / 'best'}   page: {out / 'summary.html'}" in output.out
     for text in (
         "a.target: 120 pairs read, 120 kept.",
         "split by source: 108 rows",
@@ -55,15 +55,15 @@ def test_train_says_what_it_read_and_how_it_ended(
         "6 steps of 512 tokens (",
         "step      3  held out: loss ",
     ):
-        assert text in said.err
+        assert text in output.err
     assert main(["train", "--resume", str(out), "--json"]) == 0
-    said = capsys.readouterr()
-    assert json.loads(said.out)["finished"] and json.loads(said.out)["run"] == str(out)
-    assert "it is already finished." in said.err
+    output = capsys.readouterr()
+    assert json.loads(output.out)["finished"] and json.loads(output.out)["run"] == str(out)
+    assert "it is already finished." in output.err
 
 
 @pytest.mark.trains
-def test_a_file_of_settings_and_what_stands_over_it(
+def test_settings_override_a_toml_file(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "run.toml"
@@ -84,10 +84,14 @@ def test_a_dry_run_writes_nothing(
     monkeypatch.chdir(tmp_path)
     out = tmp_path / "run"
     assert main(command("language", data, out, "--dry-run")) == 0
-    said = capsys.readouterr().out
-    config = Config.parse(said)
+    output = capsys.readouterr().out
+    config = Config.parse(output)
     assert config.train.steps and config.run.task == "language"
-    assert " parameters; " in said and " s a step, " in said and "# expected duration: " in said
+    assert (
+        " parameters; " in output
+        and " s per step, " in output
+        and "# expected duration: " in output
+    )
     assert main(command("language", data, out, "--dry-run", "--json", "--minutes", "0.5")) == 0
     facts = json.loads(capsys.readouterr().out)
     config = Config.parse(facts.pop("config"))
@@ -97,7 +101,7 @@ def test_a_dry_run_writes_nothing(
 
 
 def begin(*arguments: str) -> "subprocess.Popen[str]":
-    """A real process; what it says can be read as it comes."""
+    """Start a process whose output can be read line by line."""
     return subprocess.Popen(
         [sys.executable, "-m", "addnorm", *arguments],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -109,16 +113,16 @@ def begin(*arguments: str) -> "subprocess.Popen[str]":
 
 def wait_for(process: "subprocess.Popen[str]", holds: Callable[[str], bool]) -> str:
     assert process.stderr is not None
-    said = ""
+    output = ""
     for line in process.stderr:
-        said += line
+        output += line
         if holds(line):
-            return said
-    raise AssertionError(f"it ended too early: {said}")
+            return output
+    raise AssertionError(f"it ended too early: {output}")
 
 
 def kill_and_compare(task: str, data: Path, tmp_path: Path, moments: list[float]) -> None:
-    """Kill a run at each moment after an evaluation, resume it, and compare with one unbroken."""
+    """Kill a run at each moment after an evaluation, resume it, compare it to an unbroken one."""
     more = [
         "--set",
         "train.steps=120",
@@ -166,10 +170,8 @@ def test_a_run_killed_at_any_moment(task: str, data: Path, tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.trains
-def test_an_interrupt_finishes_the_step_saves_and_says_how_to_go_on(
-    data: Path, tmp_path: Path
-) -> None:
-    """Exit code 130, as of any program that was interrupted: what follows `&&` must not run."""
+def test_an_interrupt_saves_and_prints_how_to_resume(data: Path, tmp_path: Path) -> None:
+    """The exit code is 130, so that a command after `&&` does not run."""
     out = tmp_path / "run"
     more = ["--set", "train.steps=100000", "--set", "train.evaluate_every=5"]
     more += ["--set", "train.save_every=100000"]
@@ -178,7 +180,7 @@ def test_an_interrupt_finishes_the_step_saves_and_says_how_to_go_on(
         process.send_signal(signal.SIGINT)
         result, errors = process.communicate(timeout=600)
     assert process.returncode == 130
-    assert "stopping after this step; once more stops at once." in errors
+    assert "stopping after this step; interrupt again to stop immediately." in errors
     assert f"resume with: addnorm train --resume {out}\n" in errors
     assert errors.endswith("addnorm: stopped.\n") and "Traceback" not in errors
     summary = Run.open(out).summary
@@ -189,7 +191,7 @@ def test_an_interrupt_finishes_the_step_saves_and_says_how_to_go_on(
 
 @pytest.fixture
 def bad(tmp_path: Path) -> Path:
-    """Files that nothing can be learnt from."""
+    """Files that cannot be used for training."""
     folder = write(tmp_path / "bad", 20)
     texts = lines(20)
     (folder / "binary.txt").write_bytes(b"text\n\x00\x01\x02")
@@ -237,9 +239,9 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "heads": ("language {bad}/book.txt --set model.heads=7", "model.heads must divide width"),
     "two files": (
         "language {bad}/book.txt --source {bad}/a.source",
-        "one file to learn from, not two: '{bad}/book.txt' and '{bad}/a.source'.",
+        "there must be one file to train on: got '{bad}/book.txt' and '{bad}/a.source'.",
     ),
-    "nothing": ("language", "data.source must name a text to learn from: nothing was given."),
+    "nothing": ("language", "data.source must name a text to train on: it is not set."),
     "no TOML": ("{bad}/none.toml", "there is no file '{bad}/none.toml'. Check the path."),
     "bad TOML": ("{bad}/bad.toml", "{bad}/bad.toml is not TOML: "),
     "odd TOML": ("{bad}/odd.toml", "there is no section 'runs'. Did you mean 'run'?"),
@@ -263,14 +265,14 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
     arguments, message = (text.replace("{bad}", str(bad)) for text in MISTAKES[name])
     out = tmp_path / "out"
     assert main(["train", *arguments.split(), "--out", str(out)]) == 2
-    said = capsys.readouterr()
-    *talk, last = said.err.splitlines()
+    output = capsys.readouterr()
+    *messages, last = output.err.splitlines()
     assert last.startswith(f"addnorm: {message}"), last
-    assert not said.out and not out.exists() and "Traceback" not in said.err
-    assert not any(line.startswith("addnorm:") for line in talk)
+    assert not output.out and not out.exists() and "Traceback" not in output.err
+    assert not any(line.startswith("addnorm:") for line in messages)
 
 
-def test_a_narrow_type_is_refused_where_it_is_slow(
+def test_bfloat16_is_refused_where_it_is_slow(
     data: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -284,14 +286,14 @@ def test_a_narrow_type_is_refused_where_it_is_slow(
 
 
 @pytest.mark.trains
-def test_where_a_run_cannot_be(
+def test_directories_that_a_run_cannot_use(
     bad: Path, tmp_path: Path, trained: Trained, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for out, message in (
-        (bad / "full", "is not empty. Choose another --out."),
-        (bad / "a.source", "is not empty. Choose another --out."),
+        (bad / "full", "is not empty. Choose another --out"),
+        (bad / "a.source", "is a file. Choose another --out."),
         (bad / "a.source" / "run", "cannot be created: Not a directory."),
-        (trained["language"], "holds a run already. Choose another --out, or resume it:"),
+        (trained["language"], "already has a run. Choose another --out, or resume it:"),
     ):
         before = sorted(bad.rglob("*"))
         assert main(command("language", bad, out, "--set", "train.steps=1")) == 2
@@ -303,7 +305,7 @@ def test_where_a_run_cannot_be(
 
 
 @pytest.mark.parametrize(
-    "beside",
+    "extra",
     [
         "translate",
         "language book.txt",
@@ -321,8 +323,8 @@ def test_where_a_run_cannot_be(
         "--dry-run",
     ],
 )
-def test_resume_takes_no_other_flags(beside: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", *beside.split(), "--resume", "some/run"]) == 2
+def test_resume_takes_no_other_flags(extra: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", *extra.split(), "--resume", "some/run"]) == 2
     assert capsys.readouterr().err == (
         "addnorm: --resume takes no other options than --board, --clinic and --json. To start a "
         "new run with changes, use --from.\n"
@@ -330,7 +332,7 @@ def test_resume_takes_no_other_flags(beside: str, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.trains
-def test_a_run_that_cannot_be_resumed(
+def test_runs_that_cannot_be_resumed(
     trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", "--resume", str(tmp_path / "none")]) == 2
@@ -342,7 +344,7 @@ def test_a_run_that_cannot_be_resumed(
 
 
 @pytest.mark.trains
-def test_a_run_that_diverges_is_a_failure_and_no_misuse(
+def test_a_diverged_run_exits_with_failure(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     more = ["--set", "train.lr=1e30", "--set", "train.steps=40", "--set", "train.clip=0"]
@@ -353,9 +355,7 @@ def test_a_run_that_diverges_is_a_failure_and_no_misuse(
 
 
 @pytest.mark.trains
-def test_figures_for_tensorboard(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tensorboard_files(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("tensorboardX")
     more = ["--board", "--set", "train.steps=2"]
     assert main(command("language", data, tmp_path / "run", *more)) == 0
@@ -372,7 +372,7 @@ def test_figures_for_tensorboard(
     ),
     ids=lambda flags: flags[0],
 )
-def test_a_text_task_has_no_flags_of_tables(
+def test_a_text_task_has_no_table_options(
     data: Path, tmp_path: Path, flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(command("language", data, tmp_path / "run", *flags)) == 2
@@ -382,7 +382,7 @@ def test_a_text_task_has_no_flags_of_tables(
 
 
 @pytest.mark.trains
-def test_the_seed_is_the_runs(data: Path, tmp_path: Path) -> None:
+def test_seed_sets_run_seed(data: Path, tmp_path: Path) -> None:
     more = ["--seed", "7", "--set", "train.steps=1"]
     assert main(command("language", data, tmp_path / "run", *more)) == 0
     assert Config.load(tmp_path / "run" / "config.toml").run.seed == 7

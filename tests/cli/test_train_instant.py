@@ -8,17 +8,17 @@ import pytest
 from addnorm.errors import ConfigError
 from addnorm.models.instant import write_instant
 from addnorm.runs.run import Run
-from addnorm.tabular import instant, load
-from addnorm.tabular.instant_training import Settings, make_model
+from addnorm.tabular import instant, load_estimator
+from addnorm.tabular.instant_training import InstantSettings, make_model
 from tests.cli.tables import rows, run
 
 
 @pytest.fixture
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A table, and a small network with random weights in place of the package's."""
-    model = make_model(Settings(width=8, depth=2))
+    model = make_model(InstantSettings(width=8, depth=2))
     write_instant(model, model.state_dict(), tmp_path / "w.safetensors")
-    monkeypatch.setattr(instant, "WEIGHTS", tmp_path / "w.safetensors")
+    monkeypatch.setattr(instant, "PACKAGE_WEIGHTS", tmp_path / "w.safetensors")
     path = tmp_path / "t.csv"
     path.write_text(rows())
     return path
@@ -35,7 +35,7 @@ def test_it_is_evaluated_and_saved(table: Path, capsys: pytest.CaptureFixture[st
         ("HistGradientBoosting", "rows set aside"),
         *((name, on) for name, on in found[3:] if name not in ("Instant", "InstantClassifier")),
     ]
-    assert type(load(out / "best")).__name__ == "InstantClassifier"
+    assert type(load_estimator(out / "best")).__name__ == "InstantClassifier"
     run("predict", out, table, "--json")
     first = json.loads(capsys.readouterr().out.splitlines()[0])
     assert first
@@ -43,12 +43,12 @@ def test_it_is_evaluated_and_saved(table: Path, capsys: pytest.CaptureFixture[st
 
 def test_a_file_of_weights_can_be_given(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights, out = table.parent / "w.safetensors", table.parent / "run"
-    monkeypatch.setattr(instant, "WEIGHTS", Path("nowhere"))
+    monkeypatch.setattr(instant, "PACKAGE_WEIGHTS", Path("nowhere"))
     words = ("train", "table", table, "--target", "y", "--model", "instant", "--out", out)
     with pytest.raises(ConfigError, match="no weights for instant models"):
         run(*words)
     run(*words, "--set", f"table.weights={weights}")
-    assert type(load(out / "best")).__name__ == "InstantClassifier"
+    assert type(load_estimator(out / "best")).__name__ == "InstantClassifier"
 
 
 def test_sizes_and_unlabelled_rows_are_refused(table: Path) -> None:

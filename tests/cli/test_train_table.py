@@ -16,7 +16,7 @@ from addnorm.data.table.schema import Schema
 from addnorm.errors import AddnormError
 from addnorm.runs.resolve import StepTimes
 from addnorm.runs.run import Run
-from addnorm.tabular import load
+from addnorm.tabular import load_estimator
 from addnorm.tabular.holdout import hold_out
 from addnorm.tabular.pretrain import METHODS, pretrain
 from tests.cli.tables import QUICK, rows, run, train
@@ -26,7 +26,7 @@ pytest.importorskip("sklearn")
 
 
 @pytest.mark.trains
-def test_train_says_and_writes_what_it_found(
+def test_train_prints_and_writes_results(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, test = tmp_path / "t.csv", tmp_path / "test.csv"
@@ -44,9 +44,9 @@ def test_train_says_and_writes_what_it_found(
     }
     names = {entry.name for entry in (tmp_path / "run/best").iterdir()}
     assert names == {"model.safetensors", "schema.toml", "report.json"}
-    found = json.loads((tmp_path / "run/best/report.json").read_text())
-    assert found["results"] == Run.open(tmp_path / "run").summary["results"]
-    assert [row["model"] for row in found["results"]][1:3] == [
+    report = json.loads((tmp_path / "run/best/report.json").read_text())
+    assert report["results"] == Run.open(tmp_path / "run").summary["results"]
+    assert [row["model"] for row in report["results"]][1:3] == [
         "FTTransformerClassifier",
         "HistGradientBoosting",
     ]
@@ -69,18 +69,18 @@ def test_compare_without_a_test_file_sets_rows_aside(
     path.write_text(rows(100))
     train(path, "--compare", "--json")
     shown = capsys.readouterr()
-    assert "20 rows are set aside to compare on" in shown.err
-    found = json.loads(shown.out)
-    assert found["rows"] + found["held_out"] == 80
-    assert {row["on"] for row in found["results"][1:]} == {"rows set aside"}
-    assert sum(count for *_, count in found["reliability"]["test"]) == 20
+    assert "20 rows are set aside for the comparison" in shown.err
+    report = json.loads(shown.out)
+    assert report["rows"] + report["held_out"] == 80
+    assert {row["on"] for row in report["results"][1:]} == {"rows set aside"}
+    assert sum(count for *_, count in report["reliability"]["test"]) == 20
     path.write_text("age,y\n1,a\n2,b\n")
-    with pytest.raises(AddnormError, match=r"rows enough to set some aside for --compare: got 2"):
+    with pytest.raises(AddnormError, match=r"enough rows to set some aside for --compare: got 2"):
         train(path, "--compare")
 
 
 @pytest.mark.trains
-def test_rows_without_answers_are_learnt_from_first(
+def test_unlabelled_rows_are_used_for_pretraining(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, more = tmp_path / "t.csv", tmp_path / "more.csv"
@@ -88,7 +88,7 @@ def test_rows_without_answers_are_learnt_from_first(
     more.write_text(rows(90, unseen="c").replace(",yes", ",").replace(",no", ","))
     train(path, "--unlabelled", more)
     assert "pre-training (masked) on 150 rows, those of both files" in capsys.readouterr().err
-    kept = load(tmp_path / "run/best").encoder_
+    kept = load_estimator(tmp_path / "run/best").encoder_
     assert kept.categories[0].values == ("a", "b", "c") and kept.schema.target == "y"
     more.write_text("age,jobs\n3,a\n")
     with pytest.raises(AddnormError, match="it lacks 'job' and has 'jobs'"):
@@ -97,29 +97,29 @@ def test_rows_without_answers_are_learnt_from_first(
 
 @pytest.mark.trains
 @pytest.mark.parametrize("method", METHODS)
-def test_how_rows_without_answers_are_learnt_from_is_chosen(
+def test_the_method_of_pretraining_is_chosen(
     tmp_path: Path,
     method: str,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked = []
+    methods = []
 
-    def remember(*given: Any, **more: Any) -> Any:
-        asked.append(given[4])
-        return pretrain(*given, **more)
+    def remember(*arguments: Any, **more: Any) -> Any:
+        methods.append(arguments[4])
+        return pretrain(*arguments, **more)
 
     monkeypatch.setattr("addnorm.tabular.base.pretrain", remember)
     path = tmp_path / "t.csv"
     path.write_text(rows())
     train(path, "--unlabelled", path, "--pretrain", method)
-    assert asked == [method]
+    assert methods == [method]
     assert f"pre-training ({method}) on 120 rows" in capsys.readouterr().err
-    with pytest.raises(AddnormError, match=f"--pretrain {method} needs rows to learn from: give"):
+    with pytest.raises(AddnormError, match=f"pretrain={method} needs rows without targets"):
         train(path, "--pretrain", method)
 
 
-def test_choices_are_those_that_there_are() -> None:
+def test_choices_of_pretrain_and_split() -> None:
     for method in METHODS:
         assert Config().override(f"table.pretrain={method}").table.pretrain == method
     for split in ("random", "time"):
@@ -131,7 +131,7 @@ def test_choices_are_those_that_there_are() -> None:
 
 
 def patients(count: int = 60, *, lost: int = 0) -> str:
-    """Five rows of each patient; the first rows are nobody's."""
+    """Return five rows per patient; the first `lost` rows have no patient."""
     head, *lines = rows(count).strip().split("\n")
     named = [f"{'' if i < lost else f'p{i // 5}'},{line}" for i, line in enumerate(lines)]
     return "\n".join([f"patient,{head}", *named]) + "\n"
@@ -143,12 +143,12 @@ def test_groups_are_held_out_whole(tmp_path: Path, capsys: pytest.CaptureFixture
     path.write_text(patients())
     train(path, "--groups", "patient", "--compare", "--json")
     shown = capsys.readouterr()
-    assert "10 rows, 2 groups of 12 are set aside to compare on" in shown.err
-    assert "2 of 10 groups are held out, whole." in shown.err
-    assert "column 'patient' is left out: it says which rows belong together." in shown.err
-    found = json.loads(shown.out)
-    assert (found["rows"], found["held_out"]) == (40, 10)
-    assert load(tmp_path / "run/best").encoder_.names == ["age", "job"]
+    assert "10 rows (2 of 12 groups) are set aside for the comparison" in shown.err
+    assert "2 of 10 groups are held out." in shown.err
+    assert "column 'patient' is left out: used only to keep rows of a group together." in shown.err
+    report = json.loads(shown.out)
+    assert (report["rows"], report["held_out"]) == (40, 10)
+    assert load_estimator(tmp_path / "run/best").encoder_.names == ["age", "job"]
     (tmp_path / "new.csv").write_text(rows(7))
     run("predict", tmp_path / "run", tmp_path / "new.csv")
     run("predict", tmp_path / "run", path)
@@ -156,7 +156,7 @@ def test_groups_are_held_out_whole(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.trains
-def test_a_schema_decides_if_groups_are_learnt_from(
+def test_a_schema_decides_if_groups_are_an_input(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, schema = tmp_path / "t.csv", tmp_path / "s.toml"
@@ -164,17 +164,17 @@ def test_a_schema_decides_if_groups_are_learnt_from(
     run("schema", path, "--target", "y", "-o", schema)
     Schema.load(schema).change({"patient": "category"}).save(schema)
     train(path, "--groups", "patient", "--schema", schema)
-    assert "column 'patient' is also learnt from, as" in capsys.readouterr().err
-    assert "patient" in load(tmp_path / "run/best").encoder_.names
+    assert "column 'patient' is also used as an input, as" in capsys.readouterr().err
+    assert "patient" in load_estimator(tmp_path / "run/best").encoder_.names
     run("schema", path, "--target", "y", "-o", schema)
     left = [column for column in Schema.load(schema).columns if column.name != "patient"]
     Schema(columns=tuple(left)).save(schema)
     train(path, "--groups", "patient", "--schema", schema)
-    assert "patient" not in load(tmp_path / "run/best").encoder_.names
+    assert "patient" not in load_estimator(tmp_path / "run/best").encoder_.names
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     (
         (("--groups", "patient", "--split", "time"), "by groups or by time, not by both"),
         (("--groups", "patient", "--set", "table.split=time"), "by groups or by time, not by both"),
@@ -183,12 +183,12 @@ def test_a_schema_decides_if_groups_are_learnt_from(
         (("--groups", "patient"), "every row must have a group: 3 have none. Leave the row out"),
     ),
 )
-def test_groups_that_cannot_be(tmp_path: Path, flags: tuple[str, ...], said: str) -> None:
+def test_invalid_groups_are_refused(tmp_path: Path, flags: tuple[str, ...], message: str) -> None:
     path = tmp_path / "t.csv"
     path.write_text(patients(lost=3))
     with pytest.raises(AddnormError) as caught:
         train(path, *flags, "--unlabelled", path)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.trains
@@ -196,15 +196,17 @@ def test_the_last_rows_can_be_held_out(tmp_path: Path, capsys: pytest.CaptureFix
     path = tmp_path / "t.csv"
     path.write_text(rows().replace(",a,", ",z,", 100) + "30,late,no\n40,late,yes\n" * 10)
     train(path, "--split", "time")
-    assert load(tmp_path / "run/best").encoder_.categories[0].values == ("b", "late", "z")
+    assert load_estimator(tmp_path / "run/best").encoder_.categories[0].values == ("b", "late", "z")
     train(path, "--split", "time", "--compare")
-    assert load(tmp_path / "run/best").encoder_.categories[0].values == ("b", "z")
-    assert "16 rows are set aside to compare on" in capsys.readouterr().err
+    assert load_estimator(tmp_path / "run/best").encoder_.categories[0].values == ("b", "z")
+    assert "16 rows are set aside for the comparison" in capsys.readouterr().err
 
 
 @pytest.mark.trains
-def test_a_table_as_an_office_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Semicolons, decimal commas, euros, percent, postcodes, dashes for gaps, line ends, a mark."""
+def test_a_table_in_a_spreadsheet_format(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Semicolons, decimal commas, euros, percent, postcodes, dashes, \\r\\n, a byte order mark."""
     lines = ["PLZ;Fläche;Anteil;Baujahr;Preis"]
     for i in range(80):
         year = "-" if i % 5 == 0 else str(1950 + i % 60)
@@ -216,10 +218,10 @@ def test_a_table_as_an_office_writes_it(tmp_path: Path, capsys: pytest.CaptureFi
     train(path, target="Preis")
     shown = capsys.readouterr()
     assert "column 'Preis' is read as numbers like 1.234,5 €." in shown.err
-    assert shown.err.count("separated by semicolons") == 1 and "tells" not in shown.err
+    assert shown.err.count("separated by semicolons") == 1 and "determines" not in shown.err
     assert "column 'Fläche': numbers are read in the form 1.234,5." in shown.err
     assert "16 values are not numeric ('-'); treated as missing" in shown.err
-    kept = load(tmp_path / "run/best")
+    kept = load_estimator(tmp_path / "run/best")
     assert kept.encoder_.schema.kinds() == {
         "PLZ": "category",
         "Fläche": "number",
@@ -234,7 +236,7 @@ def test_a_table_as_an_office_writes_it(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.trains
-def test_numbers_asked_for_where_there_are_few_are_said(
+def test_a_note_if_a_number_column_has_few_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, schema = tmp_path / "t.csv", tmp_path / "s.toml"
@@ -243,12 +245,12 @@ def test_numbers_asked_for_where_there_are_few_are_said(
     Schema.load(schema).change({"job": "number"}).save(schema)
     capsys.readouterr()
     train(path, "--schema", schema)
-    said = capsys.readouterr().err
-    assert "column 'job': 48 of 48 values are not numeric" in said and "Warning" not in said
+    output = capsys.readouterr().err
+    assert "column 'job': 48 of 48 values are not numeric" in output and "Warning" not in output
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("setting", "message"),
     (
         ("train.batch=2.5", "train.batch must be a whole number, or left out: got 2.5"),
         ("model.width=wide", "model.width must be a whole number: got 'wide'"),
@@ -258,18 +260,18 @@ def test_numbers_asked_for_where_there_are_few_are_said(
         ("table.schema=3", "table.schema must be"),
     ),
 )
-def test_settings_that_cannot_be(tmp_path: Path, setting: str, said: str, capsys: Any) -> None:
+def test_invalid_settings_are_refused(
+    tmp_path: Path, setting: str, message: str, capsys: Any
+) -> None:
     path = tmp_path / "t.csv"
     path.write_text(rows())
     common = ["train", "table", str(path), "--target", "y", "--out", str(tmp_path / "run")]
     assert main([*common, "--set", setting]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.trains
-def test_figures_that_there_are_none_of_are_null(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_undefined_metrics_are_null(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, test = tmp_path / "t.csv", tmp_path / "test.csv"
     path.write_text(rows())
     test.write_text("age,job,y\n30,a,no\n35,b,no\n")
@@ -278,31 +280,31 @@ def test_figures_that_there_are_none_of_are_null(
     def refuse(name: str) -> None:
         raise AssertionError(f"{name} is no JSON")
 
-    told = capsys.readouterr().out, (tmp_path / "run/best/report.json").read_text()
-    for text in told:
+    outputs = capsys.readouterr().out, (tmp_path / "run/best/report.json").read_text()
+    for text in outputs:
         assert json.loads(text, parse_constant=refuse)["results"][1]["auc"] is None
 
 
 @pytest.mark.trains
-def test_the_page_has_its_pictures(tmp_path: Path) -> None:
+def test_the_page_has_its_charts(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text(rows(150))
     train(path, "--test", path)
     page = (tmp_path / "run/summary.html").read_text()
     report = Run.open(tmp_path / "run").summary
-    for said in (
+    for heading in (
         *("Loss of training batches, and of held-out data.", "Predicted probability and frequency"),
         *(">test<", "FTTransformer Classifier · held-out rows", "target = &quot;y&quot;"),
         *(f"{report['parameters']:,} parameters", f"{report['held_out']} rows were held out"),
     ):
-        assert said in page
+        assert heading in page
     path.write_text("x,y\n" + "".join(f"{i},{i * 1.5}\n{i + 0.5},{i}\n" for i in range(40)))
     train(path)
     assert "Predicted probability" not in (tmp_path / "run/summary.html").read_text()
 
 
 @pytest.mark.trains
-def test_schema_is_shown_edited_and_given_back(
+def test_schema_is_shown_edited_and_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, schema = tmp_path / "t.csv", tmp_path / "s.toml"
@@ -318,13 +320,13 @@ def test_schema_is_shown_edited_and_given_back(
 
 
 @pytest.mark.trains
-def test_a_run_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = tmp_path / "t.csv", tmp_path / "run"
     path.write_text(rows())
     train(path)
     before = {entry: entry.read_bytes() for entry in out.rglob("*") if entry.is_file()}
     assert main(["train", "table", str(path), "--target", "y", "--out", str(out)]) == 2
-    assert f"{str(out)!r} holds a run already. Choose another --out" in capsys.readouterr().err
+    assert f"{str(out)!r} already has a run. Choose another --out" in capsys.readouterr().err
     after = {entry: entry.read_bytes() for entry in out.rglob("*") if entry.is_file()}
     assert after == before
 
@@ -336,7 +338,7 @@ def test_misuse(tmp_path: Path) -> None:
         run("train", "table", path, "--target", "y")
     with pytest.raises(AddnormError, match=r"table\.target must name the column to predict"):
         run("train", "table", path, "--out", tmp_path / "run")
-    with pytest.raises(AddnormError, match=r"data\.source must name a table to learn from"):
+    with pytest.raises(AddnormError, match=r"data\.source must name a table to train on"):
         run("train", "table", "--target", "y", "--out", tmp_path / "run")
     with pytest.raises(AddnormError, match=r"table has no field 'impte'\. Did you mean 'impute'"):
         train(path, "--set", "table.impte=mean")
@@ -348,7 +350,7 @@ def test_misuse(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "flag", ("--size", "--valid-target", "--valid-source", "--text", "--label")
 )
-def test_a_table_has_no_flags_of_texts(
+def test_a_table_has_no_text_options(
     tmp_path: Path, flag: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "t.csv"
@@ -359,7 +361,7 @@ def test_a_table_has_no_flags_of_texts(
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     (
         ("age,job,y\n30,a,maybe\n", "a class that training did not have: 'maybe'"),
         ("age,y\n30,no\n", "must have the columns of the training rows: it lacks 'job'"),
@@ -368,7 +370,7 @@ def test_a_table_has_no_flags_of_texts(
     ),
 )
 def test_test_rows_are_refused_before_training(
-    tmp_path: Path, text: str, said: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, text: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fit(*_: object) -> None:
         raise AssertionError("trained in vain")
@@ -377,11 +379,11 @@ def test_test_rows_are_refused_before_training(
     path, test = tmp_path / "t.csv", tmp_path / "test.csv"
     path.write_text(rows())
     test.write_text(text)
-    with pytest.raises(AddnormError, match=said):
+    with pytest.raises(AddnormError, match=message):
         train(path, "--test", test)
 
 
-def test_a_target_of_numbers_says_how_to_have_classes(tmp_path: Path) -> None:
+def test_the_error_for_a_numeric_target_suggests_classes(tmp_path: Path) -> None:
     path, schema = tmp_path / "t.csv", tmp_path / "s.toml"
     path.write_text(rows())
     columns = "".join(f"[[columns]]\nname = '{n}'\nkind = 'number'\n" for n in ("age", "job"))
@@ -394,7 +396,7 @@ def test_a_target_of_numbers_says_how_to_have_classes(tmp_path: Path) -> None:
 
 
 def begin(folder: Path, name: str, *more: object) -> list[str]:
-    """The command for a run of a small table, in a directory of that name."""
+    """Return the command that trains on a small table, into a directory of that name."""
     path = folder / "t.csv"
     path.write_text(rows())
     settings = [part for setting in QUICK for part in ("--set", setting)]
@@ -416,11 +418,15 @@ def test_a_dry_run_of_a_table_writes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(begin(tmp_path, "run", "--dry-run")) == 0
-    said = capsys.readouterr().out
-    config = Config.parse(said)
+    output = capsys.readouterr().out
+    config = Config.parse(output)
     assert config.run.task == "table" and config.table.target == "y" and config.train.steps == 2
     assert config.train.batch == 32 and config.model.width == 8
-    assert " parameters; " in said and " s a step, " in said and "# expected duration: " in said
+    assert (
+        " parameters; " in output
+        and " s per step, " in output
+        and "# expected duration: " in output
+    )
     assert main(begin(tmp_path, "run", "--dry-run", "--json", "--minutes", "0.5")) == 0
     facts = json.loads(capsys.readouterr().out)
     assert Config.parse(facts.pop("config")).run.minutes == 0.5
@@ -456,17 +462,17 @@ def test_a_table_starts_from_the_weights_of_another(
     capsys.readouterr()
     assert main([str(word) for word in words]) == 0
     ours, theirs = weights(tmp_path / "run"), weights(tmp_path / "first")
-    said = f"loaded {len(theirs)} of {len(ours)} tensors from the starting model."
-    assert said in capsys.readouterr().err
+    message = f"loaded {len(theirs)} of {len(ours)} tensors from the starting model."
+    assert message in capsys.readouterr().err
     for name in theirs:
         torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=1e-9)
-    kept = load(tmp_path / "run/best").encoder_
+    kept = load_estimator(tmp_path / "run/best").encoder_
     assert kept.categories[0].values == ("a", "b"), "the columns are encoded as they were"
     assert Run.open(tmp_path / "run").config.model.width == 8
 
 
 @pytest.mark.trains
-def test_a_table_is_not_a_start_for_texts_nor_the_reverse(
+def test_a_text_task_cannot_start_from_a_table_or_vice_versa(
     tmp_path: Path, trained: Trained, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(begin(tmp_path, "run", "--from", trained["masked"])) == 2
@@ -478,7 +484,7 @@ def test_a_table_is_not_a_start_for_texts_nor_the_reverse(
 
 
 @pytest.mark.trains
-def test_the_clinic_watches_a_table_and_changes_nothing(tmp_path: Path) -> None:
+def test_the_clinic_does_not_change_the_training_of_a_table(tmp_path: Path) -> None:
     more = ("--set", "train.epochs=6", "--set", "model.dropout=0.1")
     assert main(begin(tmp_path, "plain", *more)) == 0
     assert main(begin(tmp_path, "examined", "--clinic", *more)) == 0
@@ -509,7 +515,7 @@ def test_device_and_precision_are_those_of_all_runs(
 
 @pytest.mark.trains
 @pytest.mark.parametrize("more", ((), ("--split", "time"), ("--groups", "job"), ("--compare",)))
-def test_a_finished_table_is_resumed_and_left_as_it_is(
+def test_resuming_a_finished_table_changes_nothing(
     more: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, out = tmp_path / "t.csv", tmp_path / "run"
@@ -602,18 +608,18 @@ BROKEN: dict[str, tuple[str | bytes, str | None]] = {
 def test_broken_tables_train_or_get_one_clear_error(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    content, said = BROKEN[name]
+    content, message = BROKEN[name]
     path = tmp_path / "t.csv"
     path.write_bytes(content.encode() if isinstance(content, str) else content)
-    if said is None:
+    if message is None:
         train(path)
         assert (tmp_path / "run/best/model.safetensors").is_file() and capsys.readouterr().out
         return
     with pytest.raises(AddnormError) as caught:
         train(path)
-    assert said in str(caught.value) and "\n" not in str(caught.value)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
 
 
-def test_there_are_forty() -> None:
+def test_there_are_forty_broken_tables() -> None:
     assert len(BROKEN) >= 40

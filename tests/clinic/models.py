@@ -1,4 +1,4 @@
-"""Other people's Transformers, small and random, each with what it is called with."""
+"""Small, random Transformers of other libraries, each with its inputs."""
 
 from collections.abc import Callable
 from typing import Any

@@ -21,7 +21,7 @@ VOCAB, PAD = 32, 0
 
 @dataclass
 class Example:
-    """A model, what it is called with, and the other arguments of `examine`."""
+    """A model, its inputs, and the other arguments of `examine`."""
 
     model: nn.Module
     batch: Any
@@ -44,7 +44,7 @@ def boxes(model: nn.Module) -> list[AddNorm]:
 
 
 class Language(nn.Module):
-    """Someone's own language model over torch's layers; the mask is what they made of it."""
+    """A language model of torch's layers, with any mask."""
 
     def __init__(self, mask: Tensor | None, width: int = 32) -> None:
         super().__init__()
@@ -67,8 +67,8 @@ class Language(nn.Module):
 
 
 def next_token(output: Tensor, batch: Any) -> Tensor:
-    given = batch[0] if isinstance(batch, tuple) else batch
-    return F.cross_entropy(output[:, :-1].flatten(0, 1), given[:, 1:].flatten())
+    tokens = batch[0] if isinstance(batch, tuple) else batch
+    return F.cross_entropy(output[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
 
 
 # ── Broken models ─────────────────────────────────────────────────────────────────────────────────
@@ -188,8 +188,8 @@ def labels_not_shifted() -> Example:
 
 def labels_shifted_twice() -> Example:
     model, batch = models.gpt2()
-    given = batch["input_ids"]
-    batch["labels"] = F.pad(given[:, 1:], (0, 1), value=-100)
+    tokens = batch["input_ids"]
+    batch["labels"] = F.pad(tokens[:, 1:], (0, 1), value=-100)
     return Example(model, batch)
 
 
@@ -207,7 +207,7 @@ def bad_batch() -> Example:
 
 
 def table(kind: str, categories: tuple[int, ...] = (4, 7, 3, 9), members: int = 1) -> Example:
-    """A model for tables, with rows drawn for it; nothing in them is a token."""
+    """Return a model for tables with random rows, none of which are token ids."""
     embedding = "hidden" if kind == "saint" else "linear"
     trunk = trunk_of(kind, width=16, depth=2, heads=2)
     sizes: dict[str, Any] = {"numbers": 5, "categories": categories, "outputs": 10}

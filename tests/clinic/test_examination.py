@@ -1,4 +1,4 @@
-"""Examining leaves no mark; the examination says the same as text, JSON and page."""
+"""Examining leaves the model unchanged; text, JSON and page of an examination agree."""
 
 import dataclasses
 import json
@@ -49,7 +49,7 @@ def same(one: Any, two: Any) -> bool:
 @pytest.mark.slow
 @pytest.mark.trains
 @pytest.mark.parametrize("name", ("ours", "bert", "batch norm"))
-def test_nothing_about_the_model_is_changed(name: str) -> None:
+def test_the_model_is_left_unchanged(name: str) -> None:
     if name == "bert":
         model, batch = models.bert()
     else:
@@ -64,17 +64,17 @@ def test_nothing_about_the_model_is_changed(name: str) -> None:
         assert same(value, after[part]), part
 
 
-def test_text_json_and_page_say_the_same(tmp_path: Path) -> None:
-    seen = examine(decoder(width=64, scale_embedding=False), ids(), sharpness=False)
-    text = seen.text()
+def test_text_json_and_page_agree(tmp_path: Path) -> None:
+    examination = examine(decoder(width=64, scale_embedding=False), ids(), sharpness=False)
+    text = examination.text()
     assert (
         "✗ token embeddings too small: only" in text and "try  model.scale_embedding=true" in text
     )
     assert "decoder.1.ffn" in text
-    plain = json.loads(seen.json())
+    plain = json.loads(examination.json())
     assert plain["findings"][0]["name"] == "token embeddings too small"
     assert len(plain["evidence"]["sites"]) == 4
-    page = seen.write_page(tmp_path / "clinic.html")
+    page = examination.write_page(tmp_path / "clinic.html")
     html = page.read_text(encoding="utf-8")
     assert page.stat().st_size < 2_000_000 and "src=" not in html and "@import" not in html
     for word in (
@@ -87,7 +87,7 @@ def test_text_json_and_page_say_the_same(tmp_path: Path) -> None:
     assert html.index("Findings") < html.index("The residual stream")
 
 
-def test_an_examination_is_shown_in_a_console_and_in_a_notebook() -> None:
+def test_an_examination_has_a_repr_and_an_html_repr() -> None:
     examination = examine(decoder(width=64, scale_embedding=False), ids(), sharpness=False)
     first, second = repr(examination).splitlines()
     assert first.endswith(" parameters, untrained: 1 problem.")
@@ -103,7 +103,7 @@ def test_an_examination_is_shown_in_a_console_and_in_a_notebook() -> None:
 
 
 def test_a_loss_compares_with_the_targets_of_its_batch() -> None:
-    """Whether they are passed with the batch or read from it makes no difference."""
+    """Targets passed with the batch and targets computed from it give the same result."""
     model, inputs = decoder(), ids()
     targets = inputs.roll(-1, dims=1)
 
@@ -119,14 +119,14 @@ def test_a_loss_compares_with_the_targets_of_its_batch() -> None:
         examine(model, inputs, lambda out, x: loss(out, targets))
 
 
-def test_a_model_without_a_stream_says_so() -> None:
+def test_a_model_without_a_residual_stream() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
-    seen = examine(model, torch.randn(4, 8))
-    assert "no residual stream was found" in seen.text()
-    assert isinstance(seen.evidence, Evidence) and seen.evidence.sites == []
+    examination = examine(model, torch.randn(4, 8))
+    assert "no residual stream was found" in examination.text()
+    assert isinstance(examination.evidence, Evidence) and examination.evidence.sites == []
 
 
-def test_what_cannot_be_examined_is_said() -> None:
+def test_invalid_models_losses_and_plans() -> None:
     with pytest.raises(InputError, match="must have parameters"):
         examine(nn.Identity(), torch.randn(2, 2))
     with pytest.raises(InputError, match="must return a floating-point tensor"):
@@ -140,14 +140,14 @@ def test_what_cannot_be_examined_is_said() -> None:
         draw_batch(nn.Linear(2, 2))
 
 
-# ── Interventions ─────────────────────────────────────────────────────────────────────────────────
+# ── Experiments ───────────────────────────────────────────────────────────────────────────────────
 
 
 def causal_mask(diagonal: int = 1) -> Tensor:
     return torch.ones(64, 64, dtype=torch.bool).triu(diagonal)
 
 
-def test_the_future_is_seen_or_not() -> None:
+def test_future_leaks_are_detected() -> None:
     batch = ids()
     for mask, expected in ((causal_mask(), False), (causal_mask(2), True), (None, True)):
         model = Language(mask).eval()
@@ -155,7 +155,7 @@ def test_the_future_is_seen_or_not() -> None:
     assert sees_future(decoder().eval(), ClinicBatch(batch)) is False
 
 
-def test_padding_is_seen_or_not() -> None:
+def test_attention_to_padding_is_detected() -> None:
     batch = ids()
     batch[1, 9:] = PAD
     leaky, tight = Language(None).eval(), decoder(mode="encoder", head="masked", pad=PAD).eval()
@@ -165,7 +165,7 @@ def test_padding_is_seen_or_not() -> None:
         assert padding_change(tight, ClinicBatch(ids()), PAD) is None
 
 
-def test_positions_are_distinguished_or_not() -> None:
+def test_missing_positions_are_detected() -> None:
     batch = ClinicBatch(ids())
     with torch.no_grad():
         for positions in ("sinusoidal", "learned", "rotary", "linear-bias", "buckets"):
@@ -175,7 +175,7 @@ def test_positions_are_distinguished_or_not() -> None:
         assert swappable_positions(decoder(positions="none").eval(), batch) == (0, 1, 2, 3)
 
 
-def test_default_losses_suit_the_shape_of_the_answer() -> None:
+def test_the_default_loss_depends_on_the_shape_of_the_answer() -> None:
     batch = ClinicBatch(ids())
     next_token = choose_objective(decoder().eval(), batch, None)
     assert next_token.description == "cross-entropy of the next token"
@@ -191,7 +191,7 @@ def test_default_losses_suit_the_shape_of_the_answer() -> None:
     assert noise.description == "half the mean squared distance from noise"
 
 
-def test_batches_are_taken_apart_and_put_together() -> None:
+def test_batches_are_split_into_arguments_and_rebuilt() -> None:
     one = torch.zeros(2)
     assert ClinicBatch(one).replace({"0": one + 1}).tensors[0].tolist() == [1, 1]
     assert ClinicBatch((one, "a")).replace({"0": one + 1}).inputs[1] == "a"
@@ -200,15 +200,15 @@ def test_batches_are_taken_apart_and_put_together() -> None:
 
 
 @pytest.mark.parametrize("name", ("gpt2", "t5", "vit"))
-def test_batches_are_drawn_for_foreign_models(name: str) -> None:
+def test_random_batches_for_other_libraries(name: str) -> None:
     model, _ = getattr(models, name)()
-    batch, said = draw_batch(model, rows=2, length=8)
-    assert said.startswith("the batch was drawn at random")
+    batch, description = draw_batch(model, rows=2, length=8)
+    assert description.startswith("the batch was drawn at random")
     with unchanged(model):
         model(**batch)
 
 
-def test_drawn_tokens_follow_a_rule_mostly() -> None:
+def test_most_random_tokens_are_successors() -> None:
     batches, _ = draw_batches(decoder(vocab=500, pad=3), 4)
     pairs = [(int(a), int(b)) for batch in batches for row in batch for a, b in pairwise(row)]
     followers: dict[int, Counter[int]] = {}
@@ -219,7 +219,7 @@ def test_drawn_tokens_follow_a_rule_mostly() -> None:
     assert not torch.equal(batches[0], batches[1])
 
 
-def test_padding_is_not_asked_for() -> None:
+def test_padding_is_ignored_by_the_default_loss() -> None:
     batch = ids()
     model = decoder(pad=PAD).eval()
     whole = choose_objective(model, ClinicBatch(batch), None)(model, ClinicBatch(batch))
@@ -227,12 +227,12 @@ def test_padding_is_not_asked_for() -> None:
     logits = model(batch)[:, :-1]
     kept = batch[:, 1:] != PAD
     expected = torch.nn.functional.cross_entropy(logits[kept], batch[:, 1:][kept])
-    found = choose_objective(model, ClinicBatch(batch), None)(model, ClinicBatch(batch))
-    assert torch.allclose(found, expected) and not torch.allclose(found, whole)
+    loss_value = choose_objective(model, ClinicBatch(batch), None)(model, ClinicBatch(batch))
+    assert torch.allclose(loss_value, expected) and not torch.allclose(loss_value, whole)
 
 
 @pytest.mark.parametrize("mode", ("encoder", "decoder", "encoder-decoder"))
-def test_batches_are_drawn_for_ours(mode: str) -> None:
+def test_random_batches_for_addnorm(mode: str) -> None:
     config = ModelConfig(mode=mode, vocab=19, width=16, depth=1, heads=2, pad=3, length=12)
     batch, _ = draw_batch(build(config))
     first = batch[0] if isinstance(batch, tuple) else batch

@@ -1,4 +1,4 @@
-"""Every measurement against the definition, worked out by hand in the test."""
+"""Every measurement against its definition, computed in the test."""
 
 import math
 from typing import Any
@@ -29,39 +29,39 @@ from addnorm.clinic.weight_perturbation import amplification, fit_growth
 from tests.conftest import draw, make
 
 
-def look(model: nn.Module, batch: Any, aim: Objective) -> tuple[Trace, list[SiteMeasurement]]:
+def look(model: nn.Module, batch: Any, objective: Objective) -> tuple[Trace, list[SiteMeasurement]]:
     trace = trace_stream(model, ClinicBatch(batch))
-    return trace, measure_sites(model, trace, aim.value(trace.output, ClinicBatch(batch)))[0]
+    return trace, measure_sites(model, trace, objective.value(trace.output, ClinicBatch(batch)))[0]
 
 
 @torch.no_grad()
 def states(model: Any, ids: Tensor, kind: str) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """(shortcut, branch, sum) of each box of a decoder, by the paper's formula in a loop."""
+    """Return (shortcut, branch, sum) of each box of a decoder, by the paper's formula in a loop."""
     from addnorm.layers.context import Context
     from addnorm.layers.masks import Mask
 
     side = model.decoder
     context = Context(mask=Mask.causal(), positions=side.positions, tables={})
     x = side.positions.embed(model.tokens(ids), torch.arange(ids.shape[1])[None])
-    found = []
+    result = []
     for sublayer, box in side.stack.steps():
         if kind == "post":
             f = sublayer(x, context)
-            found.append((x, f, x + f))
+            result.append((x, f, x + f))
             x = box.norm(x + f)
         elif kind == "admin":
             f = sublayer(x, context)
-            found.append((box.omega * x, f, box.omega * x + f))
+            result.append((box.omega * x, f, box.omega * x + f))
             x = box.norm(box.omega * x + f)
         else:
             f = sublayer(box.norm(x), context)
-            found.append((x, f, x + f))
+            result.append((x, f, x + f))
             x = x + f
-    return found
+    return result
 
 
 @pytest.mark.parametrize("kind", ("post", "pre", "admin"))
-def test_scales_and_dependency_are_the_definitions(kind: str) -> None:
+def test_scales_and_dependency_equal_their_definitions(kind: str) -> None:
     model, ids = make("decoder", addnorm=kind, depth=3), draw(3, 7)
     _, sites = look(model, ids, choose_objective(model, ClinicBatch(ids), None))
     expected = states(model, ids, kind)
@@ -74,7 +74,7 @@ def test_scales_and_dependency_are_the_definitions(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ("post", "pre", "admin"))
-def test_the_map_carries_each_branch_through_the_norms(kind: str) -> None:
+def test_the_dependency_map_follows_branches_through_norms(kind: str) -> None:
     model, ids = make("decoder", addnorm=kind, depth=3).requires_grad_(False), draw(3, 7)
     trace, _ = look(model, ids, choose_objective(model, ClinicBatch(ids), None))
     rows = dependency_map(trace)
@@ -95,7 +95,7 @@ def test_the_map_carries_each_branch_through_the_norms(kind: str) -> None:
     assert next(iter(rows[-1])) == "input" and len(rows[-1]) == 7
 
 
-def test_the_rows_of_fresh_pre_norm_sum_to_one() -> None:
+def test_dependency_rows_of_untrained_pre_norm_sum_to_one() -> None:
     """Independent branches: Var of the sum is the sum of the variances."""
     from addnorm import ModelConfig, build
 
@@ -109,13 +109,13 @@ def test_the_rows_of_fresh_pre_norm_sum_to_one() -> None:
     assert diagonal[-1] < diagonal[1]  # β²ᵢᵢ falls like 1/i
 
 
-def test_gradients_are_autograds() -> None:
+def test_gradients_equal_those_of_autograd() -> None:
     model, ids = make("decoder", addnorm="post"), draw(3, 7)
-    aim = choose_objective(model, ClinicBatch(ids), None)
-    _, sites = look(model, ids, aim)
+    objective = choose_objective(model, ClinicBatch(ids), None)
+    _, sites = look(model, ids, objective)
     totals: list[Tensor] = []
     norms = [box.norm for _, box in model.decoder.stack.steps()]
-    hooks = [n.register_forward_pre_hook(lambda m, given: totals.append(given[0])) for n in norms]
+    hooks = [n.register_forward_pre_hook(lambda m, inputs: totals.append(inputs[0])) for n in norms]
     loss = F.cross_entropy(model(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
     for hook in hooks:
         hook.remove()
@@ -134,7 +134,7 @@ def test_amplification_is_the_variance_of_the_change() -> None:
     trace, _ = look(model, ids, choose_objective(model, ClinicBatch(ids), None))
     before = {name: p.clone() for name, p in model.named_parameters()}
     with torch.no_grad():
-        found = amplification(model, ClinicBatch(ids), trace.sites, share=0.05, draws=1)
+        result = amplification(model, ClinicBatch(ids), trace.sites, share=0.05, draws=1)
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
     generator = torch.Generator().manual_seed(0)
     names = dict.fromkeys(n for site in trace.sites for n in site.weights)
@@ -145,7 +145,7 @@ def test_amplification_is_the_variance_of_the_change() -> None:
                 size = float(w.float().pow(2).mean().sqrt())
                 w.add_(0.05 * size * torch.randn(w.shape, generator=generator).to(w))
     moved = states(model, ids, "pre")
-    for site, value, (_, _, total) in zip(trace.sites, found, moved, strict=True):
+    for site, value, (_, _, total) in zip(trace.sites, result, moved, strict=True):
         change = (total - site.total.detach()).var() / site.total.detach().var()
         assert value == pytest.approx(float(change), rel=1e-4)
 
@@ -161,7 +161,7 @@ def test_growth_laws() -> None:
     assert fit_growth([1, 2], [1, 2]).law == "does not grow"
 
 
-def test_distinct_and_outlier() -> None:
+def test_position_variance_and_outlier() -> None:
     same = torch.randn(2, 1, 8).expand(2, 5, 8)
     assert position_variance(same) == pytest.approx(0, abs=1e-6)
     apart = torch.randn(64, 50, 8)
@@ -176,17 +176,17 @@ def test_distinct_and_outlier() -> None:
 
 def test_entropy_and_logits_by_hand() -> None:
     logits = torch.tensor([[0.0, 1.0, -math.inf], [2.0, 0.0, 1.0]])[None, None]
-    found = attention_stats("here", logits, logits.softmax(-1))
+    result = attention_stats("here", logits, logits.softmax(-1))
     first, second = logits[0, 0, 0, :2].softmax(0), logits[0, 0, 1].softmax(0)
     even = [-float((a * a.log()).sum()) / math.log(n) for a, n in ((first, 2), (second, 3))]
-    assert found.entropy[0] == pytest.approx(sum(even) / 2, rel=1e-5)
-    assert found.largest[0] == pytest.approx(1.0)
+    assert result.entropy[0] == pytest.approx(sum(even) / 2, rel=1e-5)
+    assert result.largest[0] == pytest.approx(1.0)
     off = torch.tensor([-0.5, 0.5, 1.0, -1.0, 0.0])
-    assert found.spread[0] == pytest.approx(float((off**2).mean() ** 0.5), rel=1e-5)
+    assert result.spread[0] == pytest.approx(float((off**2).mean() ** 0.5), rel=1e-5)
 
 
 @pytest.mark.parametrize("additive", (False, True), ids=("fused", "plain"))
-def test_attention_is_seen_in_the_fused_kernel_too(additive: bool) -> None:
+def test_attention_in_the_fused_kernel_is_measured(additive: bool) -> None:
     changes: dict[str, Any] = {"attention": "additive"} if additive else {}
     model, ids = make("decoder", **changes), draw(2, 6)
     maps: dict[str, Tensor] = {}
@@ -194,16 +194,16 @@ def test_attention_is_seen_in_the_fused_kernel_too(additive: bool) -> None:
     with unchanged(model):
         trace = trace_stream(model, ClinicBatch(ids))
     assert len(trace.stats.attention) == 2
-    for seen, weights in zip(trace.stats.attention, maps.values(), strict=True):
+    for stats, weights in zip(trace.stats.attention, maps.values(), strict=True):
         each = -(weights * weights.clamp(min=1e-30).log()).sum(-1)[:, :, 1:]
         even = each / torch.arange(2, 7).log()
-        assert seen.entropy == pytest.approx(even.mean(dim=(0, 2)).tolist(), rel=1e-4)
+        assert stats.entropy == pytest.approx(even.mean(dim=(0, 2)).tolist(), rel=1e-4)
 
 
 def test_dead_and_saturated_units() -> None:
     x = torch.tensor([[0.0, 1.0, 0.0, 2.0], [0.0, 0.0, 0.0, 1.0]])
-    found = activation_stats("here", "relu", x)
-    assert (found.dead, found.count, found.positions) == (0.5, 4, 2)
+    result = activation_stats("here", "relu", x)
+    assert (result.dead, result.count, result.positions) == (0.5, 4, 2)
     assert activation_stats("here", "tanh", torch.tensor([[0.999, 0.1]])).saturated == 0.5
     assert activation_stats("here", "sigmoid", torch.tensor([[0.999, 0.001]])).saturated == 1.0
 
@@ -211,9 +211,9 @@ def test_dead_and_saturated_units() -> None:
 # ── Sharpness ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def hessian(model: nn.Module, batch: Any, aim: Objective) -> Tensor:
+def hessian(model: nn.Module, batch: Any, objective: Objective) -> Tensor:
     weights = list(model.parameters())
-    first = torch.autograd.grad(aim(model, ClinicBatch(batch)), weights, create_graph=True)
+    first = torch.autograd.grad(objective(model, ClinicBatch(batch)), weights, create_graph=True)
     flat = torch.cat([g.reshape(-1) for g in first])
     rows = []
     for entry in flat:
@@ -240,19 +240,19 @@ class Small(nn.Module):
 
 def test_sharpness_is_the_largest_eigenvalue() -> None:
     model, x = Small().double(), torch.randn(8, 3).double()
-    aim = Objective(lambda output, batch: (output - batch[:, :2]).pow(2).mean(), "test")
-    found = measure_sharpness(model, ClinicBatch(x), aim, iterations=200, chunks=4)
-    exact = hessian(model, x, aim)
-    assert found.plain == pytest.approx(float(torch.linalg.eigvalsh(exact)[-1]), rel=1e-4)
+    objective = Objective(lambda output, batch: (output - batch[:, :2]).pow(2).mean(), "test")
+    result = measure_sharpness(model, ClinicBatch(x), objective, iterations=200, chunks=4)
+    exact = hessian(model, x, objective)
+    assert result.plain == pytest.approx(float(torch.linalg.eigvalsh(exact)[-1]), rel=1e-4)
     squares = torch.zeros(len(exact)).double()
     for part in x.chunk(4):
-        g = torch.autograd.grad(aim(model, ClinicBatch(part)), list(model.parameters()))
+        g = torch.autograd.grad(objective(model, ClinicBatch(part)), list(model.parameters()))
         squares += torch.cat([each.reshape(-1) for each in g]) ** 2 / 4
     scale = (squares.sqrt() + 1e-8) ** -0.5
     preconditioned = scale[:, None] * exact * scale[None]
-    assert found.adam == pytest.approx(float(torch.linalg.eigvalsh(preconditioned)[-1]), rel=1e-3)
-    assert found.plain_rate == pytest.approx(2 / found.plain)
-    assert found.adam_rate == pytest.approx(38 / found.adam)
+    assert result.adam == pytest.approx(float(torch.linalg.eigvalsh(preconditioned)[-1]), rel=1e-3)
+    assert result.plain_rate == pytest.approx(2 / result.plain)
+    assert result.adam_rate == pytest.approx(38 / result.adam)
 
 
 class Once(torch.autograd.Function):
@@ -270,7 +270,7 @@ class Once(torch.autograd.Function):
 
 
 class Views(nn.Module):
-    """Memory that nothing has written yet, looked at, then written; and what comes out."""
+    """Views memory before it is written, writes it, and returns the result."""
 
     def __init__(self, bad: bool) -> None:
         super().__init__()
@@ -284,24 +284,24 @@ class Views(nn.Module):
         return self.inner(room) / (0.0 if self.bad else 1.0)
 
 
-def test_a_view_of_unwritten_memory_is_no_bad_number() -> None:
+def test_a_view_of_unwritten_memory_is_not_reported() -> None:
     x = torch.randn(2, 3)
     for bad in (False, True):
         model = Views(bad)
         with torch.no_grad():
-            seen = trace_stream(model, ClinicBatch(x)).stats.non_finite
-        assert (seen is not None) is bad
-    assert seen is not None and seen.operation == "div"
+            stats = trace_stream(model, ClinicBatch(x)).stats.non_finite
+        assert (stats is not None) is bad
+    assert stats is not None and stats.operation == "div"
 
 
-def test_large_negative_eigenvalues_do_not_stand_in_the_way() -> None:
+def test_large_negative_eigenvalues_do_not_matter() -> None:
     diagonal = torch.tensor([-9.0, -1.0, 0.5, 3.0]).double()
 
     def multiply(vector: list[Tensor]) -> list[Tensor]:
         return [diagonal * vector[0]]
 
-    found = largest_eigenvalue(multiply, [diagonal], 50)
-    assert found == pytest.approx(3.0, rel=1e-9)
+    result = largest_eigenvalue(multiply, [diagonal], 50)
+    assert result == pytest.approx(3.0, rel=1e-9)
     mask = [torch.tensor([1.0, 1.0, 1.0, 0.0]).double()]
     assert largest_eigenvalue(multiply, [diagonal], 50, mask) == pytest.approx(0.5, rel=1e-9)
     assert largest_eigenvalue(lambda v: [0 * v[0]], [diagonal], 5) == 0
@@ -312,26 +312,29 @@ def test_sharpness_of_a_large_model_is_that_of_the_first_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model, x = Small().double(), torch.randn(8, 3).double()
-    aim = Objective(lambda output, batch: (output - batch[:, :2]).pow(2).mean(), "test")
-    few = measure_sharpness(model, ClinicBatch(x[:2]), aim).plain
+    objective = Objective(lambda output, batch: (output - batch[:, :2]).pow(2).mean(), "test")
+    few = measure_sharpness(model, ClinicBatch(x[:2]), objective).plain
     limit = step_operations(model, ClinicBatch(x)) / 4
     monkeypatch.setattr("addnorm.clinic.sharpness.MAX_OPERATIONS", limit)
-    assert measure_sharpness(model, ClinicBatch(x), aim).plain == pytest.approx(few, rel=1e-9)
+    assert measure_sharpness(model, ClinicBatch(x), objective).plain == pytest.approx(few, rel=1e-9)
 
     def knows(output: Tensor, batch: Tensor) -> Tensor:
         return (output - x[:, :2]).pow(2).mean()
 
     whole = measure_sharpness(model, ClinicBatch(x), Objective(knows, "test", by_rows=False)).plain
     monkeypatch.undo()
-    assert whole == pytest.approx(measure_sharpness(model, ClinicBatch(x), aim).plain, rel=1e-9)
+    assert whole == pytest.approx(
+        measure_sharpness(model, ClinicBatch(x), objective).plain, rel=1e-9
+    )
 
 
-def test_sharpness_by_differences_where_there_is_no_second_derivative() -> None:
+def test_sharpness_without_second_derivatives_uses_differences() -> None:
     model, x = Small().double(), torch.randn(8, 3).double()
     twice = Objective(lambda output, batch: (output - batch[:, :2]).pow(2).mean(), "test")
     once = Objective(lambda output, batch: Once.apply(output - batch[:, :2]).mean(), "test")
     one, two = (
-        measure_sharpness(model, ClinicBatch(x), aim, iterations=50).plain for aim in (once, twice)
+        measure_sharpness(model, ClinicBatch(x), objective, iterations=50).plain
+        for objective in (once, twice)
     )
     assert one == pytest.approx(two, rel=1e-2)
 

@@ -1,4 +1,4 @@
-"""The residual stream is found in anyone's code, and in ours where the boxes are."""
+"""The residual stream is found in models of any library, and in ours at the boxes."""
 
 from typing import Any
 
@@ -21,14 +21,14 @@ def trace(model: nn.Module, batch: Any, grad: bool = True) -> Trace:
 
 @pytest.mark.parametrize("grad", (True, False), ids=("grad", "fast path"))
 @pytest.mark.parametrize("name", FOREIGN)
-def test_sites_of_foreign_models(name: str, grad: bool) -> None:
+def test_sites_of_other_libraries(name: str, grad: bool) -> None:
     maker, roles = FOREIGN[name]
     model, batch = maker()
-    found = trace(model, batch, grad).sites
-    assert tuple(site.role for site in found) == roles
-    assert len({site.name for site in found}) == len(found)
+    sites = trace(model, batch, grad).sites
+    assert tuple(site.role for site in sites) == roles
+    assert len({site.name for site in sites}) == len(sites)
     paths = dict(model.named_modules())
-    for site in found:
+    for site in sites:
         assert site.path in paths and site.branch_path in paths
         assert block_of(site.branch_path).startswith(block_of(site.path))
         torch.testing.assert_close(site.shortcut + site.branch, site.total)
@@ -41,33 +41,40 @@ def test_sites_of_foreign_models(name: str, grad: bool) -> None:
     [*((mode, "layer") for mode in MODES), ("decoder", "rms")],
     ids=lambda part: part,
 )
-@pytest.mark.parametrize("addnorm", ADDNORMS)
-def test_sites_of_ours_are_the_boxes(mode: str, addnorm: str, norm: str) -> None:
+@pytest.mark.parametrize("addnorm", [name for name in ADDNORMS if name != "none"])
+def test_sites_of_addnorm_are_its_boxes(mode: str, addnorm: str, norm: str) -> None:
     model = make(mode, addnorm=addnorm, norm=norm)
     boxes = {name: part for name, part in model.named_modules() if isinstance(part, AddNorm)}
-    seen: dict[str, Tensor] = {}
+    branches: dict[str, Tensor] = {}
     hooks = [
-        box.register_forward_pre_hook(_branch_of(seen, name))  # the other way: from inside the box
+        box.register_forward_pre_hook(
+            _branch_of(branches, name)
+        )  # the other way: from inside the box
         for name, box in boxes.items()
     ]
-    found = trace(model, inputs(mode)).sites
+    sites = trace(model, inputs(mode)).sites
     for hook in hooks:
         hook.remove()
-    assert [site.path for site in found] == list(boxes)
-    for site, box in zip(found, boxes.values(), strict=True):
+    assert [site.path for site in sites] == list(boxes)
+    for site, box in zip(sites, boxes.values(), strict=True):
         assert site.role == box.place.role
         assert site.name == f"{box.place.side}.{box.place.layer}.{box.place.role}"
         if type(box).__name__ in ("Post", "Pre", "Admin", "DeepNorm", "B2T", "ResiDual", "DLCL"):
-            close(site.branch.detach(), seen[site.path])
+            close(site.branch.detach(), branches[site.path])
 
 
-def _branch_of(seen: dict[str, Tensor], name: str) -> Any:
-    def hook(box: nn.Module, given: Any) -> Any:
-        stream, f = given
+@pytest.mark.parametrize("mode", MODES)
+def test_without_residuals_there_are_no_sites(mode: str) -> None:
+    assert list(trace(make(mode, addnorm="none"), inputs(mode)).sites) == []
+
+
+def _branch_of(branches: dict[str, Tensor], name: str) -> Any:
+    def hook(box: nn.Module, args: Any) -> Any:
+        stream, f = args
 
         def kept(x: Tensor) -> Tensor:
-            seen[name] = f(x)
-            return seen[name]
+            branches[name] = f(x)
+            return branches[name]
 
         return stream, kept
 
@@ -94,13 +101,13 @@ class Toy(nn.Module):
 
 def test_only_branches_are_sites() -> None:
     model, x = Toy(), torch.randn(2, 5, 8)
-    found = trace(model, x).sites
-    assert [site.branch_path for site in found] == ["first", "second"]
-    close(found[0].shortcut + found[0].branch, found[1].shortcut, 1e-5)
-    close(found[1].total, model(x), 1e-5)
+    sites = trace(model, x).sites
+    assert [site.branch_path for site in sites] == ["first", "second"]
+    close(sites[0].shortcut + sites[0].branch, sites[1].shortcut, 1e-5)
+    close(sites[1].total, model(x), 1e-5)
 
 
-def test_nothing_is_found_where_there_is_nothing() -> None:
+def test_models_without_residual_connections_have_no_sites() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
     assert trace(model, torch.randn(2, 5, 8)).sites == []
 
@@ -114,11 +121,11 @@ class Minus(nn.Module):
         return x - self.inner(x)
 
 
-def test_a_minus_is_seen() -> None:
+def test_a_subtraction_is_detected() -> None:
     assert [site.sign for site in trace(Minus(), torch.randn(2, 5, 8)).sites] == ["−"]
 
 
-def test_watching_leaves_the_model_alone() -> None:
+def test_tracing_does_not_change_the_model() -> None:
     model, batch = FOREIGN["torch encoder"][0]()
     model.eval()
     expected = model(batch)

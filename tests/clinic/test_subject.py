@@ -18,9 +18,8 @@ from addnorm.clinic.subject import (
     subject_from_task,
     subject_from_transformers,
     subject_with_random_batches,
-    text_task_of,
 )
-from addnorm.errors import ConfigError, InputError
+from addnorm.errors import InputError
 from tests.clinic import models
 from tests.clinic.subjects import decoder, ids
 
@@ -54,27 +53,19 @@ def test_a_task_becomes_rows_with_their_targets() -> None:
     (batch,) = subject.batches
     assert batch.row_count == SUBJECT_ROWS and batch.targets is not None
     assert torch.equal(batch.targets, targets[:SUBJECT_ROWS])
-    seen = subject.examine(sharpness=False)
+    examination = subject.examine(sharpness=False)
     expected = torch.nn.functional.cross_entropy(
         model.eval()(inputs[:SUBJECT_ROWS]).flatten(0, 1), targets[:SUBJECT_ROWS].flatten()
     )
-    assert seen.evidence.loss == pytest.approx(float(expected.detach()), rel=1e-5)
-    assert seen.evidence.loss_description == "cross-entropy of the task's targets"
-    assert seen.evidence.uniform_loss == pytest.approx(float(torch.tensor(32.0).log()))
+    assert examination.evidence.loss == pytest.approx(float(expected.detach()), rel=1e-5)
+    assert examination.evidence.loss_description == "cross-entropy of the task's targets"
+    assert examination.evidence.uniform_loss == pytest.approx(float(torch.tensor(32.0).log()))
     pair = {"source": inputs, "target_in": inputs[:, :4], "targets": targets[:, :4]}
     (batch,) = subject_from_task(model, [pair], "a test").batches
     assert [tensor.shape[1] for tensor in batch.tensors] == [8, 4]
 
 
-def test_the_text_task_of_a_model_is_by_mode_and_head() -> None:
-    assert text_task_of(SMALL) == "language"
-    assert text_task_of(SMALL.replace(mode="encoder-decoder")) == "translate"
-    assert text_task_of(SMALL.replace(mode="encoder", head="masked")) == "masked"
-    with pytest.raises(ConfigError, match=r"head=none has no text task. .* try model.head=masked"):
-        text_task_of(SMALL.replace(mode="encoder", head="none"))
-
-
-def test_the_first_batch_is_examined_and_the_others_are_learnt_from(
+def test_the_first_batch_is_examined_and_the_others_are_for_the_rehearsal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     subject = subject_with_random_batches(decoder(), TrainingPlan(lr=1e-3))
@@ -98,7 +89,7 @@ LEARNS = Learns()
 
 
 @pytest.mark.slow
-def test_a_directory_of_transformers(tmp_path: Path) -> None:
+def test_a_transformers_directory(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     tokenizers = pytest.importorskip("tokenizers")
     folder = tmp_path / "theirs"

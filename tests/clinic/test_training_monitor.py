@@ -1,4 +1,4 @@
-"""Watching a run changes nothing; a step that breaks leaves a case that can be replayed."""
+"""Monitoring does not change a run; a step that fails is saved as a case and can be replayed."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ CONFIG = ModelConfig(mode="decoder", vocab=19, width=16, depth=2, heads=2, addno
 
 
 class Copying:
-    """A task of random tokens; one part may be made bad. With an odd part, all others are alike."""
+    """A task of random tokens; one batch may be bad, or differ from the others, which are equal."""
 
     metric, higher_is_better = "loss", False
     config: Config
@@ -82,7 +82,7 @@ def run(
 
 
 @pytest.mark.trains
-def test_a_watched_run_is_the_run_unwatched(tmp_path: Path) -> None:
+def test_a_monitored_run_equals_one_that_is_not(tmp_path: Path) -> None:
     clinic = TrainingMonitor(every=5)
     watched, alone = run(tmp_path / "run", [clinic]), run(None, [])
     for one, two in zip(watched.model.parameters(), alone.model.parameters(), strict=True):
@@ -109,7 +109,7 @@ class Said(TrainingMonitor):
 
 
 @pytest.mark.trains
-def test_a_step_that_is_not_finite_is_a_case_that_replays(tmp_path: Path) -> None:
+def test_a_step_that_is_not_finite_can_be_replayed(tmp_path: Path) -> None:
     clinic = Said(every=100)
     with pytest.raises(ArithmeticError, match="in a row were not finite"):
         run(tmp_path / "run", [clinic], bad=3)
@@ -127,7 +127,7 @@ def test_a_step_that_is_not_finite_is_a_case_that_replays(tmp_path: Path) -> Non
 
 @pytest.mark.trains
 @pytest.mark.parametrize("accumulate", (1, 2))
-def test_a_spike_is_a_case_that_replays_to_the_same_loss(tmp_path: Path, accumulate: int) -> None:
+def test_a_replayed_spike_has_the_same_loss(tmp_path: Path, accumulate: int) -> None:
     clinic, step = Said(every=100), 23
     odd = range(accumulate * (step - 1), accumulate * step)
     run(tmp_path / "run", [clinic], odd=odd, accumulate=accumulate, smoothing=0.1)
@@ -144,7 +144,7 @@ def test_a_spike_is_a_case_that_replays_to_the_same_loss(tmp_path: Path, accumul
 
 
 @pytest.mark.trains
-def test_a_run_with_a_case_is_the_run_without_the_clinic(tmp_path: Path) -> None:
+def test_a_run_with_a_case_equals_one_without_monitor(tmp_path: Path) -> None:
     watched, alone = (
         run(tmp_path / "run", [TrainingMonitor(every=5)], odd=range(22, 23)),
         run(None, [], odd=range(22, 23)),
@@ -155,7 +155,7 @@ def test_a_run_with_a_case_is_the_run_without_the_clinic(tmp_path: Path) -> None
 
 
 @pytest.mark.trains
-def test_signals_of_steps_that_are_made_again_are_dropped(tmp_path: Path) -> None:
+def test_signals_of_repeated_steps_are_dropped(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     kept = '{"step": 0}\n'
@@ -165,7 +165,7 @@ def test_signals_of_steps_that_are_made_again_are_dropped(tmp_path: Path) -> Non
     assert [json.loads(line)["step"] for line in lines] == [0, 10, 25]
 
 
-def test_a_model_in_parts_is_not_watched() -> None:
+def test_a_sharded_model_is_refused() -> None:
     class Part:
         full_tensor = None
 
@@ -183,7 +183,7 @@ def test_a_model_in_parts_is_not_watched() -> None:
 
 
 @pytest.mark.trains
-def test_a_damaged_case_is_said(tmp_path: Path) -> None:
+def test_a_damaged_case_is_refused(tmp_path: Path) -> None:
     run(tmp_path / "run", [TrainingMonitor()], odd=range(22, 23))
     folder = tmp_path / "run" / "cases" / "step-00000023"
     (folder / "random.safetensors").unlink()
@@ -202,13 +202,13 @@ def test_a_damaged_case_is_said(tmp_path: Path) -> None:
         replay(folder)
 
 
-def test_replaying_what_is_no_case_says_so(tmp_path: Path) -> None:
+def test_replaying_a_directory_without_a_case(tmp_path: Path) -> None:
     with pytest.raises(SavedError, match=r"there is no case in .* Try the folder of a step"):
         replay(tmp_path)
 
 
 @pytest.mark.trains
-def test_update_ratio_is_adams_step() -> None:
+def test_the_update_ratio_equals_the_step_of_adam() -> None:
     torch.manual_seed(0)
     layer = nn.Linear(6, 5)
     optimizer = torch.optim.Adam(layer.parameters(), lr=0.01, betas=(0.9, 0.98), eps=1e-9)
@@ -227,7 +227,7 @@ def test_update_ratio_is_adams_step() -> None:
     assert update_signals(optimizer)["starved"] == 0
 
 
-def test_gradients_gradient_norms() -> None:
+def test_gradient_norms() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     for p in model.parameters():
         p.grad = torch.full_like(p, 2.0)

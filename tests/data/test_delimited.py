@@ -76,7 +76,7 @@ def test_a_cell_of_any_length_is_predicted_as_it_was_trained(quote: str, write: 
     assert csv.field_size_limit() == limit, "the limit of the process is lifted only while parsing"
 
 
-def test_a_lone_carriage_return_is_read_alike(write: Write) -> None:
+def test_a_lone_carriage_return_is_read_the_same(write: Write) -> None:
     path = write("a\tb\nx\ry\t1\n", "t.tsv")
     assert read_in_parts(path) == rows_of(read_frame(path)) == [["x\ry", "1"]]
     path = write("a,b\rx,1\r")
@@ -138,7 +138,7 @@ def test_a_row_beyond_the_first_chunk_is_named(write: Write) -> None:
         (b"a,b\n1,2\n", "t.csv.gz", "is not compressed with gzip. Name it without .gz"),
     ),
 )
-def test_what_is_no_text_is_refused_by_all(
+def test_all_readers_refuse_other_files(
     content: bytes, name: str, message: str, write: Write
 ) -> None:
     assert_refused(write(content, name), message, SavedError)
@@ -154,7 +154,7 @@ def test_names_of_columns_are_checked_with_their_line(write: Write) -> None:
     assert read_frame(path).notes == (note,) == next(read_parts(path)).notes
 
 
-def test_memory_does_not_hold_the_rows(write: Write) -> None:
+def test_memory_does_not_grow_with_the_rows(write: Write) -> None:
     """Rows are streamed: after the first, little of the file has been read."""
     file = DelimitedFile(write("a,b\n" + "1,2\n" * 50_000))
     rows = file.rows()

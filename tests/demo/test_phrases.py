@@ -1,4 +1,4 @@
-"""Phrases to train on: right by hand-written rules, the same everywhere, new but guessable."""
+"""Phrases of the demo: correct by independent rules, reproducible, split without leaks."""
 
 import hashlib
 import os
@@ -32,12 +32,12 @@ COUNT, HELD = 4000, 200
 
 
 @cache
-def made(to: str) -> Phrases:
+def phrases_for(to: str) -> Phrases:
     return make_phrases(to, COUNT, held_out=HELD)
 
 
 def all_of(to: str, kind: str) -> list[Phrase]:
-    return [p for p in made(to).train + made(to).held_out if p.kind == kind]
+    return [p for p in phrases_for(to).train + phrases_for(to).held_out if p.kind == kind]
 
 
 # ── Right ─────────────────────────────────────────────────────────────────────────────────────────
@@ -70,7 +70,7 @@ TENS = "zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig".split
 
 
 def in_german(number: int) -> str:
-    """A number below 10 000 in German words, by the rules of school."""
+    """Return a number below 10,000 in German words."""
     if number >= 1000:
         return in_german_ein(number // 1000) + "tausend" + in_german_rest(number % 1000)
     if number >= 100:
@@ -92,7 +92,7 @@ def in_german_rest(number: int) -> str:
 
 
 def from_english(words: str) -> int:
-    """The value of a number in English words."""
+    """Return the value of a number in English words."""
     small = (
         "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
         "fifteen sixteen seventeen eighteen nineteen"
@@ -122,7 +122,7 @@ def swapped(number: str) -> str:
 
 
 def german(phrase: Phrase) -> str | None:
-    """What a phrase is in German, for the wordings that simple rules cover."""
+    """Return the German phrase, for wordings that simple rules cover; else None."""
     text, months = phrase.english, dict(MONTHS)
     if phrase.kind == "time":
         return clock(text)
@@ -135,11 +135,11 @@ def german(phrase: Phrase) -> str | None:
     if phrase.kind == "money" and text[0] == "€":
         return swapped(text[1:]) + " €"
     if phrase.kind in ("date", "moment"):
-        found = re.fullmatch(r"(?:(\w+day), )?(\w+) (\d+), (\d{4})(?:, (.*))?", text)
-        if found and found[2] in months:
-            day = f"{found[3]}. {months[found[2]]} {found[4]}"
-            day = f"{DAYS[found[1]]}, {day}" if found[1] else day
-            return f"{day}, {clock(found[5])}" if found[5] else day
+        match = re.fullmatch(r"(?:(\w+day), )?(\w+) (\d+), (\d{4})(?:, (.*))?", text)
+        if match and match[2] in months:
+            day = f"{match[3]}. {months[match[2]]} {match[4]}"
+            day = f"{DAYS[match[1]]}, {day}" if match[1] else day
+            return f"{day}, {clock(match[5])}" if match[5] else day
         short = re.fullmatch(r"(\d+)/(\d+)/(\d\d)", text)
         if short:
             return f"{int(short[2]):02}.{int(short[1]):02}.{short[3]}"
@@ -156,7 +156,7 @@ def german(phrase: Phrase) -> str | None:
 
 def test_german_is_what_the_rules_of_german_say() -> None:
     checked = Counter[str]()
-    for phrase in made("de").train + made("de").held_out:
+    for phrase in phrases_for("de").train + phrases_for("de").held_out:
         expected = german(phrase)
         if expected is not None:
             checked[phrase.kind] += 1
@@ -187,28 +187,28 @@ def test_samples_in_other_languages() -> None:
 
 
 @pytest.mark.parametrize("to", LANGUAGES)
-def test_one_source_one_translation_few_words_plain_spaces(to: str) -> None:
+def test_phrases_are_short_unambiguous_and_normalised(to: str) -> None:
     meanings = defaultdict(set)
-    for phrase in made(to).train + made(to).held_out:
+    for phrase in phrases_for(to).train + phrases_for(to).held_out:
         meanings[phrase.english].add(phrase.foreign)
         for side in phrase[:2]:
             assert 0 < len(side.split()) <= MAX_WORDS and side == " ".join(side.split())
             assert not re.search(r"[a-z]-(second|day|month|meter|watt|liter)\b", side)
             assert not re.search("[\u00a0\u202f\u2009\u200e\u200f]", side)
     assert all(len(each) == 1 for each in meanings.values())
-    assert len(meanings) == len(made(to).train) + len(made(to).held_out)
+    assert len(meanings) == len(phrases_for(to).train) + len(phrases_for(to).held_out)
 
 
-def test_spanish_joins_by_sound() -> None:
+def test_spanish_conjunctions_follow_the_sound() -> None:
     """CLDR writes "y" before every word; before i it is "e", so such lists are left out."""
-    found = [p.foreign for p in all_of("es", "list") + all_of("es", "choice")]
-    assert len(found) > 200
-    pairs = [re.split(r" (y|o) ", text)[-2:] for text in found]
+    texts = [p.foreign for p in all_of("es", "list") + all_of("es", "choice")]
+    assert len(texts) > 200
+    pairs = [re.split(r" (y|o) ", text)[-2:] for text in texts]
     assert {joint for joint, _ in pairs} == {"y", "o"}
     sounds = {"y": r"[ií]|hi", "o": r"h?[oó]"}
     assert not [last for joint, last in pairs if re.match(sounds[joint], last.lower())]
     assert ["y", "octubre"] in pairs
-    first = [re.split(r",| (?:y|o) ", text)[0].lower() for text in found]
+    first = [re.split(r",| (?:y|o) ", text)[0].lower() for text in texts]
     assert any(word.startswith("i") for word in first)
 
 
@@ -216,26 +216,28 @@ def test_spanish_joins_by_sound() -> None:
 
 
 @pytest.mark.parametrize("to", LANGUAGES)
-def test_nothing_held_out_is_about_what_was_trained(to: str) -> None:
+def test_held_out_topics_are_not_in_training(to: str) -> None:
     rows, _ = module._collect(Cldr(to), round(1.1 * COUNT) + 2 * HELD, 0)
     about = defaultdict(set)
     for row in rows:
         about[row.phrase].add((row.phrase.kind, row.about))
-    train = set().union(*(about[phrase] for phrase in made(to).train))
-    held = set().union(*(about[phrase] for phrase in made(to).held_out))
+    train = set().union(*(about[phrase] for phrase in phrases_for(to).train))
+    held = set().union(*(about[phrase] for phrase in phrases_for(to).held_out))
     assert len(held) > 80 and not train & held
-    assert not {p.english for p in made(to).train} & {p.english for p in made(to).held_out}
+    assert not {p.english for p in phrases_for(to).train} & {
+        p.english for p in phrases_for(to).held_out
+    }
 
 
 @pytest.mark.parametrize("to", LANGUAGES)
-def test_no_held_out_phrase_stands_inside_a_longer_one(to: str) -> None:
-    train = "\n".join(f" {p.english.replace(',', '')} " for p in made(to).train)
-    held = [p.english.replace(",", "") for p in made(to).held_out if " " in p.english]
+def test_no_held_out_phrase_is_part_of_a_longer_one(to: str) -> None:
+    train = "\n".join(f" {p.english.replace(',', '')} " for p in phrases_for(to).train)
+    held = [p.english.replace(",", "") for p in phrases_for(to).held_out if " " in p.english]
     assert len(held) > 100
     assert [english for english in held if f" {english} " in train] == []
 
 
-def test_a_held_out_day_is_in_no_wording_trained() -> None:
+def test_no_wording_of_a_held_out_day_is_in_training() -> None:
     def day(phrase: Phrase) -> str | None:
         long = re.fullmatch(r"(?:\w+, )?([A-Z][a-z]{2})\w* (\d+), (\d{4})", phrase.english)
         short = re.fullmatch(r"(\d+)/(\d+)/(\d\d)", phrase.english)
@@ -244,34 +246,37 @@ def test_a_held_out_day_is_in_no_wording_trained() -> None:
             return f"20{long[3][2:]}-{names.index(long[1]) + 1}-{long[2]}"
         return f"20{short[3]}-{short[1]}-{short[2]}" if short else None
 
-    train = {day(p) for p in made("de").train if p.kind == "date"} - {None}
-    held = {day(p) for p in made("de").held_out if p.kind == "date"} - {None}
+    train = {day(p) for p in phrases_for("de").train if p.kind == "date"} - {None}
+    held = {day(p) for p in phrases_for("de").held_out if p.kind == "date"} - {None}
     assert len(held) > 5 and not train & held
 
 
 @pytest.mark.parametrize("to", LANGUAGES)
-def test_every_part_of_a_held_out_phrase_was_seen(to: str) -> None:
-    seen: Counter[tuple[int, str]] = Counter()
-    for phrase in made(to).train:
+def test_every_part_of_a_held_out_phrase_is_in_training(to: str) -> None:
+    counts: Counter[tuple[int, str]] = Counter()
+    for phrase in phrases_for(to).train:
         for side in (0, 1):
-            seen.update({(side, part) for part in words_and_signs(phrase[side])})
-    for phrase in made(to).held_out:
+            counts.update({(side, part) for part in words_and_signs(phrase[side])})
+    for phrase in phrases_for(to).held_out:
         for side in (0,) if phrase.kind == "spelled" else (0, 1):
             assert all(
-                seen[side, part] >= MIN_OCCURRENCES for part in words_and_signs(phrase[side])
+                counts[side, part] >= MIN_OCCURRENCES for part in words_and_signs(phrase[side])
             ), phrase
 
 
 def test_names_are_trained_and_never_held_out() -> None:
-    counts = made("de").counts()
+    counts = phrases_for("de").counts()
     assert counts["name"] == (127, 0)
-    assert ("Germany", "Deutschland", "name") in made("de").train
+    assert ("Germany", "Deutschland", "name") in phrases_for("de").train
 
 
 def test_kinds_have_their_shares() -> None:
-    counts = made("de").counts()
+    counts = phrases_for("de").counts()
     assert list(counts) == list(PHRASE_KINDS)
-    assert abs(len(made("de").train) - COUNT) < 100 and len(made("de").held_out) >= HELD / 2
+    assert (
+        abs(len(phrases_for("de").train) - COUNT) < 100
+        and len(phrases_for("de").held_out) >= HELD / 2
+    )
     total = sum(kind.weight for kind in PHRASE_KINDS.values())
     for name in ("date", "money", "measure", "span", "spelled", "moment"):
         assert counts[name][0] == pytest.approx(COUNT * PHRASE_KINDS[name].weight / total, rel=0.3)
@@ -292,7 +297,7 @@ def test_a_phrase_of_two_meanings_is_left_out_and_a_repeated_one_kept_once() -> 
     assert module._unambiguous(rows) == [row("June", "Juni")]
 
 
-def test_what_was_not_seen_goes_to_training_with_all_that_is_about_it() -> None:
+def test_unknown_words_move_to_training_with_their_topic() -> None:
     train = [row("in 2 days", "in 2 Tagen", about=str(n)) for n in range(MIN_OCCURRENCES)]
     known, odd = row("2 days", "2 Tagen", about="a"), row("1 day", "1 Tag", about="b")
     same = row("in days", "in Tagen", about="b")
@@ -302,7 +307,7 @@ def test_what_was_not_seen_goes_to_training_with_all_that_is_about_it() -> None:
     assert module._move_unknown(train[1:], [known])[1] == []
 
 
-def test_what_is_no_good_phrase() -> None:
+def test_invalid_phrases() -> None:
     long = " ".join("a" * (MAX_WORDS + 1))
     good = {
         Phrase("May", "Mai", "name"): True,
@@ -335,7 +340,7 @@ print(hashlib.sha256(repr((made.train, made.held_out)).encode()).hexdigest())
 
 
 @pytest.mark.process
-def test_clock_locale_and_hashing_decide_nothing() -> None:
+def test_phrases_do_not_depend_on_clock_locale_or_hashing() -> None:
     here = make_phrases("fr", 400, held_out=30, seed=3)
     digest = hashlib.sha256(repr((here.train, here.held_out)).encode()).hexdigest()
     setting = {"TZ": "Pacific/Kiritimati", "LANG": "ja_JP.UTF-8", "LC_ALL": "ja_JP.UTF-8"}
@@ -346,7 +351,7 @@ def test_clock_locale_and_hashing_decide_nothing() -> None:
     assert done.stdout.strip() == digest, done.stderr
 
 
-def test_a_seed_makes_others() -> None:
+def test_other_seeds_give_other_phrases() -> None:
     one, two = (make_phrases("de", 300, held_out=20, seed=seed) for seed in (0, 1))
     assert one.train != two.train and one.held_out != two.held_out
 
@@ -354,23 +359,23 @@ def test_a_seed_makes_others() -> None:
 # ── What a language lacks ─────────────────────────────────────────────────────────────────────────
 
 
-def test_what_is_left_out_is_said() -> None:
-    assert made("de").notes == ()
+def test_omitted_kinds_have_a_note() -> None:
+    assert phrases_for("de").notes == ()
     note = "no phrases of kind 'duration': no reliable wording is known in ja."
-    assert made("ja").notes == (note,)
+    assert phrases_for("ja").notes == (note,)
     swahili = make_phrases("sw", 300, held_out=20)
     assert [note.split("'")[1] for note in swahili.notes] == ["duration", "spelled"]
     assert "spelled" not in swahili.counts()
 
 
-def test_placeholders_of_languages_without_words_are_no_phrases() -> None:
+def test_placeholders_are_not_phrases() -> None:
     thin = make_phrases("dyo", 300, held_out=10)
     assert any("relative" in note for note in thin.notes)
     assert not any(re.match(r"[+-]\d", p.foreign) for p in thin.train)
 
 
 @pytest.mark.parametrize("to", ("pt_BR", "pt-br", "zh_Hant"))
-def test_codes_are_forgiving(to: str) -> None:
+def test_language_codes_are_normalised(to: str) -> None:
     assert make_phrases(to, 200, held_out=5).to.casefold() == to.replace("-", "_").casefold()
 
 

@@ -1,4 +1,4 @@
-"""Decoding written the slow way: no cache, no batch, no beam; every sequence looked at in full."""
+"""Naive decoding: no cache, no batch, no beam; every sequence is computed in full."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ LogProbs = Callable[[Sequence[int]], Tensor]
 """From the tokens so far to the log-probabilities of the next, (vocab,)."""
 
 
-def of_translation(model: Any, source: Sequence[int], begin: int = BEGIN) -> LogProbs:
-    """Next-token log-probabilities of an encoder-decoder, from scratch each time."""
+def translation_log_probs(model: Any, source: Sequence[int], begin: int = BEGIN) -> LogProbs:
+    """Return the next-token log-probabilities of an encoder-decoder, computed in full each time."""
 
     @torch.inference_mode()
     def run(tokens: Sequence[int]) -> Tensor:
@@ -24,7 +24,7 @@ def of_translation(model: Any, source: Sequence[int], begin: int = BEGIN) -> Log
     return run
 
 
-def of_continuation(model: Any, prompt: Sequence[int]) -> LogProbs:
+def continuation_log_probs(model: Any, prompt: Sequence[int]) -> LogProbs:
     @torch.inference_mode()
     def run(tokens: Sequence[int]) -> Tensor:
         return model(torch.tensor([[*prompt, *tokens]]))[0, -1].log_softmax(dim=-1)
@@ -37,40 +37,40 @@ def divisor(length: int, penalty: str, alpha: float) -> float:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Expected:
     tokens: tuple[int, ...]
     steps: tuple[float, ...]
     score: float
 
 
 def greedy(
-    of: LogProbs,
+    next_log_probs: LogProbs,
     limit: int,
     end: int | None = END,
     banned: Sequence[int] = (),
     closed: bool = True,
     penalty: str = "length",
     alpha: float = 1.0,
-) -> tuple[Answer, bool]:
-    """The likeliest token at every step; at the limit the end token, if it must be closed."""
+) -> tuple[Expected, bool]:
+    """Return the likeliest token at every step; with `closed`, the end token at the limit."""
     tokens: list[int] = []
     steps: list[float] = []
     for length in range(1, limit + 1):
-        found = of(tokens)
-        allowed = found.clone()
+        log_probs = next_log_probs(tokens)
+        allowed = log_probs.clone()
         allowed[list(banned)] = float("-inf")
         likeliest = int(allowed.argmax())
-        taken = end if closed and length == limit and end is not None else likeliest
-        steps.append(float(found[taken]))
-        if taken == end:
+        token = end if closed and length == limit and end is not None else likeliest
+        steps.append(float(log_probs[token]))
+        if token == end:
             break
-        tokens.append(taken)
+        tokens.append(token)
     score = sum(steps) / divisor(len(steps), penalty, alpha)
-    return Answer(tuple(tokens), tuple(steps), score), end is not None and likeliest == end
+    return Expected(tuple(tokens), tuple(steps), score), end is not None and likeliest == end
 
 
-def every(
-    of: LogProbs,
+def all_outputs(
+    next_log_probs: LogProbs,
     vocab: int,
     limit: int,
     end: int | None = END,
@@ -78,28 +78,28 @@ def every(
     closed: bool = True,
     penalty: str = "length",
     alpha: float = 1.0,
-) -> list[Answer]:
-    """All sequences that may be answered, best first."""
+) -> list[Expected]:
+    """Return all possible outputs, best first."""
     inner = [token for token in range(vocab) if token not in (*banned, end)]
-    found: dict[tuple[int, ...], Tensor] = {}
+    cached_log_probs: dict[tuple[int, ...], Tensor] = {}
 
-    def look(tokens: tuple[int, ...]) -> Tensor:
-        if tokens not in found:
-            found[tokens] = of(tokens)
-        return found[tokens]
+    def log_probs_after(tokens: tuple[int, ...]) -> Tensor:
+        if tokens not in cached_log_probs:
+            cached_log_probs[tokens] = next_log_probs(tokens)
+        return cached_log_probs[tokens]
 
     def steps(whole: tuple[int, ...]) -> tuple[float, ...]:
-        return tuple(float(look(whole[:i])[token]) for i, token in enumerate(whole))
+        return tuple(float(log_probs_after(whole[:i])[token]) for i, token in enumerate(whole))
 
-    answers = []
-    for whole in _wholes(inner, limit, end, closed):
+    expected = []
+    for whole in _complete_outputs(inner, limit, end, closed):
         parts = steps(whole)
         tokens = whole[:-1] if whole[-1] == end else whole
-        answers.append(Answer(tokens, parts, sum(parts) / divisor(len(parts), penalty, alpha)))
-    return sorted(answers, key=lambda answer: -answer.score)
+        expected.append(Expected(tokens, parts, sum(parts) / divisor(len(parts), penalty, alpha)))
+    return sorted(expected, key=lambda item: -item.score)
 
 
-def _wholes(
+def _complete_outputs(
     inner: list[int], limit: int, end: int | None, closed: bool
 ) -> Iterator[tuple[int, ...]]:
     if end is not None:
@@ -111,15 +111,15 @@ def _wholes(
 
 
 class Oracle:
-    """A made-up language: steps whose logits are a fixed random function of the tokens so far.
+    """A random language: its logits are a fixed random function of the tokens so far.
 
-    Stands for a model in the tests of the search itself; `asked` counts its steps and rows.
+    It replaces the model in the tests of the search; `step_rows` has the rows of each step.
     """
 
     def __init__(self, seed: int, vocab: int, sharp: float = 1.5, peak: int | None = None) -> None:
         self.seed, self.vocab, self.sharp, self.peak = seed, vocab, sharp, peak
         self.ids = torch.zeros(0, 0, dtype=torch.long)
-        self.asked: list[int] = []
+        self.step_rows: list[int] = []
 
     def logits(self, tokens: Sequence[int]) -> Tensor:
         key = hash((self.seed, *tokens)) % 2**31
@@ -136,7 +136,7 @@ class Oracle:
 
     def step(self, newest: Tensor) -> Tensor:
         self.ids = torch.cat((self.ids, newest), dim=1) if self.ids.numel() else newest
-        self.asked.append(len(newest))
+        self.step_rows.append(len(newest))
         return torch.stack([self.logits(row[1:]) for row in self.ids.tolist()])
 
     def reorder(self, index: Tensor, groups: Tensor | None) -> None:

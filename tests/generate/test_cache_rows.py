@@ -1,4 +1,4 @@
-"""The cache while beams part and sentences end: rows are copied, repeated and left out."""
+"""The cache during beam search: rows are copied, repeated and dropped."""
 
 import pytest
 import torch
@@ -10,15 +10,15 @@ INDICES = {
     "repeated": [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3],
     "in place": [0, 0, 2, 2],
     "in place, none moved": [0, 1, 2, 3],
-    "turned round": [3, 2, 1, 0],
+    "reversed": [3, 2, 1, 0],
     "chained": [1, 2, 3, 3],
-    "left out": [3, 1],
+    "dropped": [3, 1],
     "one": [2],
 }
 
 
 def filled() -> Cache:
-    """A cache for 4 rows, with room for 6 positions, whose 4 positions are all different."""
+    """Return a cache of 4 rows and 6 positions, 4 of which have random values."""
     cache = Cache(
         depth=2,
         batch=4,
@@ -52,35 +52,35 @@ def test_reordering_is_indexing(first: str, second: list[int] | None) -> None:
         assert cache.real is not None and torch.equal(cache.real, real)
 
 
-def test_rows_can_be_written_after_some_were_left_out_and_others_repeated() -> None:
+def test_rows_can_be_written_after_some_were_dropped_and_others_repeated() -> None:
     cache = filled()
     for index in ([2, 0], [0, 0, 1, 1, 0], [4, 3, 3]):
         cache.reorder(torch.tensor(index))
-        kept = cache.store[..., : cache.used, :].clone()
+        remaining = cache.store[..., : cache.used, :].clone()
         newest = torch.randn(2, len(index), 2, 1, 3, dtype=torch.float64)
         if cache.used < 6:
             keys, values = cache.write(0, *newest)
-            assert torch.equal(keys, torch.cat((kept[0, 0], newest[0]), dim=2))
-            assert torch.equal(values, torch.cat((kept[0, 1], newest[1]), dim=2))
+            assert torch.equal(keys, torch.cat((remaining[0, 0], newest[0]), dim=2))
+            assert torch.equal(values, torch.cat((remaining[0, 1], newest[1]), dim=2))
 
 
-def test_in_place_only_the_moved_rows_are_written() -> None:
+def test_only_moved_rows_are_written_in_place() -> None:
     cache = filled()
     place = cache.store.data_ptr()
     cache.reorder(torch.tensor([0, 0, 2, 2]))
     assert cache.store.data_ptr() == place and cache.spare is None
 
 
-def test_the_memory_of_finished_sentences_is_left_out() -> None:
+def test_the_memory_of_finished_sentences_is_dropped() -> None:
     cache = filled()
     before = dict(cache.memory)
     cache.select_memory(torch.tensor([3, 1]))
     for layer in range(2):
-        for found, expected in zip(cache.memory[layer], before[layer], strict=True):
-            assert torch.equal(found, expected[[3, 1]])
+        for rows, expected in zip(cache.memory[layer], before[layer], strict=True):
+            assert torch.equal(rows, expected[[3, 1]])
 
 
-def test_a_model_goes_on_with_the_rows_that_are_left() -> None:
+def test_a_model_continues_with_the_remaining_rows() -> None:
     model = make("encoder-decoder")
     source = pad_rows([draw(5), draw(3), draw(4)], "right")
     target = draw(3, 5)
@@ -95,5 +95,5 @@ def test_a_model_goes_on_with_the_rows_that_are_left() -> None:
     mask = Mask.padding((source != PAD)[left])
     for step in range(2, 5):
         newest = target[left, step : step + 1]
-        found = model.decode(newest, memory[:2], memory_mask=mask, cache=cache)
-        close(found, whole[left, step : step + 1])
+        output = model.decode(newest, memory[:2], memory_mask=mask, cache=cache)
+        close(output, whole[left, step : step + 1])

@@ -1,4 +1,4 @@
-"""Samplers: the distribution they draw from, the tokens they may draw, and what seeds promise."""
+"""Samplers: their distribution, their support, and reproducibility by seed."""
 
 import pytest
 import torch
@@ -19,20 +19,20 @@ DRAWS = 40_000
 
 
 def sorted_by_hand(values: Tensor, count: int) -> list[list[int]]:
-    """Greatest first, equal ones by place."""
+    """Return the indices of each row, greatest value first, ties by index."""
     rows = values.tolist()
     return [sorted(range(len(row)), key=lambda i: (-row[i], i))[:count] for row in rows]
 
 
-# ── The best of a row ─────────────────────────────────────────────────────────────────────────────
+# ── Top values ────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("size", (1, 7, 127, 128, 129, 3000, 3072, 5001))
 @pytest.mark.parametrize("count", (1, 2, 5))
 @pytest.mark.parametrize("levels", (2, 5, None))
-def test_the_best_of_a_row_and_their_order(size: int, count: int, levels: int | None) -> None:
+def test_top_values_and_their_order(size: int, count: int, levels: int | None) -> None:
     values = torch.randn(6, size)
-    if levels:  # so few different values that most are equal
+    if levels:  # few distinct values, so that most are equal
         values = torch.randint(levels, (6, size)).float()
     values[0] = 1.0
     count = min(count, size)
@@ -47,12 +47,12 @@ def test_the_last_short_block_counts_too() -> None:
     assert top_values(values, 3)[1].tolist() == [[40 * BLOCK + 2, 40 * BLOCK, 0]]
 
 
-def test_places_exist_even_where_nothing_is_possible() -> None:
+def test_indices_are_valid_even_if_no_value_is_finite() -> None:
     values = torch.full((2, 40 * BLOCK + 3), float("-inf"))
     assert int(top_values(values, 5)[1].max()) < values.shape[1]
 
 
-# ── What is drawn ─────────────────────────────────────────────────────────────────────────────────
+# ── Distributions ─────────────────────────────────────────────────────────────────────────────────
 
 
 def chi_square(drawn: Tensor, probabilities: Tensor) -> float:
@@ -74,14 +74,14 @@ LIMIT = 27.88
 
 
 @pytest.mark.parametrize("temperature", (0.5, 1.0, 2.0))
-def test_draws_follow_the_softmax(temperature: float) -> None:
+def test_samples_follow_the_softmax(temperature: float) -> None:
     drawn = repeat(LOGITS, Sampler(temperature=temperature))
     assert chi_square(drawn, (LOGITS / temperature).softmax(dim=0)) < LIMIT
     assert chi_square(drawn, (LOGITS / (temperature * 1.2)).softmax(dim=0)) > LIMIT
 
 
 @pytest.mark.parametrize("k", (1, 2, 4, 10, 99))
-def test_draws_from_the_top_k_follow_the_softmax_of_those(k: int) -> None:
+def test_samples_from_the_top_k_follow_their_softmax(k: int) -> None:
     kept = LOGITS.argsort(descending=True)[:k]
     expected = torch.zeros_like(LOGITS).index_copy(0, kept, LOGITS[kept].softmax(dim=0))
     assert chi_square(repeat(LOGITS, Sampler(top_k=k)), expected) < LIMIT
@@ -89,7 +89,7 @@ def test_draws_from_the_top_k_follow_the_softmax_of_those(k: int) -> None:
 
 @pytest.mark.parametrize("p", (0.05, 0.4, 0.7, 0.95, 1.0))
 @pytest.mark.parametrize("k", (None, 5))
-def test_draws_from_the_nucleus_follow_the_softmax_of_it(p: float, k: int | None) -> None:
+def test_samples_from_the_nucleus_follow_its_softmax(p: float, k: int | None) -> None:
     order = LOGITS.argsort(descending=True)[: k or 10]
     reached, kept = 0.0, []
     for place, share in zip(order.tolist(), LOGITS[order].softmax(dim=0).tolist(), strict=True):
@@ -119,7 +119,7 @@ def test_a_nucleus_is_the_smallest_that_reaches_p(size: int, sharp: float) -> No
         reached = (shares * inside).sum(dim=1)
         least = shares.masked_fill(~inside, 2.0).amin(dim=1)
         assert bool((reached >= p - 1e-9).all())
-        assert bool((reached - least < p + 1e-9).all())  # without its last it falls short
+        assert bool((reached - least < p + 1e-9).all())  # without its last token the sum is below p
         assert bool((least >= shares.masked_fill(inside, -1.0).amax(dim=1)).all())
 
 
@@ -130,7 +130,7 @@ def test_equal_logits_do_not_make_the_support_larger() -> None:
 
 
 @pytest.mark.parametrize("uniform", (0.0, 0.5, 1 - 2**-53, 1.0))
-def test_what_is_impossible_is_never_drawn(uniform: float) -> None:
+def test_impossible_tokens_are_never_sampled(uniform: float) -> None:
     logits = torch.tensor([[float("-inf"), 0.0, 0.0, float("-inf")]], dtype=torch.float32)
     assert int(sample_index(logits, torch.tensor([uniform], dtype=torch.float64))) in (1, 2)
 
@@ -146,7 +146,7 @@ def test_greedy_takes_the_first_of_the_likeliest() -> None:
 # ── Seeds ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_seed_s_numbers_are_its_own() -> None:
+def test_each_seed_has_its_own_numbers() -> None:
     together = uniforms([5, 6, 5], 9)
     assert torch.equal(together[0], together[2]) and not torch.equal(together[0], together[1])
     assert torch.equal(together[1:2], uniforms([6], 9))
@@ -155,6 +155,6 @@ def test_a_seed_s_numbers_are_its_own() -> None:
     assert torch.equal(state, torch.get_rng_state())
 
 
-def test_first_numbers_of_seeds_in_a_row_are_uniform() -> None:
+def test_first_numbers_of_consecutive_seeds_are_uniform() -> None:
     first = uniforms(list(range(5000)), 1)[:, 0]
     assert chi_square((first * 10).long(), torch.full((10,), 0.1, dtype=torch.float64)) < LIMIT

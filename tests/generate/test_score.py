@@ -1,4 +1,4 @@
-"""Scores of given outputs: what decoding says of its own, and what the slow way says of any."""
+"""`score` equals the log-probabilities of decoding, and those of a naive loop for any target."""
 
 from typing import Any
 
@@ -15,16 +15,14 @@ from tests.generate.test_decode import sharpen, some
 
 @pytest.mark.parametrize("beam", (1, 4))
 @pytest.mark.parametrize("penalty", ("length", "gnmt"))
-def test_log_probabilities_are_those_of_the_target_given_as_a_whole(
-    beam: int, penalty: str
-) -> None:
+def test_score_equals_the_log_probabilities_of_decoding(beam: int, penalty: str) -> None:
     model = sharpen(make("encoder-decoder"))
     sources = some(5, 2, 8)
     decoding = Decoding(
         beam=beam, nbest=min(2, beam), max_tokens=(1.0, 4), penalty=penalty, alpha=0.8
     )
-    found = list(translate(model, sources, decoding, begin=BEGIN, end=END))
-    pairs = [(s, h) for s, hs in zip(sources, found, strict=True) for h in hs]
+    results = list(translate(model, sources, decoding, begin=BEGIN, end=END))
+    pairs = [(s, h) for s, hs in zip(sources, results, strict=True) for h in hs]
     scored = score(model, [s for s, _ in pairs], [h.tokens for _, h in pairs], begin=BEGIN, end=END)
     for (_, hypothesis), expected in zip(pairs, scored, strict=True):
         assert hypothesis.log_probabilities == pytest.approx(expected, abs=1e-10)
@@ -40,50 +38,52 @@ def test_a_translation_is_scored_token_by_token(end: int | None, size: int) -> N
     model = make("encoder-decoder")
     sources, targets = some(3, 6, 1), some(4, 1, 7)
     settings: dict[str, Any] = {"begin": BEGIN, "end": end, "batch_tokens": size}
-    for source, target, found in zip(
+    for source, target, scores in zip(
         sources, targets, score(model, sources, targets, **settings), strict=True
     ):
-        of = naive.of_translation(model, source)
+        next_log_probs = naive.translation_log_probs(model, source)
         whole = [*target, *([] if end is None else [end])]
-        expected = [float(of(whole[:i])[token]) for i, token in enumerate(whole)]
-        assert found == pytest.approx(expected, abs=1e-10)
+        expected = [float(next_log_probs(whole[:i])[token]) for i, token in enumerate(whole)]
+        assert scores == pytest.approx(expected, abs=1e-10)
 
 
 def test_a_continuation_is_scored_after_its_prompt() -> None:
     model = make("decoder")
     prompts, targets = some(3, 1, 5), [*some(4, 2), []]
-    for prompt, target, found in zip(
+    for prompt, target, scores in zip(
         prompts, targets, score(model, prompts, targets, end=END), strict=True
     ):
-        of = naive.of_continuation(model, prompt)
+        next_log_probs = naive.continuation_log_probs(model, prompt)
         whole = [*target, END]
-        expected = [float(of(whole[:i])[token]) for i, token in enumerate(whole)]
-        assert found == pytest.approx(expected, abs=1e-10)
+        expected = [float(next_log_probs(whole[:i])[token]) for i, token in enumerate(whole)]
+        assert scores == pytest.approx(expected, abs=1e-10)
 
 
-def test_padding_in_a_target_is_a_token_like_any_other() -> None:
+def test_the_padding_token_in_a_target_is_scored() -> None:
     model = make("encoder-decoder")
-    ((found),) = score(model, [[3, 4]], [[5, PAD, 6]], begin=BEGIN)
+    ((scores),) = score(model, [[3, 4]], [[5, PAD, 6]], begin=BEGIN)
     plain = make("encoder-decoder", pad=None)
     plain.load_state_dict(model.state_dict())
-    of = naive.of_translation(plain, [3, 4])
-    expected = [float(of([5, PAD, 6][:i])[token]) for i, token in enumerate([5, PAD, 6])]
-    assert found == pytest.approx(expected, abs=1e-10)
+    next_log_probs = naive.translation_log_probs(plain, [3, 4])
+    expected = [
+        float(next_log_probs([5, PAD, 6][:i])[token]) for i, token in enumerate([5, PAD, 6])
+    ]
+    assert scores == pytest.approx(expected, abs=1e-10)
 
 
-def test_logits_are_made_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_are_computed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make("encoder-decoder")
     sources, targets = some(3, 4), some(9, 8)
     whole = list(score(model, sources, targets, begin=BEGIN))
     monkeypatch.setattr("addnorm.generate.decode.SCORED_TOKENS", 4)
     shapes: list[torch.Size] = []
-    model.head.register_forward_hook(lambda _, given, out: shapes.append(out.shape))
+    model.head.register_forward_hook(lambda _, inputs, out: shapes.append(out.shape))
     for one, other in zip(whole, score(model, sources, targets, begin=BEGIN), strict=True):
         assert one == pytest.approx(other, abs=1e-12)
     assert max(shape[1] for shape in shapes) == 4 and shapes[0][2] == VOCAB
 
 
-def test_what_cannot_be_scored() -> None:
+def test_invalid_pairs_are_refused() -> None:
     both, decoder = make("encoder-decoder"), make("decoder")
     message = (
         r"^an encoder-decoder needs a begin token and a decoder takes none: got begin={} "

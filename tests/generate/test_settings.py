@@ -1,4 +1,4 @@
-"""Settings of decoding: what they mean, and which are refused when they are made."""
+"""Settings of decoding: what they mean, and which are refused."""
 
 from dataclasses import FrozenInstanceError
 from typing import Any
@@ -28,8 +28,8 @@ def test_the_limit_is_a_number_or_depends_on_the_length() -> None:
 @pytest.mark.parametrize("penalty", PENALTIES)
 @pytest.mark.parametrize("alpha", (0, 0.6, 1.0, 1.8))
 def test_penalties_by_length(penalty: str, alpha: float) -> None:
-    found = Decoding(penalty=penalty, alpha=alpha).penalties(9).tolist()
-    assert found[1:] == [naive.divisor(length, penalty, alpha) for length in range(1, 10)]
+    penalties = Decoding(penalty=penalty, alpha=alpha).penalties(9).tolist()
+    assert penalties[1:] == [naive.divisor(length, penalty, alpha) for length in range(1, 10)]
 
 
 def test_the_sampler_has_the_settings() -> None:
@@ -38,7 +38,7 @@ def test_the_sampler_has_the_settings() -> None:
     assert set(SAMPLERS) == {"greedy", "sample"} and isinstance(Decoding().make_sampler(), Greedy)
 
 
-def test_a_record_that_does_not_change() -> None:
+def test_settings_are_immutable() -> None:
     decoding = Decoding(beam=5)
     assert decoding == Decoding(beam=5) and hash(decoding) == hash(Decoding(beam=5))
     with pytest.raises(FrozenInstanceError):
@@ -50,7 +50,7 @@ def test_a_record_that_does_not_change() -> None:
 
 
 @pytest.mark.parametrize(("beam", "nbest"), ((0, 1), (3, 4), (3, 0), (-1, -1)))
-def test_beams_that_cannot_be(beam: int, nbest: int) -> None:
+def test_invalid_beams_are_refused(beam: int, nbest: int) -> None:
     message = (
         rf"^nbest must be 1 or more, and at most beam: got nbest={nbest}, beam={beam}\. "
         rf"Try beam={max(nbest, 1)}\.$"
@@ -60,7 +60,7 @@ def test_beams_that_cannot_be(beam: int, nbest: int) -> None:
 
 
 @pytest.mark.parametrize("alpha", (-0.5, float("nan"), float("inf")))
-def test_a_penalty_must_not_shrink(alpha: float) -> None:
+def test_a_penalty_must_not_decrease(alpha: float) -> None:
     message = (
         rf"^alpha must be 0 or more and finite: got {alpha}\. "
         r"Try 1\.0, or 0\.6 with penalty='gnmt'\.$"
@@ -98,13 +98,13 @@ def test_unknown_names() -> None:
         ),
     ),
 )
-def test_samplers_that_cannot_be(settings: dict[str, Any], message: str) -> None:
+def test_invalid_samplers_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Decoding(**settings)
 
 
 @pytest.mark.parametrize("name", ("batch_tokens", "read_ahead", "workers"))
-def test_sizes_of_batches_that_cannot_be(name: str) -> None:
+def test_invalid_batch_sizes_are_refused(name: str) -> None:
     with pytest.raises(InputError, match=rf"^{name} must be 1 or more: got 0\.$"):
         Decoding(**{name: 0})
 
@@ -125,7 +125,7 @@ def test_sizes_of_batches_that_cannot_be(name: str) -> None:
         ((1.0, 2, 3), r"\(1\.0, 2, 3\)"),
     ),
 )
-def test_limits_that_cannot_be(value: Any, shown: str) -> None:
+def test_invalid_limits_are_refused(value: Any, shown: str) -> None:
     with pytest.raises(InputError, match=MAX_TOKENS.format(shown)):
         Decoding(max_tokens=value)
 
@@ -143,6 +143,6 @@ def test_limits_that_cannot_be(value: Any, shown: str) -> None:
         ("top_p", "0.9", "a number or None"),
     ),
 )
-def test_values_of_another_type(name: str, value: Any, kind: str) -> None:
+def test_values_of_another_type_are_refused(name: str, value: Any, kind: str) -> None:
     with pytest.raises(InputError, match=rf"^{name} must be {kind}: got {value!r}\.$"):
         Decoding(**SAMPLE | {name: value})

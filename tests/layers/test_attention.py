@@ -1,4 +1,4 @@
-"""Attention against a loop over rows, heads, queries and keys, on every path it can take."""
+"""Attention against a loop over rows, heads, queries and keys, on every code path."""
 
 import math
 from collections.abc import Callable
@@ -24,12 +24,12 @@ from addnorm.layers.masks import AttentionTable, Mask
 from addnorm.layers.norms import LayerNorm, RMSNorm
 from addnorm.layers.positions import POSITIONS, Positions
 from tests import naive
-from tests.naive import Seen, Weights, randomise_
+from tests.naive import IsVisible, Weights, randomise_
 
 WIDTH, HEADS, HEAD_WIDTH, LENGTH, BATCH = 8, 4, 6, 7, 2
 CAP = 0.7
 NEVER = 1e-300
-"""A rate of dropout that drops nothing, and yet is not 0."""
+"""A dropout rate above 0 that drops nothing."""
 
 PREFIX = torch.tensor([2, 5])
 REAL = torch.tensor([[1, 1, 1, 1, 1, 0, 0], [0, 0, 1, 1, 1, 1, 1]]) == 1
@@ -37,7 +37,7 @@ GROUPS = torch.tensor([[0, 0, 0, 1, 1, 2, 2], [0, 1, 1, 1, 1, 1, 1]])
 PAIRS = torch.rand(BATCH, LENGTH, LENGTH, generator=torch.Generator().manual_seed(5)) < 0.4
 PAIRS[0, 3] = False
 
-MASKS: dict[str, tuple[Mask, Seen]] = {
+MASKS: dict[str, tuple[Mask, IsVisible]] = {
     "visible": (Mask(), lambda b, i, j: True),
     "causal": (Mask.causal(), lambda b, i, j: j <= i),
     "prefix": (Mask.causal(PREFIX), lambda b, i, j: j <= i or j < PREFIX[b]),
@@ -70,7 +70,7 @@ SCORES: dict[str, Callable[[], Score]] = {
 }
 
 PLACED = ("none", "rotary", "linear-bias", "buckets", "relative")
-"""Position schemes by what they do to attention: nothing, turn, add what is fixed or learned."""
+"""Position schemes by effect on attention: none, rotation, fixed bias, learned biases."""
 
 
 def draw(*shape: int) -> Tensor:
@@ -170,17 +170,19 @@ def make(kind: type[Attention], variant: Variant, **parts: object) -> Attention:
     return randomise_(kind(*sizes, **variant.build(), **parts).double())
 
 
-def check(attention: Attention, variant: Variant, x: Tensor, context: Context, seen: Seen) -> None:
-    """Output and maps agree with the loop, which read every weight."""
+def check(
+    attention: Attention, variant: Variant, x: Tensor, context: Context, is_visible: IsVisible
+) -> None:
+    """Assert that output and maps equal those of the loop, which reads every weight."""
     w = Weights(attention.state_dict())
     source = x if context.memory is None else context.memory
-    wanted, weights = naive.attention(
-        x, source, w, HEADS, seen, kv_heads=variant.kv_heads, **variant.loop(w)
+    expected, weights = naive.attention(
+        x, source, w, HEADS, is_visible, kv_heads=variant.kv_heads, **variant.loop(w)
     )
     context.maps = {}
-    given = attention(x, context)
-    assert given.shape == x.shape
-    torch.testing.assert_close(given, wanted, rtol=0, atol=1e-10)
+    output = attention(x, context)
+    assert output.shape == x.shape
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-10)
     torch.testing.assert_close(context.maps[attention], weights, rtol=0, atol=1e-10)
     assert w.read == set(attention.state_dict())
 
@@ -193,54 +195,54 @@ def check(attention: Attention, variant: Variant, x: Tensor, context: Context, s
         *((name, mask) for name in VARIANTS for mask in ("visible", "causal padding", "pattern")),
     ],
 )
-def test_self_attention_is_the_loop(name: str, mask: str) -> None:
+def test_self_attention_equals_the_loop(name: str, mask: str) -> None:
     attention = make(SelfAttention, VARIANTS[name])
-    allowed, seen = MASKS[mask]
-    check(attention, VARIANTS[name], draw(BATCH, LENGTH, WIDTH), Context(mask=allowed), seen)
+    allowed, is_visible = MASKS[mask]
+    check(attention, VARIANTS[name], draw(BATCH, LENGTH, WIDTH), Context(mask=allowed), is_visible)
 
 
 @pytest.mark.parametrize("kind", ["linear-bias", "buckets"])
 @pytest.mark.parametrize("name", ["plain", "grouped cap", "grouped additive"])
-def test_what_positions_say_is_added_to_the_scores(name: str, kind: str) -> None:
-    """After the scale and the cap, and to every score alike."""
+def test_the_bias_of_positions_is_added_to_the_scores(name: str, kind: str) -> None:
+    """The bias is added after scale and cap, to every kind of score."""
     variant, positions = VARIANTS[name], place(kind, causal=True)
 
     def loop(w: Weights) -> dict:
         score = variant.loop(w).get("score", naive.dot)
 
         def biased(q: Tensor, k: Tensor, h: int, i: int, j: int) -> Tensor:
-            # This near, every distance has a bucket of its own.
+            # At these distances, every distance has its own bucket.
             near = positions.weight[i - j, h] if kind == "buckets" else -(4.0 ** -(h + 1)) * (i - j)
             return score(q, k, h, i, j) + near
 
         return {"score": biased}
 
     attention = make(SelfAttention, variant)
-    allowed, seen = MASKS["causal padding"]
+    allowed, is_visible = MASKS["causal padding"]
     context = Context(mask=allowed, positions=positions)
     x = draw(BATCH, LENGTH, WIDTH)
-    check(attention, Variant(loop=loop, kv_heads=variant.kv_heads), x, context, seen)
+    check(attention, Variant(loop=loop, kv_heads=variant.kv_heads), x, context, is_visible)
 
 
 @pytest.mark.parametrize("mask", ["visible", "padding", "pattern"])
 @pytest.mark.parametrize("name", VARIANTS)
-def test_memory_attention_is_the_loop(name: str, mask: str) -> None:
+def test_memory_attention_equals_the_loop(name: str, mask: str) -> None:
     attention = make(MemoryAttention, VARIANTS[name])
-    allowed, seen = MASKS[mask]
+    allowed, is_visible = MASKS[mask]
     if mask == "pattern":
         allowed = Mask.pattern(PAIRS[:, :4])
     context = Context(memory=draw(BATCH, LENGTH, WIDTH), memory_mask=allowed, mask=Mask.causal())
-    check(attention, VARIANTS[name], draw(BATCH, 4, WIDTH), context, seen)
+    check(attention, VARIANTS[name], draw(BATCH, 4, WIDTH), context, is_visible)
 
 
 @pytest.mark.parametrize("bias", ["all", "qkv", "none"])
 @pytest.mark.parametrize("kind", [SelfAttention, MemoryAttention])
-def test_biases_are_where_they_are_asked_for(kind: type[Attention], bias: str) -> None:
+def test_biases_follow_the_configuration(kind: type[Attention], bias: str) -> None:
     attention = make(kind, Variant(), bias=bias)
-    found = {name for name, _ in attention.named_parameters() if name.endswith("bias")}
+    biases = {name for name, _ in attention.named_parameters() if name.endswith("bias")}
     inputs = {"input.bias"} | ({"memory.bias"} if kind is MemoryAttention else set())
-    wanted = {"all": inputs | {"output.bias"}, "qkv": inputs, "none": set()}
-    assert found == wanted[bias]
+    expected = {"all": inputs | {"output.bias"}, "qkv": inputs, "none": set()}
+    assert biases == expected[bias]
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2])
@@ -266,7 +268,7 @@ def test_grouped_heads_are_tiled_heads(score: str, kv_heads: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [SelfAttention, MemoryAttention])
-def test_scaling_touches_values_and_output_alone(kind: type[Attention]) -> None:
+def test_only_values_and_output_are_scaled(kind: type[Attention]) -> None:
     attention = make(kind, VARIANTS["two key heads"])
     before = {name: part.clone() for name, part in attention.named_parameters()}
     matrices = {name: part.clone() for name, part in attention.matrices().items()}
@@ -307,10 +309,10 @@ def test_rows_of_a_memory_serve_several_rows(cached: bool) -> None:
         memory=memory.repeat_interleave(3, dim=0),
         memory_mask=Mask.padding(REAL.repeat_interleave(3, dim=0)),
     )
-    wanted = attention(x, repeated)
-    torch.testing.assert_close(attention(x, context), wanted, rtol=0, atol=1e-12)
+    expected = attention(x, repeated)
+    torch.testing.assert_close(attention(x, context), expected, rtol=0, atol=1e-12)
     context.memory = None if cached else memory
-    torch.testing.assert_close(attention(x, context), wanted, rtol=0, atol=1e-12)
+    torch.testing.assert_close(attention(x, context), expected, rtol=0, atol=1e-12)
 
 
 def test_maps_of_a_shared_memory_are_those_of_a_repeated_one() -> None:
@@ -324,7 +326,7 @@ def test_maps_of_a_shared_memory_are_those_of_a_repeated_one() -> None:
     torch.testing.assert_close(shared.maps[attention], repeated.maps[attention])
 
 
-# ── In pieces ─────────────────────────────────────────────────────────────────────────────────────
+# ── In chunks ─────────────────────────────────────────────────────────────────────────────────────
 
 
 def place(name: str, causal: bool) -> Positions:
@@ -333,7 +335,7 @@ def place(name: str, causal: bool) -> Positions:
 
 
 def gradients(attention: Attention, positions: Positions, mask: Mask, x: Tensor) -> dict:
-    """The output, and the gradient of everything that went in."""
+    """Return the output and the gradients of all inputs and parameters."""
     x = x.clone().requires_grad_()
     parts = dict(attention.named_parameters()) | {
         f"positions.{name}": part for name, part in positions.named_parameters()
@@ -342,14 +344,14 @@ def gradients(attention: Attention, positions: Positions, mask: Mask, x: Tensor)
         part.grad = None
     output = attention(x, Context(mask=mask, positions=positions))
     (output * output.detach().cos()).sum().backward()
-    found = {"output": output.detach(), "x": x.grad}
-    return found | {name: part.grad for name, part in parts.items()}
+    gradients_by_name = {"output": output.detach(), "x": x.grad}
+    return gradients_by_name | {name: part.grad for name, part in parts.items()}
 
 
 @pytest.mark.parametrize("positions", PLACED)
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("mask", MASKS)
-def test_pieces_are_the_whole(
+def test_chunks_equal_the_whole(
     mask: str, score: str, positions: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scheme = place(positions, mask.startswith("causal"))
@@ -363,24 +365,24 @@ def test_pieces_are_the_whole(
     )
     x = draw(BATCH, LENGTH, WIDTH)
     whole = gradients(attention.eval(), scheme, MASKS[mask][0], x)
-    taken, pieces = [], scores._mix_in_chunks
+    calls, mix_in_chunks = [], scores._mix_in_chunks
 
     def spy(*arguments: object) -> Tensor:
-        taken.append(True)
-        return pieces(*arguments)
+        calls.append(True)
+        return mix_in_chunks(*arguments)
 
     monkeypatch.setattr(scores, "_mix_in_chunks", spy)
     monkeypatch.setattr(scores, "MAX_TABLE_ENTRIES", 0)
     monkeypatch.setattr(scores, "CHUNK_QUERIES", 3)
-    # With dropout, even one that drops nothing, no mask can do without its table.
-    given = gradients(attention.train(), scheme, MASKS[mask][0], x)
-    assert taken
-    for name, wanted in whole.items():
-        torch.testing.assert_close(given[name], wanted, rtol=0, atol=1e-10, msg=name)
+    # With dropout, even one that drops nothing, every mask needs its table.
+    chunked = gradients(attention.train(), scheme, MASKS[mask][0], x)
+    assert calls
+    for name, expected in whole.items():
+        torch.testing.assert_close(chunked[name], expected, rtol=0, atol=1e-10, msg=name)
 
 
 @pytest.mark.parametrize("score", SCORES)
-def test_memory_attention_in_pieces(score: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_attention_in_chunks(score: str, monkeypatch: pytest.MonkeyPatch) -> None:
     attention = make(MemoryAttention, Variant(), score=SCORES[score](), dropout=NEVER)
     memory, x = draw(BATCH, LENGTH, WIDTH), draw(BATCH, 5, WIDTH)
 
@@ -395,7 +397,7 @@ def test_memory_attention_in_pieces(score: str, monkeypatch: pytest.MonkeyPatch)
     torch.testing.assert_close(run(), whole, rtol=0, atol=1e-10)
 
 
-def test_a_light_mask_needs_no_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_implicit_mask_needs_no_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scores, "MAX_TABLE_ENTRIES", 0)
     monkeypatch.setattr(scores, "_mix_in_chunks", None)
     attention, x = make(SelfAttention, Variant()), draw(BATCH, LENGTH, WIDTH)
@@ -403,7 +405,7 @@ def test_a_light_mask_needs_no_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
         attention(x, Context(mask=MASKS[name][0]))
 
 
-# ── Rows that see nothing ─────────────────────────────────────────────────────────────────────────
+# ── Queries without keys ──────────────────────────────────────────────────────────────────────────
 
 NOTHING = torch.tensor([[False] * LENGTH, [True] * LENGTH])
 PATHS = {
@@ -422,7 +424,7 @@ PATHS = {
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("kv_heads", [HEADS, 2])
 @pytest.mark.parametrize("path", PATHS)
-def test_a_query_that_sees_nothing_gets_nothing(
+def test_a_query_that_sees_no_key_gets_zeros(
     path: str, kv_heads: int, whole: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mask, score, positions = PATHS[path]
@@ -455,21 +457,23 @@ def test_a_query_that_sees_nothing_gets_nothing(
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("mask", MASKS)
 @torch.no_grad()
-def test_maps_are_weights_and_asking_changes_no_bit(mask: str, score: str, positions: str) -> None:
+def test_maps_are_weights_and_change_no_bit_of_the_result(
+    mask: str, score: str, positions: str
+) -> None:
     scheme = place(positions, causal=False)
     local = scheme.local(WIDTH, HEADS, HEAD_WIDTH)
     attention = make(SelfAttention, Variant(kv_heads=2), score=SCORES[score](), local=local)
-    allowed, seen = MASKS[mask]
+    allowed, is_visible = MASKS[mask]
     x, maps = draw(BATCH, LENGTH, WIDTH), {}
     plain = attention(x, Context(mask=allowed, positions=scheme))
-    asked = attention(x, Context(mask=allowed, positions=scheme, maps=maps))
-    assert torch.equal(plain, asked)
+    with_maps = attention(x, Context(mask=allowed, positions=scheme, maps=maps))
+    assert torch.equal(plain, with_maps)
     weights = maps[attention]
     assert weights.shape == (BATCH, HEADS, LENGTH, LENGTH)
     assert (weights >= 0).all()
     for b in range(BATCH):
         for i in range(LENGTH):
-            visible = [seen(b, i, j) for j in range(LENGTH)]
+            visible = [is_visible(b, i, j) for j in range(LENGTH)]
             sums = weights[b, :, i].sum(-1)
             torch.testing.assert_close(sums, torch.full_like(sums, float(any(visible))))
             assert not weights[b, :, i, ~torch.tensor(visible)].any()
@@ -477,20 +481,20 @@ def test_maps_are_weights_and_asking_changes_no_bit(mask: str, score: str, posit
 
 @pytest.mark.parametrize("path", ["fused", "plain"])
 @pytest.mark.parametrize("positions", PLACED)
-def test_asking_for_maps_changes_no_gradient(positions: str, path: str) -> None:
+def test_maps_change_no_gradient(positions: str, path: str) -> None:
     scheme = place(positions, causal=True)
     local = scheme.local(WIDTH, HEADS, HEAD_WIDTH)
     score = SCORES["dot" if path == "fused" else "cap"]()
     attention = make(SelfAttention, Variant(), score=score, local=local)
     parts = [*attention.parameters(), *scheme.parameters()]
     x = draw(BATCH, LENGTH, WIDTH)
-    found = []
+    grads = []
     for maps in (None, {}):
         context = Context(mask=Mask.causal(), positions=scheme, maps=maps)
         loss = attention(x, context).pow(2).sum()
-        found.append(torch.autograd.grad(loss, parts))
-    for plain, asked in zip(*found, strict=True):
-        assert torch.equal(plain, asked)
+        grads.append(torch.autograd.grad(loss, parts))
+    for plain, with_maps in zip(*grads, strict=True):
+        assert torch.equal(plain, with_maps)
 
 
 # ── Dropout on the weights ────────────────────────────────────────────────────────────────────────
@@ -507,14 +511,14 @@ def test_dropout_on_the_weights_keeps_the_mean(mask: str, score: str) -> None:
     q, k, v = draw(3, 1, HEADS, LENGTH, HEAD_WIDTH).expand(3, rows, -1, -1, -1)
     table = AttentionTable(allowed, LENGTH, LENGTH)
     with torch.no_grad():
-        calm = scores.mix_values(q, k, v, kind, table, nn.Identity(), 0.0)
-        noisy = scores.mix_values(q, k, v, kind, table, nn.Identity(), rate)
-    assert not torch.allclose(noisy[0], noisy[1])
-    sigma = noisy.std(0) / math.sqrt(rows)
-    assert bool(((noisy.mean(0) - calm[0]).abs() < 5 * sigma).all())
+        without_dropout = scores.mix_values(q, k, v, kind, table, nn.Identity(), 0.0)
+        with_dropout = scores.mix_values(q, k, v, kind, table, nn.Identity(), rate)
+    assert not torch.allclose(with_dropout[0], with_dropout[1])
+    sigma = with_dropout.std(0) / math.sqrt(rows)
+    assert bool(((with_dropout.mean(0) - without_dropout[0]).abs() < 5 * sigma).all())
 
 
-def test_dropout_rests_in_evaluation() -> None:
+def test_no_dropout_in_evaluation() -> None:
     attention = make(SelfAttention, Variant(), dropout=0.5)
     x, context = draw(BATCH, LENGTH, WIDTH), Context(mask=Mask.causal())
     assert not torch.equal(attention(x, context), attention(x, context))

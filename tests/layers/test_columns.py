@@ -1,4 +1,4 @@
-"""Columns as vectors, each against a loop over rows, columns and places."""
+"""Embeddings of columns against loops over rows, columns and channels."""
 
 import math
 
@@ -28,7 +28,7 @@ def relu(x: float) -> float:
 
 
 def per_column(vectors: list[list[list[float]]], weight: Tensor, bias: Tensor, cut: bool) -> Tensor:
-    """Σ_i u_i V_j[i, w] + b_j[w] for each row, column j and place w."""
+    """Σ_i u_i V_j[i, w] + b_j[w] for each row, column j and channel w."""
     weight, bias = weight.detach(), bias.detach()
     rows = []
     for row in vectors:
@@ -47,10 +47,10 @@ def per_column(vectors: list[list[list[float]]], weight: Tensor, bias: Tensor, c
 
 def test_linear() -> None:
     embed = LinearNumbers(COLUMNS, WIDTH).double()
-    found = embed(X)
+    tokens = embed(X)
     for r in range(len(X)):
         for j in range(COLUMNS):
-            close(found[r, j], X[r, j] * embed.weight[j] + embed.bias[j])
+            close(tokens[r, j], X[r, j] * embed.weight[j] + embed.bias[j])
 
 
 def test_periodic() -> None:
@@ -71,18 +71,18 @@ EDGES = [[0.0, 1.0], [-1.0, 0.0, 1.0, 4.0], [0.5, 2.0, 3.0]]
 
 def piecewise(x: float, edges: list[float], bins: int) -> list[float]:
     """Gorishniy et al. 2022, eq. 1, bin by bin."""
-    found = []
+    shares = []
     for t in range(bins):
         if t >= len(edges) - 1:
-            found.append(0.0)
+            shares.append(0.0)
             continue
         share = (x - edges[t]) / (edges[t + 1] - edges[t])
         if share < 0 and t > 0:
             share = 0.0
         if share > 1 and t < len(edges) - 2:
             share = 1.0
-        found.append(share)
-    return found
+        shares.append(share)
+    return shares
 
 
 def test_piecewise() -> None:
@@ -92,7 +92,7 @@ def test_piecewise() -> None:
     close(embed(X), per_column(vectors, embed.project.weight, embed.project.bias, cut=True))
 
 
-def test_piecewise_is_finite_and_goes_on_beyond_the_ends() -> None:
+def test_piecewise_is_finite_and_linear_beyond_the_edges() -> None:
     embed = PiecewiseNumbers(1, WIDTH, edges=[[0.0, 1.0, 2.0]])
     assert all(bool(buffer.isfinite().all()) for buffer in embed.buffers())
     close(embed.encode(torch.tensor([[-3.0], [5.0]])), torch.tensor([[[-3.0, 0.0]], [[1.0, 4.0]]]))
@@ -113,38 +113,38 @@ def test_hidden() -> None:
     close(embed(X), per_column(vectors, embed.project.weight, embed.project.bias, cut=False))
 
 
-def test_categories_have_tables_of_their_own() -> None:
+def test_each_category_column_has_its_own_table() -> None:
     embed = Categories((2, 3), WIDTH)
     codes = torch.tensor([[0, 0], [1, 2]])
-    found = embed(codes)
+    tokens = embed(codes)
     starts = [0, 2]
     for r in range(2):
         for j in range(2):
-            close(found[r, j], embed.weight[starts[j] + int(codes[r, j])] + embed.bias[j])
+            close(tokens[r, j], embed.weight[starts[j] + int(codes[r, j])] + embed.bias[j])
 
 
-def test_named_categories_say_the_column_first() -> None:
+def test_named_categories_start_with_the_column() -> None:
     embed = NamedCategories((2, 3), 16)
-    found = embed(torch.tensor([[1, 2]]))
+    tokens = embed(torch.tensor([[1, 2]]))
     assert embed.bias.shape == (2, 2) and embed.weight.shape == (5, 14)
     for j, place in enumerate((1, 2 + 2)):
-        close(found[0, j], torch.cat((embed.bias[j], embed.weight[place])))
+        close(tokens[0, j], torch.cat((embed.bias[j], embed.weight[place])))
 
 
 def test_numbers_come_before_categories_and_missing_ones_have_their_own_vector() -> None:
     missing = uniform(2, WIDTH, width=WIDTH)
     columns = Columns(LinearNumbers(2, WIDTH), Categories((4,), WIDTH), missing)
     x, codes = torch.tensor([[1.0, math.nan], [math.nan, 2.0]]), torch.tensor([[3], [0]])
-    found = columns(x, codes)
+    tokens = columns(x, codes)
     assert columns.numbers is not None and columns.categories is not None
-    assert found.shape == (2, 3, WIDTH)
-    close(found[0, 0], columns.numbers(x)[0, 0])
-    close(found[0, 1], missing[1])
-    close(found[1, 0], missing[0])
-    close(found[:, 2:], columns.categories(codes))
+    assert tokens.shape == (2, 3, WIDTH)
+    close(tokens[0, 0], columns.numbers(x)[0, 0])
+    close(tokens[0, 1], missing[1])
+    close(tokens[1, 0], missing[0])
+    close(tokens[:, 2:], columns.categories(codes))
 
 
-def test_gradients_do_not_meet_the_missing() -> None:
+def test_gradients_are_finite_with_missing_values() -> None:
     missing = uniform(1, WIDTH, width=WIDTH)
     columns = Columns(PeriodicNumbers(1, WIDTH), None, missing)
     columns(torch.tensor([[math.nan], [1.0]]), torch.zeros(2, 0)).sum().backward()
@@ -159,9 +159,9 @@ def test_missing_numbers_need_a_vector() -> None:
         columns(torch.tensor([[math.nan]]), torch.zeros(1, 0))
 
 
-@pytest.mark.parametrize(("code", "said"), ((4, "got 4"), (-1, "got -1")))
-def test_codes_are_checked(code: int, said: str) -> None:
-    with pytest.raises(InputError, match=f"category column 1 must be 0 to 2: {said}"):
+@pytest.mark.parametrize(("code", "message"), ((4, "got 4"), (-1, "got -1")))
+def test_codes_are_checked(code: int, message: str) -> None:
+    with pytest.raises(InputError, match=f"category column 1 must be 0 to 2: {message}"):
         Categories((9, 3), WIDTH)(torch.tensor([[0, code]]))
 
 

@@ -1,7 +1,7 @@
-"""Dropout with shared draws: each mask must look as if every element had been drawn by itself.
+"""Dropout with shared draws: masks must be distributed as if each element had its own draw.
 
-Statistics are held to five standard deviations: by chance one check in 1.7 million would fail, and
-the seed is fixed.
+Statistics must be within five standard deviations: by chance one check in 1.7 million would fail,
+and the seed is fixed.
 """
 
 import math
@@ -17,17 +17,17 @@ ROWS, COLUMNS = 512, 256
 
 
 def mask_of(p: float, *shape: int) -> Tensor:
-    """1.0 where an element was kept."""
+    """Return the mask of one call: 1.0 where an element was kept."""
     return (Dropout(p)(torch.ones(*shape)) != 0).double()
 
 
 def rounded(p: float) -> float:
-    """The rate that 16 bits can express."""
+    """Return the rate rounded to 16 bits."""
     return round(p * 65536) / 65536
 
 
 def correlation(one: Tensor, two: Tensor, p: float) -> float:
-    """Of two masks, in standard deviations of what independent ones would show."""
+    """Return the correlation of two masks, in standard deviations of that of independent masks."""
     mean, variance = 1 - rounded(p), rounded(p) * (1 - rounded(p))
     products = (one - mean) * (two - mean) / variance
     return float(products.mean()) * math.sqrt(products.numel())
@@ -41,7 +41,7 @@ def test_the_right_fraction_is_kept(p: float) -> None:
 
 
 @pytest.mark.parametrize("p", [0.25, 0.5])
-def test_every_row_and_every_column_is_kept_alike(p: float) -> None:
+def test_rows_and_columns_are_kept_at_the_same_rate(p: float) -> None:
     mask = mask_of(p, ROWS, COLUMNS)
     for dim in (0, 1):
         means = mask.mean(dim=dim)
@@ -147,7 +147,7 @@ def test_nothing_is_dropped_in_evaluation(p: float) -> None:
     assert torch.equal(Dropout(p).eval()(x), x)
 
 
-def test_nothing_is_dropped_at_rate_zero_and_no_draw_is_spent() -> None:
+def test_rate_zero_drops_nothing_and_draws_nothing() -> None:
     x = torch.randn(8, 8)
     before = torch.get_rng_state()
     assert torch.equal(Dropout(0.0)(x), x)
@@ -175,7 +175,7 @@ def test_a_transposed_input() -> None:
     assert set((y / x).flatten().tolist()) == {0.0, 2.0}
 
 
-def test_the_input_is_left_alone() -> None:
+def test_the_input_is_not_changed() -> None:
     x = torch.ones(32, 32)
     Dropout(0.5)(x)
     assert torch.equal(x, torch.ones(32, 32))

@@ -1,4 +1,4 @@
-"""Each feed-forward against its formula, number by number."""
+"""Each feed-forward against its formula, element by element."""
 
 import math
 from collections.abc import Callable
@@ -73,35 +73,35 @@ def test_every_feed_forward_has_a_formula() -> None:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("name", FEEDFORWARDS)
 @torch.no_grad()
-def test_feed_forward_is_its_formula(name: str, bias: bool) -> None:
+def test_feed_forward_equals_its_formula(name: str, bias: bool) -> None:
     ffn, x = make(name, bias=bias), draw()
     projected = x @ ffn.input.weight.T + (ffn.input.bias if bias else 0)
     if name in GATED:
         middle = each(GATED[name], projected[..., :INNER]) * projected[..., INNER:]
     else:
         middle = each(PLAIN[name], projected)
-    wanted = middle @ ffn.output.weight.T + (ffn.output.bias if bias else 0)
+    expected = middle @ ffn.output.weight.T + (ffn.output.bias if bias else 0)
     assert sum(p.numel() for p in ffn.parameters() if p.ndim == 1) == bias * (
         WIDTH + INNER * (1 + (name in GATED))
     )
-    torch.testing.assert_close(ffn(x, Context()), wanted, rtol=0, atol=1e-10)
+    torch.testing.assert_close(ffn(x, Context()), expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", ["relu", "swiglu"])
 @torch.no_grad()
-def test_inner_stands_after_the_activation(name: str) -> None:
+def test_inner_follows_the_activation(name: str) -> None:
     inner = LayerNorm(INNER, 1e-5, True)
     ffn, x = make(name, inner=inner), draw()
     middle = ffn.activate(x @ ffn.input.weight.T + ffn.input.bias)
     centred = middle - middle.mean(-1, keepdim=True)
     middle = centred / (centred.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
     middle = middle * inner.weight + inner.bias
-    wanted = middle @ ffn.output.weight.T + ffn.output.bias
-    torch.testing.assert_close(ffn(x, Context()), wanted, rtol=0, atol=1e-10)
+    expected = middle @ ffn.output.weight.T + ffn.output.bias
+    torch.testing.assert_close(ffn(x, Context()), expected, rtol=0, atol=1e-10)
 
 
 @torch.no_grad()
-def test_dropout_stands_before_the_output_projection() -> None:
+def test_dropout_precedes_the_output_projection() -> None:
     ffn, x = make("relu", dropout=0.5), draw()
     ffn.output.weight.copy_(torch.eye(WIDTH, INNER))
     ffn.output.bias.zero_()
@@ -112,7 +112,7 @@ def test_dropout_stands_before_the_output_projection() -> None:
 
 
 @pytest.mark.parametrize("name", FEEDFORWARDS)
-def test_scaling_spares_the_gate(name: str) -> None:
+def test_the_gate_is_not_scaled(name: str) -> None:
     ffn = make(name)
     before = {key: weight.clone() for key, weight in ffn.matrices().items()}
     biases = ffn.input.bias.clone(), ffn.output.bias.clone()

@@ -1,4 +1,4 @@
-"""Initial weights: what arrangements make of the common rule; Admin's measuring and folding."""
+"""Initial weights: the common rule and that of each arrangement; measuring and folding Admin."""
 
 import math
 
@@ -21,7 +21,7 @@ DEPTH, DECODER_DEPTH = 3, 2
 
 
 def make(mode: str, addnorm: str, **changes: object) -> Model:
-    """The same random numbers for every arrangement."""
+    """Return a model; every arrangement gets the same random numbers."""
     settings = dict(
         mode=mode,
         addnorm=addnorm,
@@ -61,14 +61,14 @@ def matrices(model: Model) -> dict[tuple[str, int, str, str], Tensor]:
 
 
 def ratios(model: Model, start: Model) -> dict[tuple[str, str, str], float]:
-    """The factor between two models' matrices by side, role and kind: one for all blocks."""
-    found: dict[tuple[str, str, str], float] = {}
+    """Return the factor between the matrices of two models, equal in all blocks."""
+    factors: dict[tuple[str, str, str], float] = {}
     others = matrices(start)
     for (side, _, role, kind), weight in matrices(model).items():
         ratio = weight / others[side, _, role, kind]
-        first = found.setdefault((side, role, kind), float(ratio.flatten()[0]))
+        first = factors.setdefault((side, role, kind), float(ratio.flatten()[0]))
         torch.testing.assert_close(ratio, torch.full_like(ratio, first))
-    return found
+    return factors
 
 
 # ── Factors set by the arrangement ────────────────────────────────────────────────────────────────
@@ -105,20 +105,20 @@ RULES = {"deepnorm": deepnorm_beta, "sub-ln": sub_ln_gain, "t-fixup": t_fixup_sc
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("addnorm", RULES)
 def test_values_outputs_and_feed_forwards_are_scaled(addnorm: str, mode: str, init: str) -> None:
-    """And queries and keys are not."""
-    found = ratios(make(mode, addnorm, init=init), make(mode, "post", init=init))
-    assert {kind for _, _, kind in found} == {"query", "key", "value", "output", "input"}
-    for (side, role, kind), ratio in found.items():
+    """Queries and keys are not scaled."""
+    factors = ratios(make(mode, addnorm, init=init), make(mode, "post", init=init))
+    assert {kind for _, _, kind in factors} == {"query", "key", "value", "output", "input"}
+    for (side, role, kind), ratio in factors.items():
         scaled = kind in ("value", "output", "input")
-        wanted = RULES[addnorm](side, role, mode == "encoder-decoder") if scaled else 1.0
-        assert ratio == pytest.approx(wanted, rel=1e-5), (side, role, kind)
+        expected = RULES[addnorm](side, role, mode == "encoder-decoder") if scaled else 1.0
+        assert ratio == pytest.approx(expected, rel=1e-5), (side, role, kind)
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("addnorm", RULES)
 def test_a_gate_is_not_scaled(addnorm: str, mode: str) -> None:
-    found = ratios(make(mode, addnorm, ffn="swiglu"), make(mode, "post", ffn="swiglu"))
-    for (side, role, kind), ratio in found.items():
+    factors = ratios(make(mode, addnorm, ffn="swiglu"), make(mode, "post", ffn="swiglu"))
+    for (side, role, kind), ratio in factors.items():
         if role == "ffn":
             factor = RULES[addnorm](side, role, mode == "encoder-decoder")
             assert ratio == pytest.approx(1.0 if kind == "gate" else factor, rel=1e-5)
@@ -134,10 +134,25 @@ def test_shrinking_divides_the_outputs_by_root_steps(mode: str) -> None:
         assert ratio == pytest.approx(steps**-0.5 if kind == "output" else 1.0, rel=1e-5)
 
 
-@pytest.mark.parametrize("addnorm", sorted(set(ADDNORMS) - set(RULES)))
-def test_other_arrangements_leave_the_common_rule_alone(addnorm: str) -> None:
-    found = ratios(make("encoder-decoder", addnorm), make("encoder-decoder", "post"))
-    assert set(found.values()) == {1.0}
+@pytest.mark.parametrize("mode", MODES)
+def test_fixup_starts_as_the_identity(mode: str) -> None:
+    """Weights of the first layer of a branch by 1/√n, of the last by 0; n branches in the stack."""
+    for (side, _, kind), ratio in ratios(make(mode, "fixup"), make(mode, "post")).items():
+        both = side == "decoder" and mode == "encoder-decoder"
+        steps = 3 * DECODER_DEPTH if both else 2 * DEPTH
+        wanted = {"output": 0.0, "value": steps**-0.5, "input": steps**-0.5}.get(kind, 1.0)
+        assert ratio == pytest.approx(wanted, rel=1e-5), (side, kind)
+    model = make(mode, "fixup")
+    for side, _ in model.sides():
+        x = torch.randn(2, 3, model.config.width)
+        for _, box in side.stack.steps():
+            assert torch.equal(box(x, torch.zeros_like), x)
+
+
+@pytest.mark.parametrize("addnorm", sorted(set(ADDNORMS) - {*RULES, "fixup"}))
+def test_other_arrangements_keep_the_common_initialisation(addnorm: str) -> None:
+    factors = ratios(make("encoder-decoder", addnorm), make("encoder-decoder", "post"))
+    assert set(factors.values()) == {1.0}
 
 
 @pytest.mark.parametrize(
@@ -159,9 +174,9 @@ def test_deepnorm_constants_of_one_stack(mode: str, depth: int, alpha: float, be
     [(6, (1.4179, 0.4970), (2.0598, 0.3433)), (18, (1.9987, 0.3526), (2.7108, 0.2608))],
 )
 def test_deepnorm_constants_of_two_stacks(depth: int, encoder: tuple, decoder: tuple) -> None:
-    for side, wanted in (("encoder", encoder), ("decoder", decoder)):
+    for side, expected in (("encoder", encoder), ("decoder", decoder)):
         box = deepnorm_box(side=side, depth=depth, peer_depth=depth)
-        assert (box.alpha, box.beta) == pytest.approx(wanted, abs=5e-5)
+        assert (box.alpha, box.beta) == pytest.approx(expected, abs=5e-5)
 
 
 def deepnorm_box(side: str, depth: int, peer_depth: int) -> nn.Module:
@@ -188,19 +203,19 @@ def deepnorm_box(side: str, depth: int, peer_depth: int) -> nn.Module:
     ],
 )
 def test_t_fixup_scales_the_embedding(mode: str, tie: str, depths: dict[str, int]) -> None:
-    """std = width^-1/2 (9L)^-1/4, held to five standard deviations of its estimate."""
+    """std = width^-1/2 (9L)^-1/4, within five standard deviations of its estimate."""
     vocab = 4000
     model = make(mode, "t-fixup", tie_embeddings=tie, vocab=vocab)
     for name, depth in depths.items():
         weight = getattr(model, name).weight.detach()
-        wanted = 8**-0.5 * (9 * depth) ** -0.25
-        assert float(weight.std()) == pytest.approx(wanted, rel=5 / math.sqrt(2 * vocab * 8))
-        assert abs(float(weight.mean())) < 5 * wanted / math.sqrt(vocab * 8)
+        expected = 8**-0.5 * (9 * depth) ** -0.25
+        assert float(weight.std()) == pytest.approx(expected, rel=5 / math.sqrt(2 * vocab * 8))
+        assert abs(float(weight.mean())) < 5 * expected / math.sqrt(vocab * 8)
 
 
 @pytest.mark.parametrize("init", ["xavier", "normal", "torch"])
-def test_each_matrix_is_filled_by_itself(init: str) -> None:
-    """Xavier's bound is that of each of query, key and value, not of the three joined."""
+def test_each_matrix_is_filled_separately(init: str) -> None:
+    """Xavier's bound is that of query, key and value separately, not of the stacked matrix."""
     width, ffn_width = 64, 96
     model = make("encoder", "post", init=init, init_std=0.03, width=width, ffn_width=ffn_width)
     for (_, _, role, kind), weight in matrices(model).items():
@@ -225,10 +240,10 @@ def test_biases_start_at_zero() -> None:
 
 def measured(model: Model, *ids: Tensor) -> dict[str, list[float]]:
     """The ω of each stack by a plain loop: r ← √(Var[ω x] + Var[F(x)]), ω the r before."""
-    found: dict[str, list[float]] = {}
+    omegas_by_stack: dict[str, list[float]] = {}
 
     def formula(x: Tensor, stack: Stack) -> Tensor:
-        omegas = found.setdefault(f"{stack.side}.stack", [])
+        omegas = omegas_by_stack.setdefault(f"{stack.side}.stack", [])
         ratio = 1.0
         for block in stack.blocks:
             for box in block:
@@ -240,7 +255,7 @@ def measured(model: Model, *ids: Tensor) -> dict[str, list[float]]:
         return x
 
     naive.run(model, formula, (), *ids)
-    return found
+    return omegas_by_stack
 
 
 def variance(x: Tensor) -> float:
@@ -250,15 +265,15 @@ def variance(x: Tensor) -> float:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_measuring_is_the_plain_loop(mode: str) -> None:
+def test_measuring_equals_the_plain_loop(mode: str) -> None:
     model = randomise_(make(mode, "admin").double())
     ids = ids_for(mode)
-    wanted = measured(model, *ids)
-    found = measure_(model, lambda: model(*ids))
-    assert set(found) == set(wanted)
-    for stack, omegas in wanted.items():
+    expected = measured(model, *ids)
+    omegas_by_stack = measure_(model, lambda: model(*ids))
+    assert set(omegas_by_stack) == set(expected)
+    for stack, omegas in expected.items():
         assert omegas[0] == 1
-        assert found[stack] == pytest.approx(omegas, rel=1e-9)
+        assert omegas_by_stack[stack] == pytest.approx(omegas, rel=1e-9)
         assert len(set(omegas)) == len(omegas)
         blocks = model.get_submodule(stack).blocks
         boxes = [box for block in blocks for box in block.addnorms.values()]
@@ -266,7 +281,7 @@ def test_measuring_is_the_plain_loop(mode: str) -> None:
             torch.testing.assert_close(box.omega, torch.full_like(box.omega, omega))
 
 
-def test_measuring_again_finds_the_same() -> None:
+def test_measuring_twice_gives_the_same_omegas() -> None:
     model = make("encoder-decoder", "admin").double()
     ids = ids_for("encoder-decoder")
     first = measure_(model, lambda: model(*ids))
@@ -275,7 +290,7 @@ def test_measuring_again_finds_the_same() -> None:
 
 @torch.no_grad()
 def test_omega_grows_with_the_variance_of_the_branches() -> None:
-    """ω²ᵢ = 1 + Σ Var Fⱼ, since what comes out of a norm has variance 1."""
+    """ω²ᵢ = 1 + Σ Var Fⱼ, since the output of a norm has variance 1."""
     model = make("encoder", "admin", input="vectors", width=32, depth=6, pad=None)
     x = torch.randn(4, 64, 32)
     x = (x - x.mean()) / x.std()
@@ -283,7 +298,9 @@ def test_omega_grows_with_the_variance_of_the_branches() -> None:
     variances: list[float] = []
     for block in model.encoder.stack.blocks:
         for sublayer in block.sublayers.values():
-            sublayer.register_forward_hook(lambda *given: variances.append(variance(given[2])))
+            sublayer.register_forward_hook(
+                lambda *arguments: variances.append(variance(arguments[2]))
+            )
     model(x)
     assert len(omegas) == 12
     assert omegas == sorted(omegas)
@@ -291,21 +308,21 @@ def test_omega_grows_with_the_variance_of_the_branches() -> None:
         assert omega**2 == pytest.approx(1 + sum(variances[:i]), rel=0.01)
 
 
-def test_measuring_leaves_the_model_as_it_was() -> None:
+def test_measuring_changes_only_omega() -> None:
     model = make("encoder", "admin", dropout=0.2)
     model.eval()
     block = model.encoder.stack.blocks[1]
     block.train()
     before = {name: part.training for name, part in model.named_modules()}
     weights = {name: part.clone() for name, part in model.named_parameters()}
-    seen = []
+    modes = []
 
     def run() -> None:
-        seen.append((all(part.training for part in model.modules()), torch.is_grad_enabled()))
+        modes.append((all(part.training for part in model.modules()), torch.is_grad_enabled()))
         model(*ids_for("encoder"))
 
     measure_(model, run)
-    assert seen == [(True, False)]
+    assert modes == [(True, False)]
     assert {name: part.training for name, part in model.named_modules()} == before
     for name, part in model.named_parameters():
         assert part.requires_grad
@@ -313,7 +330,7 @@ def test_measuring_leaves_the_model_as_it_was() -> None:
     assert not any(part._forward_pre_hooks for part in model.modules())
 
 
-def test_a_failed_measuring_leaves_modes_and_hooks_as_they_were() -> None:
+def test_a_failed_measuring_restores_modes_and_hooks() -> None:
     model = make("encoder", "admin").eval()
 
     def run() -> None:
@@ -363,13 +380,13 @@ def test_a_folded_admin_computes_the_same(mode: str, norm: str, tie: str) -> Non
     ids=str,
 )
 @torch.no_grad()
-def test_folding_meets_other_choices(changes: dict) -> None:
+def test_folding_works_with_other_options(changes: dict) -> None:
     model = randomise_(make("encoder-decoder", "admin", **changes).double())
     ids = ids_for("encoder-decoder")
     torch.testing.assert_close(fold(model)(*ids), model(*ids), rtol=0, atol=1e-10)
 
 
-def test_folding_leaves_the_model_alone() -> None:
+def test_folding_does_not_change_the_model() -> None:
     model = randomise_(make("encoder", "admin")).eval()
     before = {name: part.clone() for name, part in model.state_dict().items()}
     folded = fold(model)
@@ -386,7 +403,7 @@ def test_folding_keeps_the_type_of_the_weights(dtype: torch.dtype) -> None:
     assert {part.dtype for part in fold(model).parameters()} == {dtype}
 
 
-def test_folding_a_stack_of_no_blocks() -> None:
+def test_folding_a_stack_without_blocks() -> None:
     model = make("encoder", "admin", depth=0)
     ids = ids_for("encoder")
     assert torch.equal(fold(model)(*ids), model(*ids))

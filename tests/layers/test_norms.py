@@ -1,4 +1,4 @@
-"""Each norm against its formula, on numbers so small that the wrong ε would show."""
+"""Each norm against its formula, with inputs so small that a wrong ε fails."""
 
 import math
 
@@ -73,9 +73,20 @@ def none(x: Tensor, norm: nn.Module, eps: float) -> Tensor:
     return x
 
 
+def rms_offset(x: Tensor, norm: nn.Module, eps: float) -> Tensor:
+    y = torch.empty_like(x)
+    for b in range(x.shape[0]):
+        for i in range(x.shape[1]):
+            row = x[b, i]
+            size = math.sqrt(sum(number**2 for number in row) / 8 + eps)
+            y[b, i] = (1 + norm.weight) * row / size
+    return y
+
+
 FORMULAS = {
     "layer": layer,
     "rms": rms,
+    "rms-offset": rms_offset,
     "scale": scale,
     "batch": batch,
     "instance": instance,
@@ -91,7 +102,7 @@ def test_every_norm_has_a_formula() -> None:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("name", NORMS)
 @torch.no_grad()
-def test_norm_is_its_formula(name: str, bias: bool, size: float) -> None:
+def test_norm_equals_its_formula(name: str, bias: bool, size: float) -> None:
     norm = make(name, bias)
     x = size * (torch.randn(SHAPE, dtype=torch.float64) + 0.5)
     torch.testing.assert_close(norm(x), FORMULAS[name](x, norm, EPS), rtol=1e-10, atol=1e-14)
@@ -99,8 +110,8 @@ def test_norm_is_its_formula(name: str, bias: bool, size: float) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(NORMS) - {"none"}))
 @torch.no_grad()
-def test_another_epsilon_gives_another_answer(name: str) -> None:
-    """What makes the test above one of ε as well."""
+def test_another_epsilon_gives_another_result(name: str) -> None:
+    """So the test above also checks ε."""
     norm = make(name)
     x = 1e-6 * torch.randn(SHAPE, dtype=torch.float64)
     wrong = FORMULAS[name](x, norm, 1.01 * EPS)
@@ -139,20 +150,20 @@ def test_gains_start_at_one_and_offsets_at_zero(name: str, bias: bool, parameter
 
 
 @torch.no_grad()
-def test_batch_norm_remembers_the_statistics_of_training() -> None:
+def test_batch_norm_uses_the_statistics_of_training_in_evaluation() -> None:
     norm = make("batch")
     x = torch.randn(SHAPE, dtype=torch.float64) * 2 + 1
     norm(x)
     flat = x.flatten(0, 1)
     mean, variance = 0.1 * flat.mean(0), 0.9 + 0.1 * flat.var(0)
     y = torch.randn(SHAPE, dtype=torch.float64)
-    wanted = norm.weight * (y - mean) / (variance + EPS).sqrt() + norm.bias
-    torch.testing.assert_close(norm.eval()(y), wanted, rtol=0, atol=1e-12)
+    expected = norm.weight * (y - mean) / (variance + EPS).sqrt() + norm.bias
+    torch.testing.assert_close(norm.eval()(y), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["layer", "rms", "scale"])
 @torch.no_grad()
-def test_each_position_is_normed_by_itself(name: str) -> None:
+def test_each_position_is_normalised_separately(name: str) -> None:
     norm = make(name)
     x = torch.randn(SHAPE, dtype=torch.float64)
     changed = x.clone()
@@ -164,8 +175,8 @@ def test_each_position_is_normed_by_itself(name: str) -> None:
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 @torch.no_grad()
-def test_add_and_norm_lands_on_the_sphere(scale: float) -> None:
-    """N(x + F(x)) before γ and β: mean 0 and norm √d, whatever came in."""
+def test_add_and_norm_has_mean_zero_and_norm_root_width(scale: float) -> None:
+    """N(x + F(x)) before γ and β: mean 0 and norm √d, whatever the input."""
     width = 16
     place = Place(width=width, layer=0, depth=1, role="ffn", step=0, steps=1, side="encoder")
     box = ADDNORMS["post"](place, lambda size: NORMS["layer"](size, 1e-30, True)).double()

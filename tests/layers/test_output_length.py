@@ -20,9 +20,9 @@ def side(**changes: object) -> Side:
     settings = {"vocab": 9, "width": 16, "depth": 2, "heads": 4, "dropout": 0.0}
     c = ModelConfig(mode="encoder", **(settings | changes))  # type: ignore[arg-type]
     with torch.no_grad():
-        made = randomise_(make_side(c, "encoder"), std=0.2)
-    assert isinstance(made, Side)
-    return made.double().eval()
+        model = randomise_(make_side(c, "encoder"), std=0.2)
+    assert isinstance(model, Side)
+    return model.double().eval()
 
 
 @pytest.mark.parametrize("length", (1, 3))

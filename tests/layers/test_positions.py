@@ -1,4 +1,4 @@
-"""Position schemes: their tables, the properties they are chosen for, and their formulas."""
+"""Position schemes: tables, properties and formulas."""
 
 import math
 
@@ -53,23 +53,27 @@ def entry(p: int, column: int, width: int, base: float, layout: str) -> float:
 
 
 def test_the_table_of_base_100_and_width_4() -> None:
-    wanted = [
+    expected = [
         [0.0, 1.0, 0.0, 1.0],
         [0.8415, 0.5403, 0.0998, 0.9950],
         [0.9093, -0.4161, 0.1987, 0.9801],
         [0.1411, -0.9900, 0.2955, 0.9553],
     ]
     table = sinusoids(torch.arange(4), 4, 100.0, "interleaved")
-    torch.testing.assert_close(table, torch.tensor(wanted, dtype=torch.float64), rtol=0, atol=5e-5)
+    torch.testing.assert_close(
+        table, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=5e-5
+    )
 
 
 @pytest.mark.parametrize("base", [100.0, 10000.0])
 @pytest.mark.parametrize("width", [4, 10])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_sinusoids_are_their_formula(layout: str, width: int, base: float) -> None:
+def test_sinusoids_equal_their_formula(layout: str, width: int, base: float) -> None:
     table = sinusoids(torch.arange(30), width, base, layout)
-    wanted = [[entry(p, c, width, base, layout) for c in range(width)] for p in range(30)]
-    torch.testing.assert_close(table, torch.tensor(wanted, dtype=torch.float64), rtol=0, atol=1e-12)
+    expected = [[entry(p, c, width, base, layout) for c in range(width)] for p in range(30)]
+    torch.testing.assert_close(
+        table, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-12
+    )
 
 
 def test_the_three_layouts_differ() -> None:
@@ -101,7 +105,7 @@ def test_rows_are_bounded_unique_and_of_one_length(layout: str) -> None:
 
 @pytest.mark.parametrize("k", [1, 3, 17])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_step_is_one_rotation_wherever_it_starts(layout: str, k: int) -> None:
+def test_a_shift_is_the_same_rotation_at_every_position(layout: str, k: int) -> None:
     """PE(p + k) = R_k PE(p)."""
     width, half = 8, 4
     rotation = torch.zeros(width, width).double()
@@ -116,25 +120,27 @@ def test_a_step_is_one_rotation_wherever_it_starts(layout: str, k: int) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_dot_products_depend_on_the_offset_alone(layout: str) -> None:
+def test_dot_products_depend_only_on_the_offset(layout: str) -> None:
     table = sinusoids(torch.arange(40), 8, 10000.0, layout)
     products = table @ table.T
     for p in range(40):
         for q in range(40):
-            wanted = sum(math.cos((p - q) * frequency(i, 8, 10000.0, layout)) for i in range(4))
-            assert float(products[p, q]) == pytest.approx(wanted, abs=1e-10)
+            expected = sum(math.cos((p - q) * frequency(i, 8, 10000.0, layout)) for i in range(4))
+            assert float(products[p, q]) == pytest.approx(expected, abs=1e-10)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_sinusoidal_adds_the_table_at_the_places(layout: str) -> None:
+def test_sinusoidal_adds_the_rows_of_the_positions(layout: str) -> None:
     positions = Sinusoidal(8, 2, 4, 16, False, base=100.0, layout=layout)
     x = torch.randn(2, 3, 8, dtype=torch.float64)
     places = torch.tensor([[0, 1, 2], [5, 100_000, 0]])
-    wanted = [
+    expected = [
         [[entry(p, c, 8, 100.0, layout) for c in range(8)] for p in row] for row in places.tolist()
     ]
     added = positions.embed(x, places) - x
-    torch.testing.assert_close(added, torch.tensor(wanted, dtype=torch.float64), rtol=0, atol=1e-9)
+    torch.testing.assert_close(
+        added, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-9
+    )
     assert positions.embed(x.float(), places).dtype == torch.float32
 
 
@@ -142,12 +148,14 @@ def test_sinusoidal_adds_the_table_at_the_places(layout: str) -> None:
 
 
 @pytest.mark.parametrize("offset", [0, 2])
-def test_learned_adds_a_row_a_place(offset: int) -> None:
+def test_learned_adds_the_row_of_each_position(offset: int) -> None:
     positions = Learned(8, 2, 4, 5, False, offset=offset)
     assert positions.weight.shape == (5 + offset, 8)
     x, places = torch.randn(1, 3, 8), torch.tensor([4, 0, 2])
-    wanted = torch.stack([x[0, n] + positions.weight[p + offset] for n, p in enumerate((4, 0, 2))])
-    assert torch.equal(positions.embed(x, places), wanted[None])
+    expected = torch.stack(
+        [x[0, n] + positions.weight[p + offset] for n, p in enumerate((4, 0, 2))]
+    )
+    assert torch.equal(positions.embed(x, places), expected[None])
 
 
 @pytest.mark.parametrize("offset", [0, 2])
@@ -159,7 +167,7 @@ def test_learned_refuses_a_sequence_that_is_too_long(offset: int) -> None:
         model(torch.ones(1, 6).long())
 
 
-def test_learned_counts_places_and_not_padding() -> None:
+def test_learned_positions_do_not_count_padding() -> None:
     model = make("learned", length=4, pad=0)
     model(torch.tensor([[0, 0, 1, 2], [1, 2, 3, 4]]))
     with pytest.raises(InputError, match="hold 4 positions"):
@@ -176,27 +184,27 @@ def pairs_of(width: int, layout: str) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("base", [100.0, 10000.0])
 @pytest.mark.parametrize("layout", ["interleaved", "halves"])
-def test_rotary_turns_complex_numbers(layout: str, base: float) -> None:
+def test_rotary_rotates_complex_numbers(layout: str, base: float) -> None:
     width = 6
     x = torch.randn(2, 3, 5, width, dtype=torch.float64)
-    slots = torch.tensor([0, 1, 2, 7, 1000])
-    turned = Rotary(12, 2, width, 16, False, base=base, layout=layout).rotate(x, slots)
-    wanted = torch.empty_like(x)
+    indices = torch.tensor([0, 1, 2, 7, 1000])
+    rotated = Rotary(12, 2, width, 16, False, base=base, layout=layout).rotate(x, indices)
+    expected = torch.empty_like(x)
     for i, (real, imaginary) in enumerate(pairs_of(width, layout)):
-        angle = slots.double() * base ** (-2 * i / width)
+        angle = indices.double() * base ** (-2 * i / width)
         number = torch.complex(x[..., real], x[..., imaginary]) * torch.exp(1j * angle)
-        wanted[..., real], wanted[..., imaginary] = number.real, number.imag
-    torch.testing.assert_close(turned, wanted, rtol=0, atol=1e-10)
+        expected[..., real], expected[..., imaginary] = number.real, number.imag
+    torch.testing.assert_close(rotated, expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("layout", ["interleaved", "halves"])
-def test_rotary_scores_depend_on_the_difference_alone(layout: str) -> None:
+def test_rotary_scores_depend_only_on_the_difference(layout: str) -> None:
     rotary = Rotary(12, 2, 6, 16, False, layout=layout)
     q, k = torch.randn(2, 1, 1, 1, 6, dtype=torch.float64)
 
     def score(i: int, j: int) -> float:
-        turned = rotary.rotate(q, torch.tensor([i])) * rotary.rotate(k, torch.tensor([j]))
-        return float(turned.sum())
+        rotated = rotary.rotate(q, torch.tensor([i])) * rotary.rotate(k, torch.tensor([j]))
+        return float(rotated.sum())
 
     for difference in (-3, 0, 1, 5):
         scores = [score(i + 3, i + 3 - difference) for i in (0, 4, 900)]
@@ -206,10 +214,51 @@ def test_rotary_scores_depend_on_the_difference_alone(layout: str) -> None:
 
 def test_rotary_layouts_differ_by_a_permutation_of_columns() -> None:
     order = [0, 2, 4, 1, 3, 5]
-    x, slots = torch.randn(2, 3, 5, 6, dtype=torch.float64), torch.arange(5)
-    neighbours = Rotary(12, 2, 6, 16, False, layout="interleaved").rotate(x, slots)
-    halves = Rotary(12, 2, 6, 16, False, layout="halves").rotate(x[..., order], slots)
+    x, indices = torch.randn(2, 3, 5, 6, dtype=torch.float64), torch.arange(5)
+    neighbours = Rotary(12, 2, 6, 16, False, layout="interleaved").rotate(x, indices)
+    halves = Rotary(12, 2, 6, 16, False, layout="halves").rotate(x[..., order], indices)
     torch.testing.assert_close(halves, neighbours[..., order], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("layout", ["interleaved", "halves"])
+def test_rotary_of_a_share_leaves_the_rest(layout: str) -> None:
+    x, slots = torch.randn(2, 3, 5, 8, dtype=torch.float64), torch.arange(5)
+    part = Rotary(12, 2, 8, 16, False, layout=layout, share=0.5).rotate(x, slots)
+    alone = Rotary(12, 2, 4, 16, False, layout=layout).rotate(x[..., :4], slots)
+    assert torch.equal(part, torch.cat((alone, x[..., 4:]), dim=-1))
+
+
+@pytest.mark.parametrize(("first", "full"), [(0.0, 0.0), (16.0, 64.0)])
+def test_stretched_rotary_frequencies(first: float, full: float) -> None:
+    """Linear: all over the factor. Llama 3: by wavelength, with a ramp in the number of turns."""
+    base, factor, width = 500.0, 8.0, 32
+    options = dict(base=base, stretch=factor, stretch_from=first, stretch_full=full)
+    rotary = Rotary(12, 2, width, 16, False, **options)
+    kinds = set()
+    for i, found in enumerate(rotary.frequencies(torch.device("cpu"), False).tolist()):
+        plain = base ** (-2 * i / width)
+        wavelength = 2 * math.pi / plain
+        if not full or wavelength > full:
+            wanted, kind = plain / factor, "stretched"
+        elif wavelength < first:
+            wanted, kind = plain, "kept"
+        else:
+            turns, most = full / wavelength, full / first
+            ramp = (turns - 1) / (most - 1)
+            wanted, kind = ramp * plain + (1 - ramp) * plain / factor, "between"
+        kinds.add(kind)
+        assert found == pytest.approx(wanted, rel=1e-12)
+    assert kinds == ({"stretched", "kept", "between"} if full else {"stretched"})
+
+
+def test_windowed_layers_have_a_base_of_their_own() -> None:
+    x, slots = torch.randn(1, 1, 5, 8, dtype=torch.float64), torch.arange(5)
+    rotary = Rotary(12, 2, 8, 16, False, base=1e6, window_base=100.0)
+    assert torch.equal(
+        rotary.rotate(x, slots), Rotary(12, 2, 8, 16, False, base=1e6).rotate(x, slots)
+    )
+    near = Rotary(12, 2, 8, 16, False, base=100.0)
+    assert torch.equal(rotary.rotate(x, slots, True), near.rotate(x, slots))
 
 
 # ── Bias by distance ──────────────────────────────────────────────────────────────────────────────
@@ -263,7 +312,7 @@ def test_the_buckets_of_t5(causal: bool, table: dict[int, int]) -> None:
 
 
 def bucket(offset: int, causal: bool, buckets: int, furthest: int) -> int:
-    """By whole numbers: the bucket n is the last with (distance/near)^m >= (furthest/near)^n."""
+    """In integer arithmetic: bucket n is the last with (distance/near)^m >= (furthest/near)^n."""
     count = buckets if causal else buckets // 2
     start = 0 if causal or offset <= 0 else count
     distance = max(-offset, 0) if causal else abs(offset)
@@ -282,8 +331,8 @@ def bucket(offset: int, causal: bool, buckets: int, furthest: int) -> int:
 def test_every_bucket(causal: bool, buckets: int, furthest: int) -> None:
     positions = Buckets(16, 2, 8, 16, causal, buckets=buckets, furthest=furthest)
     offsets = range(-300, 301)
-    wanted = [bucket(offset, causal, buckets, furthest) for offset in offsets]
-    assert positions.bucket(torch.tensor(list(offsets))).tolist() == wanted
+    expected = [bucket(offset, causal, buckets, furthest) for offset in offsets]
+    assert positions.bucket(torch.tensor(list(offsets))).tolist() == expected
 
 
 def test_bucket_bias_is_the_weight_of_the_bucket() -> None:
@@ -306,7 +355,7 @@ def test_buckets_look_ahead_in_an_encoder_only() -> None:
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_relative_is_its_formula_pair_by_pair(causal: bool) -> None:
+def test_relative_equals_its_formula_pair_by_pair(causal: bool) -> None:
     """(q_i + u)·k_j + (q_i + v)·W r_(i−j), over √head_width."""
     width, heads, head_width, length = 8, 2, 3, 5
     positions = Relative(width, heads, head_width, 16, causal)
@@ -324,14 +373,14 @@ def test_relative_is_its_formula_pair_by_pair(causal: bool) -> None:
         return (content + position) / math.sqrt(head_width)
 
     x = torch.randn(2, length, width, dtype=torch.float64)
-    wanted, _ = naive.attention(x, x, w, heads, lambda b, i, j: j <= i or not causal, score=score)
+    expected, _ = naive.attention(x, x, w, heads, lambda b, i, j: j <= i or not causal, score=score)
     mask = Mask.causal() if causal else Mask()
-    given = attention(x, Context(mask=mask, positions=positions))
-    torch.testing.assert_close(given, wanted, rtol=0, atol=1e-10)
+    output = attention(x, Context(mask=mask, positions=positions))
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-10)
     assert w.read == set(attention.state_dict())
 
 
-# ── None, and what is refused ─────────────────────────────────────────────────────────────────────
+# ── None, and invalid options ─────────────────────────────────────────────────────────────────────
 
 
 def test_without_positions_an_encoder_is_equivariant() -> None:
@@ -342,14 +391,33 @@ def test_without_positions_an_encoder_is_equivariant() -> None:
         assert torch.allclose(moved, model.hidden(ids)[:, order]) == (name == "none")
 
 
+def test_the_plain_index_is_added_to_every_coordinate() -> None:
+    x, places = torch.randn(2, 5, 8, dtype=torch.float64), torch.tensor([0, 1, 2, 3, 17])
+    for normalised, step in ((True, 1 / 16), (False, 1.0)):
+        moved = POSITIONS["index"](8, 2, 4, 16, False, normalised=normalised).embed(x, places)
+        for i, place in enumerate(places.tolist()):
+            torch.testing.assert_close(moved[:, i], x[:, i] + step * place)
+
+
+@pytest.mark.parametrize(("share", "columns"), [(0.25, 2), (0.5, 4), (0.01, 2), (0.9, 6)])
+def test_concatenated_positions_have_coordinates_of_their_own(share: float, columns: int) -> None:
+    x, places = torch.randn(2, 5, 8), torch.arange(5)
+    moved = POSITIONS["concatenated"](8, 2, 4, 16, False, share=share).embed(x, places)
+    assert torch.equal(moved[..., : 8 - columns], x[..., : 8 - columns])
+    table = sinusoids(places, columns, 1e4, "interleaved").float()
+    assert torch.equal(moved[..., 8 - columns :], table.expand(2, -1, -1))
+    with pytest.raises(ConfigError, match="concatenated positions need a width above 2"):
+        POSITIONS["concatenated"](2, 1, 2, 16, False)
+
+
 def test_no_positions_change_nothing() -> None:
     positions = NoPositions(8, 2, 4, 16, False)
     x = torch.randn(2, 3, 8)
     assert positions.embed(x, torch.arange(3)) is x
     assert positions.rotate(x, torch.arange(3)) is x
     assert positions.shift_queries(x, torch.nn.Identity()) is x
-    slots = torch.arange(3)
-    assert positions.bias(x, slots, slots, torch.nn.Identity(), 1.0) is None
+    indices = torch.arange(3)
+    assert positions.bias(x, indices, indices, torch.nn.Identity(), 1.0) is None
 
 
 @pytest.mark.parametrize(
@@ -400,6 +468,11 @@ def test_impossible_positions_are_refused(changes: dict, message: str) -> None:
     [
         ("sinusoidal", "base", 0.0),
         ("rotary", "base", -1.0),
+        ("rotary", "share", 0.0),
+        ("rotary", "share", 1.5),
+        ("rotary", "stretch", 0.0),
+        ("rotary", "stretch_from", 3.0),
+        ("rotary", "window_base", -1.0),
         ("relative", "base", 0.0),
         ("learned", "offset", -1),
         ("buckets", "buckets", 2),
@@ -407,6 +480,6 @@ def test_impossible_positions_are_refused(changes: dict, message: str) -> None:
     ],
 )
 def test_impossible_options_are_refused(positions: str, option: str, value: object) -> None:
-    """A base has a logarithm, a row a number from 0; the far buckets lie beyond the near ones."""
+    """Bases must be positive, offsets not negative, far buckets beyond the near ones."""
     with pytest.raises(ConfigError, match=option):
         make(positions, position_options={option: value})

@@ -1,4 +1,4 @@
-"""What theory says of a network at its start, measured.
+"""Predictions of theory about a network at initialisation.
 
 Xiong et al. 2020 (2002.04745), the setting of theorem 1: one head, every matrix width × width and
 drawn from N(0, 1/width), W_Q = W_K = 0 so that attention is uniform, Gaussian inputs, ReLU.
@@ -52,35 +52,35 @@ def size(x: Tensor) -> float:
 
 @torch.no_grad()
 def sizes(addnorm: str, seed: int) -> list[float]:
-    """‖x‖² / width in every block: of what its last norm gets (post), or of its output (pre)."""
-    model, found = make(addnorm, DEPTH, seed), []
+    """Return ‖x‖² / width of each block's output (pre) or of the input of its last norm (post)."""
+    model, values = make(addnorm, DEPTH, seed), []
     for block in model.encoder.stack.blocks:
         if addnorm == "post":
             block.addnorms["ffn"].norm.register_forward_pre_hook(
-                lambda norm, given: found.append(size(given[0]))
+                lambda norm, inputs: values.append(size(inputs[0]))
             )
         else:
-            block.register_forward_hook(lambda block, given, x: found.append(size(x)))
+            block.register_forward_hook(lambda block, inputs, x: values.append(size(x)))
     model(torch.randn(1, TOKENS, WIDTH))
-    return found
+    return values
 
 
 def mean(rows: Iterator[list[float]]) -> list[float]:
     return [sum(column) / len(column) for column in zip(*rows, strict=True)]
 
 
-def test_post_norm_keeps_one_size_at_every_depth() -> None:
+def test_post_norm_has_the_same_norm_at_every_depth() -> None:
     """Lemma 2: E‖x‖² = 3/2 width before the last norm of every block."""
-    found = mean(sizes("post", seed) for seed in range(8))
-    assert len(found) == DEPTH
-    assert found == pytest.approx([1.5] * DEPTH, abs=0.1)
+    means = mean(sizes("post", seed) for seed in range(8))
+    assert len(means) == DEPTH
+    assert means == pytest.approx([1.5] * DEPTH, abs=0.1)
 
 
 def test_pre_norm_grows_with_depth() -> None:
     """Lemma 2: (1 + l/2) width ≤ E‖x_l‖² ≤ (1 + 3l/2) width."""
-    found = mean(sizes("pre", seed) for seed in range(8))
-    assert found == sorted(found)
-    for layer, measured in enumerate(found, start=1):
+    means = mean(sizes("pre", seed) for seed in range(8))
+    assert means == sorted(means)
+    for layer, measured in enumerate(means, start=1):
         assert 1 + layer / 2 <= measured + 0.05
         assert measured <= 1 + 3 * layer / 2
 
@@ -88,18 +88,19 @@ def test_pre_norm_grows_with_depth() -> None:
 def gradient(addnorm: str, depth: int, seed: int) -> float:
     """Norm of the gradient of the last output matrix, for a loss whose derivative is fixed.
 
-    Each token has a read-out of its own: uniform attention makes tokens more alike with depth, and
-    with one read-out for all their gradients would add up, which is another effect than the norm's.
+    Each token has its own read-out: uniform attention makes tokens more similar with depth, and
+    with one read-out for all their gradients would add up, which is not an effect of the norm.
     """
     width = 128
     model = make(addnorm, depth, seed, width)
     matrix = model.encoder.stack.blocks[-1].sublayers["ffn"].output.weight
     output = model(torch.randn(1, TOKENS, width))
     loss = (output * torch.randn_like(output)).sum()
-    (found,) = torch.autograd.grad(loss, matrix)
-    return float(found.norm())
+    (grad,) = torch.autograd.grad(loss, matrix)
+    return float(grad.norm())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("addnorm", "slope"), [("post", 0.0), ("pre", -0.5)])
 def test_gradients_of_the_last_block_against_depth(addnorm: str, slope: float) -> None:
     """Theorem 1: O(1) in depth L for post-norm, O(1/√L) for pre-norm.

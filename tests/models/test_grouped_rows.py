@@ -1,4 +1,4 @@
-"""Several sequences in one row, kept apart by `Mask.grouped`: each is read as if it were alone."""
+"""Several sequences in one row, separated by `Mask.grouped`, give the same as each alone."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def join(sequences: list[list[int]]) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("mode", ("encoder", "decoder"))
-def test_sequences_of_one_row_do_not_see_each_other(mode: str) -> None:
+def test_sequences_packed_in_one_row_do_not_see_each_other(mode: str) -> None:
     model = make(mode)
     sequences = random_rows(7, 5, 4, 3, 9)
     ids, groups = join(sequences)
@@ -36,7 +36,7 @@ def test_sequences_of_one_row_do_not_see_each_other(mode: str) -> None:
             close(out[row][groups[row] == group], alone)
 
 
-def test_pairs_of_one_row_see_only_their_own_source() -> None:
+def test_pairs_packed_in_one_row_see_only_their_own_source() -> None:
     model = make("encoder-decoder")
     sources, targets = random_rows(6, 5, 4, 3, 8), random_rows(3, 7, 4, 2, 6)
     source, source_groups = join([[*row, END] for row in sources])

@@ -1,6 +1,8 @@
 """The instant model: what its order of rows and columns, padding and batching must not change."""
 
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from addnorm.models.instant import (
     FEATURES,
     InstantConfig,
     InstantModel,
+    Vote,
     bin_means,
     cell_features,
     column_stats,
@@ -26,6 +29,11 @@ from tests.conftest import slow_except
 
 NEAR = 1e-5
 FAST = ("pre", "post", "dual")
+
+
+def unknown_states(model: InstantModel, *arguments: Any, **named: Any) -> Tensor:
+    """The hidden states of the unknown rows."""
+    return model.hidden(*arguments, **named)[0]
 
 
 def make(**changes: object) -> InstantModel:
@@ -52,26 +60,30 @@ def test_the_order_of_rows_and_columns_changes_nothing(addnorm: str) -> None:
     model = make(addnorm=addnorm)
     cells, target = draw()
     is_category = torch.tensor([[True, False, False, True], [False, True, False, False]])
-    before = model.hidden(cells, target, is_category)
+    before = unknown_states(model, cells, target, is_category)
     columns = torch.tensor([2, 0, 3, 1])
-    moved = model.hidden(cells[:, :, columns], target, is_category[:, columns])
+    moved = unknown_states(model, cells[:, :, columns], target, is_category[:, columns])
     assert torch.allclose(moved, before, atol=NEAR)
     rows = torch.randperm(8)
     shuffled = torch.cat((cells[:, rows], cells[:, 8:]), dim=1)
-    assert torch.allclose(model.hidden(shuffled, target[:, rows], is_category), before, atol=NEAR)
+    assert torch.allclose(
+        unknown_states(model, shuffled, target[:, rows], is_category), before, atol=NEAR
+    )
     unknown = torch.tensor([3, 1, 0, 2])
     other = torch.cat((cells[:, :8], cells[:, 8 + unknown]), dim=1)
-    assert torch.allclose(model.hidden(other, target, is_category), before[:, unknown], atol=NEAR)
+    assert torch.allclose(
+        unknown_states(model, other, target, is_category), before[:, unknown], atol=NEAR
+    )
 
 
 @pytest.mark.parametrize("addnorm", slow_except(FAST, ADDNORMS))
 def test_an_unknown_row_does_not_see_the_others(addnorm: str) -> None:
     model = make(addnorm=addnorm)
     cells, target = draw()
-    alone = model.hidden(cells[:, :9], target)
+    alone = unknown_states(model, cells[:, :9], target)
     changed = cells.clone()
     changed[:, 9:] = 7.0
-    assert torch.allclose(model.hidden(changed, target)[:, :1], alone, atol=NEAR)
+    assert torch.allclose(unknown_states(model, changed, target)[:, :1], alone, atol=NEAR)
 
 
 def test_padded_columns_change_nothing() -> None:
@@ -79,18 +91,18 @@ def test_padded_columns_change_nothing() -> None:
     cells, target = draw()
     padded = torch.cat((cells, torch.randn(2, 12, 3)), dim=2)
     real = torch.tensor([True] * 4 + [False] * 3).expand(2, -1)
-    before = model.hidden(cells, target)
-    assert torch.allclose(model.hidden(padded, target, real=real), before, atol=NEAR)
-    seen = model.hidden(padded, target)
+    before = unknown_states(model, cells, target)
+    assert torch.allclose(unknown_states(model, padded, target, real=real), before, atol=NEAR)
+    seen = unknown_states(model, padded, target)
     assert not torch.allclose(seen, before, atol=1e-3)  # columns that are real do change it
 
 
 def test_tables_of_a_batch_are_independent() -> None:
     model = make()
     cells, target = draw(tables=3)
-    together = model.hidden(cells, target)
+    together = unknown_states(model, cells, target)
     for table in range(3):
-        alone = model.hidden(cells[table : table + 1], target[table : table + 1])
+        alone = unknown_states(model, cells[table : table + 1], target[table : table + 1])
         assert torch.allclose(alone[0], together[table], atol=NEAR)
 
 
@@ -99,7 +111,7 @@ def test_known_rows_that_were_read_once_give_the_same(is_number: bool) -> None:
     model = make()
     cells, target = draw()
     wanted = torch.randn(2, 8) if is_number else target
-    whole = model.hidden(cells, wanted)
+    whole = unknown_states(model, cells, wanted)
     known = model.read(cells[:, :8], wanted)
     parts = [model.hidden_of(cells[:, 8 + i : 9 + i], known, is_number) for i in range(4)]
     assert torch.allclose(torch.cat(parts, dim=1), whole, atol=NEAR)
@@ -118,10 +130,58 @@ def test_sizes_from_none_to_the_largest(known: int, columns: int) -> None:
         cells[:, :known, 2] = float("nan")  # missing in all known rows
     target = torch.randint(0, 10, (1, known))
     with torch.no_grad():
-        logits = model.class_logits(model.hidden(cells, target), 10)
-        again = model.hidden_of(cells[:, known:], model.read(cells[:, :known], target), False)
+        logits = model.class_logits(*model.hidden(cells, target), target, 10)
+        rows = model.read(cells[:, :known], target)
+        again = model.hidden_of(cells[:, known:], rows, False)
+        cached = model.class_logits(again, rows.hidden, rows.target, 10)
+        bins = model.bin_logits(*model.hidden(cells, target.float()), target.float())
     assert logits.shape == (1, 2, 10) and bool(logits.isfinite().all())
-    assert torch.allclose(model.class_logits(again, 10), logits, atol=NEAR)
+    assert torch.allclose(cached, logits, atol=NEAR)
+    assert bins.shape == (1, 2, 64) and bool(bins.isfinite().all())
+
+
+def test_votes_against_a_loop() -> None:
+    vote = Vote(4).double().requires_grad_(False)
+    vote.smoothing.fill_(0.3)
+    hidden, known = (torch.randn(1, rows, 4, dtype=torch.float64) for rows in (2, 5))
+    ballots = torch.rand(1, 5, 3, dtype=torch.float64)
+    ballots /= ballots.sum(dim=-1, keepdim=True)
+    shares = vote(hidden, known, ballots).exp()[0]
+    s = math.exp(0.3)
+    for row in range(2):
+        q = vote.query.weight @ hidden[0, row]
+        weights = [math.exp(float(q @ (vote.key.weight @ k)) / 2) for k in known[0]]
+        for outcome in range(3):
+            votes = sum(w * float(b[outcome]) for w, b in zip(weights, ballots[0], strict=True))
+            wanted = (5 * votes / sum(weights) + s / 3) / (5 + s)
+            assert float(shares[row, outcome]) == pytest.approx(wanted, abs=1e-12)
+    none = vote(hidden, known[:, :0], ballots[:, :0]).exp()
+    assert torch.allclose(none, torch.full_like(none, 1 / 3))
+
+
+def test_the_numbers_of_the_classes_are_nothing_to_the_votes() -> None:
+    model = make()
+    cells, target = draw()
+    hidden, known = model.hidden(cells, target)
+    order = torch.tensor([2, 0, 1])
+    before = model.class_logits(hidden, known, target, 3)
+    renamed = model.class_logits(hidden, known, order[target], 3)
+    assert torch.allclose(renamed[..., order], before, atol=NEAR)
+
+
+def test_a_number_votes_for_the_bins_around_it() -> None:
+    model = make()
+    with torch.no_grad():
+        for parameter in model.number_head.parameters():
+            parameter.zero_()
+        model.number_vote.smoothing.fill_(-9.0)
+        model.bandwidth.fill_(-3.0)
+    cells, _ = draw(tables=1)
+    target = torch.full((1, 8), 1.5)
+    states = model.hidden(cells, target)
+    chances = model.bin_logits(*states, target).softmax(dim=-1)
+    assert bool((chances.argmax(dim=-1) == int(model.bins_of(torch.tensor([1.5])))).all())
+    assert torch.allclose(chances @ bin_means(model.edges), torch.tensor(1.5), atol=0.05)
 
 
 def test_features_of_a_cell() -> None:
@@ -139,7 +199,7 @@ def test_features_of_a_cell() -> None:
 
 def test_too_many_classes_are_refused() -> None:
     with pytest.raises(InputError, match="up to 10 classes: got 11"):
-        make().class_matrix(11)
+        make().check_classes(11)
 
 
 def test_bins_hold_their_numbers() -> None:
@@ -189,8 +249,10 @@ def test_members_see_classes_and_categories_in_other_orders() -> None:
         cells = torch.cat((known, known[:, :4]), dim=1)
         is_category = torch.tensor([[False, False, True]])
         with torch.no_grad():
-            hidden = model.hidden(cells, order[target][None], is_category)[0]
-            by_hand.append(model.class_logits(hidden, 3).softmax(dim=-1)[:, order])
+            named = order[target][None]
+            states = model.hidden(cells, named, is_category)
+            logits = model.class_logits(*states, named, 3)[0]
+            by_hand.append(logits.softmax(dim=-1)[:, order])
     assert torch.allclose(chances, torch.stack(by_hand).mean(dim=0), atol=NEAR)
     assert torch.allclose(chances.sum(dim=1), torch.ones(4), atol=NEAR)
     first, second = (predictor.cells(numbers, codes, member)[0, :, 2] for member in (0, 1))
@@ -202,7 +264,8 @@ def test_a_file_of_weights_is_read_as_it_was_written(tmp_path: Path) -> None:
     model, path = make(), tmp_path / "w.safetensors"
     write_instant(model, model.state_dict(), path)
     cells, target = draw()
-    assert torch.equal(read_instant(path).hidden(cells, target), model.hidden(cells, target))
+    read = read_instant(path)
+    assert torch.equal(unknown_states(read, cells, target), unknown_states(model, cells, target))
     damaged = bytearray(path.read_bytes())
     damaged[-1] ^= 1
     path.write_bytes(bytes(damaged))

@@ -14,13 +14,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from addnorm import Config, fold, load, presets
+from addnorm import Config, fold, presets
 from addnorm.errors import SavedError
 from addnorm.files import METADATA_KEY, TABLE_MODEL, TEXT_MODEL, dump_document, kind_of
 from addnorm.layers.addnorm import ADDNORMS
 from addnorm.layers.norms import NORMS
 from addnorm.models import saved
 from addnorm.models.build import Model
+from addnorm.models.saved import load_model
 from tests.conftest import MODES, POSITIONS, draw, inputs, make
 
 FILES = {"config.toml", "model.safetensors"}
@@ -51,7 +52,7 @@ def same(one: Model, two: Model) -> bool:
 
 def check_round_trip(model: Model, args: tuple[Tensor, ...], directory: Path) -> None:
     model.save(directory)
-    again = load(directory)
+    again = load_model(directory)
     assert files(directory) == FILES
     assert type(again) is type(model) and same(again, model)
     assert not any(module.training for module in again.modules())
@@ -79,7 +80,7 @@ def test_every_arrangement_loads_as_it_was_saved(addnorm: str, tmp_path: Path) -
 def test_tied_matrices_stay_tied(mode: str, tie: str, tmp_path: Path) -> None:
     model = small(mode, tie_embeddings=tie)
     check_round_trip(model, inputs(mode), tmp_path)
-    again = load(tmp_path)
+    again = load_model(tmp_path)
     assert again.count() == model.count()
     tied = tie in ("all", "output")
     assert (again.head.weight is None) == tied  # type: ignore[union-attr]
@@ -126,7 +127,7 @@ def test_a_folded_model_loads_as_it_was_saved(tmp_path: Path) -> None:
 def test_the_precision_of_the_weights_is_kept(dtype: torch.dtype, tmp_path: Path) -> None:
     model = make("decoder").to(dtype)
     model.save(tmp_path)
-    assert same(load(tmp_path), model)
+    assert same(load_model(tmp_path), model)
 
 
 @pytest.mark.parametrize(
@@ -137,40 +138,40 @@ def test_the_precision_of_the_weights_is_kept(dtype: torch.dtype, tmp_path: Path
         pytest.param("linear-bias"),
     ),
 )
-def test_loading_draws_no_random_number(positions: str, tmp_path: Path) -> None:
+def test_loading_uses_no_random_numbers(positions: str, tmp_path: Path) -> None:
     small(positions=positions).save(tmp_path)
     before = torch.get_rng_state()
-    load(tmp_path)
+    load_model(tmp_path)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_the_directory_is_made_with_its_parents(tmp_path: Path) -> None:
+def test_the_directory_is_created_with_its_parents(tmp_path: Path) -> None:
     model = small()
     model.save(tmp_path / "runs" / "first")
     model.save(str(tmp_path / "runs" / "first"))
-    assert same(load(str(tmp_path / "runs" / "first")), model)
+    assert same(load_model(str(tmp_path / "runs" / "first")), model)
 
 
-def test_the_configuration_beside_the_weights_is_the_model_s(tmp_path: Path) -> None:
+def test_config_toml_is_the_configuration_of_the_model(tmp_path: Path) -> None:
     model = small(addnorm="pre")
     model.save(tmp_path)
     assert Config.load(tmp_path / "config.toml").model == model.config
     assert presets.find(tmp_path).model == model.config
 
 
-def test_a_missing_configuration_is_no_loss(tmp_path: Path) -> None:
+def test_a_model_loads_without_config_toml(tmp_path: Path) -> None:
     model = small()
     model.save(tmp_path)
     (tmp_path / "config.toml").unlink()
-    assert same(load(tmp_path), model)
+    assert same(load_model(tmp_path), model)
 
 
-def test_other_line_ends_are_no_edit(tmp_path: Path) -> None:
+def test_other_line_ends_do_not_count_as_an_edit(tmp_path: Path) -> None:
     model = small()
     model.save(tmp_path)
     path = tmp_path / "config.toml"
     path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
-    assert same(load(tmp_path), model)
+    assert same(load_model(tmp_path), model)
 
 
 def test_saving_changes_nothing_in_the_model(tmp_path: Path) -> None:
@@ -200,10 +201,10 @@ def rewrite(directory: Path, tensors: dict[str, Tensor], metadata: dict[str, str
 
 def refuse(directory: Path, message: str) -> None:
     with pytest.raises(SavedError, match=message):
-        load(directory)
+        load_model(directory)
 
 
-def test_nothing_there(tmp_path: Path) -> None:
+def test_a_missing_directory_or_file(tmp_path: Path) -> None:
     refuse(tmp_path / "none", r"^there is no file '.*none/model\.safetensors'\. Check the path\.$")
     refuse(tmp_path, r"^there is no file '.*/model\.safetensors'\. Check the path\.$")
 
@@ -236,15 +237,13 @@ def test_a_bit_flipped_anywhere_is_refused(directory: Path) -> None:
         changed[place // 8] ^= 1 << place % 8
         path.write_bytes(bytes(changed))
         with pytest.raises(SavedError):
-            load(directory)
+            load_model(directory)
     path.write_bytes(content)
-    load(directory)
+    load_model(directory)
 
 
 @pytest.mark.parametrize("content", ({"x": 1e-5}, {"x": "\x1b é"}))
-def test_a_header_that_reads_the_same_and_is_spelled_otherwise(
-    content: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_reformatted_header(content: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "file"
     saved.write_tensors(path, {"a": torch.zeros(1)}, "test", 1, content)
     before = path.read_bytes()
@@ -337,7 +336,7 @@ def test_the_kind_is_in_the_first_bytes(directory: Path) -> None:
 
 
 class Trap:
-    """Unpickling this makes a file."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -356,7 +355,7 @@ def test_a_pickle_is_never_opened(by: str, directory: Path) -> None:
     refuse(directory, r"model\.safetensors' is damaged or not a safetensors file: ")
     assert not sprung.exists()
     pickle.loads(pickle.dumps(Trap(sprung)))
-    assert sprung.exists()  # the trap does work
+    assert sprung.exists()  # the trap works
 
 
 def test_an_edited_configuration(directory: Path) -> None:
@@ -370,15 +369,15 @@ def test_an_edited_configuration(directory: Path) -> None:
     path.write_bytes(b"\xff\xfe")
     refuse(directory, r"config\.toml' is not UTF-8 text: ")
     path.unlink()
-    assert load(directory).config.depth == 2
+    assert load_model(directory).config.depth == 2
 
 
 def write_again(directory: Path, tensors: dict[str, Tensor], content: dict[str, Any]) -> None:
-    """Write a file that has the right digest, and whose parts do not match."""
+    """Write a file with a valid digest, whose parts may not match."""
     saved.write_tensors(directory / "model.safetensors", tensors, *TEXT_MODEL, content)
 
 
-def test_weights_that_do_not_fit(directory: Path) -> None:
+def test_weights_that_do_not_match_the_configuration(directory: Path) -> None:
     tensors, content = parts_of(directory)
     name = "decoder.stack.blocks.0.sublayers.ffn.input.bias"
     does_not_fit = rf"^'.*' does not match its own configuration: {name} must be float \(64,\): "
@@ -434,8 +433,8 @@ def test_a_configuration_that_cannot_be_built(
     refuse(directory, message)
 
 
-def test_only_our_models_are_saved(tmp_path: Path) -> None:
-    with pytest.raises(SavedError, match=r"only a model made by addnorm\.build can be saved: got "):
+def test_only_models_from_build_can_be_saved(tmp_path: Path) -> None:
+    with pytest.raises(SavedError, match=r"only a model from addnorm\.build can be saved: got "):
         saved.save(torch.nn.Linear(2, 2), tmp_path / "there")
     assert not (tmp_path / "there").exists()
 
@@ -468,28 +467,28 @@ def test_a_failed_save_leaves_the_old_model(
     old.save(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(target, failure)
-        message = r"model\.safetensors' cannot be written: No space left on device\.$"
+        message = r"model\.safetensors' cannot be written: No space left on device\. Free"
         with pytest.raises(SavedError, match=message):
             small(addnorm="post", depth=1).save(tmp_path)
     assert files(tmp_path) == FILES
-    assert same(load(tmp_path), old)
+    assert same(load_model(tmp_path), old)
 
 
-def test_a_failed_save_of_the_configuration_says_so_twice(
+def test_a_failed_save_of_the_configuration_is_reported_by_load_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small(addnorm="pre").save(tmp_path)
     new = small(addnorm="post", depth=1)
     with monkeypatch.context() as patch:
         patch.setattr("pathlib.Path.write_bytes", no_space)
-        message = r"config\.toml' cannot be written: No space left on device\.$"
+        message = r"config\.toml' cannot be written: No space left on device\. Free"
         with pytest.raises(SavedError, match=message):
             new.save(tmp_path)
     assert files(tmp_path) == FILES
-    # The weights are the new ones already, and whole; the file for people to read is the old one.
+    # The weights are already the new ones, and complete; config.toml is still the old one.
     refuse(tmp_path, r"a save was interrupted\)\. Delete it to use the one inside\.$")
     (tmp_path / "config.toml").unlink()
-    assert same(load(tmp_path), new)
+    assert same(load_model(tmp_path), new)
 
 
 def test_an_interrupted_save_leaves_no_temporary_file(
@@ -505,10 +504,10 @@ def test_an_interrupted_save_leaves_no_temporary_file(
         with pytest.raises(KeyboardInterrupt):
             small(depth=1).save(tmp_path)
     assert files(tmp_path) == FILES
-    assert same(load(tmp_path), old)
+    assert same(load_model(tmp_path), old)
 
 
-def test_a_full_disk_is_our_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_a_saved_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: Any, **kwargs: Any) -> None:
         raise SafetensorError("Error while serializing: I/O error: No space left on device")
 
@@ -528,7 +527,7 @@ def test_a_path_that_is_a_file(tmp_path: Path) -> None:
     refuse(path, r"^there is no file '.*/model/model\.safetensors'\. Check the path\.$")
 
 
-def test_a_directory_in_the_place_of_a_file(tmp_path: Path) -> None:
+def test_a_directory_in_place_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").mkdir()
     with pytest.raises(
         SavedError, match=r"model\.safetensors' cannot be written: Is a directory\.$"

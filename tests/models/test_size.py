@@ -36,6 +36,13 @@ VARIANTS: dict[str, Config] = {
     "cap, qk-norm over the width": presets.gpt2(**SMALL, attention_cap=5.0, qk_norm="width"),
     "scale norm, qk-norm": presets.gpt2(**SMALL, norm="scale", qk_norm="head"),
     "class": presets.bert(**SMALL, head="class", outputs=3, pooler="tanh"),
+    "pooler of DistilBERT": presets.bert(**SMALL, head="class", outputs=3, pooler="dense-relu"),
+    "narrow embeddings": presets.bert(**SMALL, embed_width=12),
+    "narrow embeddings, class": presets.bert(
+        **SMALL, embed_width=12, head="class", outputs=3, pooler="dense-gelu"
+    ),
+    "offset gains": presets.gpt2(**SMALL, norm="rms-offset"),
+    "alternating windows": presets.llama(**SMALL, ffn_width=64, window=3, full_every=2),
     "biases of qkv": presets.gpt2(
         **SMALL, attention_bias="qkv", unembed_bias=True, tie_embeddings="none"
     ),
@@ -55,7 +62,7 @@ def test_parameters_and_operations_are_those_of_the_built_model(name: str) -> No
     config = VARIANTS[name]
     model, formula = build(config), cost(config, LENGTH, BATCH)
     assert formula.parameters == model.count()
-    # The math kernel shows its matrix products to the counter; the fused one does not.
+    # The counter sees the matrix products of the math kernel, but not those of the fused one.
     with sdpa_kernel(SDPBackend.MATH):
         with FlopCounterMode(display=False) as forward:
             out = model(*inputs(config))
@@ -91,33 +98,33 @@ def test_images_are_counted(size: str) -> None:
 
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.slow), 0.1])
-def test_activations_are_what_autograd_keeps(name: str, dropout: float) -> None:
+def test_activations_are_what_autograd_saves(name: str, dropout: float) -> None:
     config = VARIANTS[name].replace(dropout=dropout)
     model, formula = build(config).train(), cost(config, LENGTH, BATCH)
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    kept: dict[int, tuple[int, torch.Tensor]] = {}
+    saved: dict[int, tuple[int, torch.Tensor]] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
-            # Holding the tensor keeps its address from being used again.
-            kept[storage.data_ptr()] = (storage.nbytes(), tensor)
+            # A reference to the tensor prevents its address from being reused.
+            saved[storage.data_ptr()] = (storage.nbytes(), tensor)
         return tensor
 
-    given = inputs(config)
+    arguments = inputs(config)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         if config.model.head in ("token", "masked"):
-            loss = token_loss(model, model.hidden(*given), given[-1])
+            loss = token_loss(model, model.hidden(*arguments), arguments[-1])
         else:
-            loss = model(*given).sum()
+            loss = model(*arguments).sum()
     assert loss.isfinite()
-    measured = sum(size for size, _ in kept.values())
+    measured = sum(size for size, _ in saved.values())
     assert measured / formula.activations == pytest.approx(1, abs=0.2)
     if config.model.norm == "layer" and name not in ("additive", "linear bias", "class"):
         assert measured / formula.activations == pytest.approx(1, abs=0.06)
 
 
-def test_cache_is_what_the_model_sets_aside() -> None:
+def test_cache_is_what_the_model_allocates() -> None:
     config = presets.marian(**SMALL, kv_heads=2, decoder_depth=3)
     model, formula = build(config), cost(config, LENGTH, BATCH)
     cache = model.cache(BATCH, LENGTH)
@@ -130,13 +137,13 @@ def test_cache_is_what_the_model_sets_aside() -> None:
 @pytest.mark.parametrize(
     "config", [presets.base(), presets.gpt2(), presets.bert(width=256, heads=4), presets.llama()]
 )
-def test_scores_overtake_the_rest_where_it_says(config: Config) -> None:
+def test_scores_overtake_the_rest_at_the_stated_length(config: Config) -> None:
     at = cost(config).attention_overtakes_at
     assert at is not None
     for length, more in ((at - 1, False), (at, True)):
-        found = cost(config, length)
-        scores = sum(part.forward for part in found.parts if part.name.endswith("scores"))
-        assert (scores >= found.forward - scores) is more
+        total = cost(config, length)
+        scores = sum(part.forward for part in total.parts if part.name.endswith("scores"))
+        assert (scores >= total.forward - scores) is more
 
 
 def test_without_a_head_scores_overtake_at_six_widths() -> None:
@@ -144,7 +151,7 @@ def test_without_a_head_scores_overtake_at_six_widths() -> None:
     assert cost(presets.bert(width=64, heads=4, head="none")).attention_overtakes_at == 6 * 64
 
 
-def test_a_window_is_never_overtaken() -> None:
+def test_scores_of_a_window_never_overtake() -> None:
     assert cost(presets.gpt2(window=128)).attention_overtakes_at is None
 
 
@@ -168,20 +175,20 @@ def test_shared_weights_count_once() -> None:
 
 
 def test_a_cost_is_shown_as_a_table() -> None:
-    found = cost(presets.gpt2(), 128, 4)
-    text = repr(found)
+    gpt2 = cost(presets.gpt2(), 128, 4)
+    text = repr(gpt2)
     assert text.startswith("Cost of 4 × 128 positions, float32\n")
-    assert f"{found.parameters:,}" in text and "decoder ffn" in text
+    assert f"{gpt2.parameters:,}" in text and "decoder ffn" in text
     assert "scores cost more than all the rest from length" in text
     assert "never cost more" in repr(cost(presets.gpt2(window=128)))
-    html = found._repr_html_()
-    shown = [part.name for part in found.parts if part.name in text]
-    assert html.count("<tr>") == len(shown) + 2 == len(found.parts) + 2
-    assert "<td>decoder ffn</td>" in html and f"<td>{found.parameters:,}</td>" in html
+    html = gpt2._repr_html_()
+    shown = [part.name for part in gpt2.parts if part.name in text]
+    assert html.count("<tr>") == len(shown) + 2 == len(gpt2.parts) + 2
+    assert "<td>decoder ffn</td>" in html and f"<td>{gpt2.parameters:,}</td>" in html
     assert "<td>decoder add &amp; norm</td>" in html
 
 
 def test_the_html_of_a_cost_escapes_names() -> None:
     part = LayerCost(name="<script>", parameters=1)
-    found = Cost(batch=1, length=2, parts=(part,), attention_overtakes_at=None)
-    assert "&lt;script&gt;" in found._repr_html_() and "<script>" not in found._repr_html_()
+    table = Cost(batch=1, length=2, parts=(part,), attention_overtakes_at=None)
+    assert "&lt;script&gt;" in table._repr_html_() and "<script>" not in table._repr_html_()

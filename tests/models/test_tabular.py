@@ -1,4 +1,4 @@
-"""Models for tables against loops of their papers' equations."""
+"""Models for tables against loops over the equations of their papers."""
 
 from typing import Any
 
@@ -30,9 +30,9 @@ def make(kind: str, *, trunk: dict[str, Any] | None = None, **changes: Any) -> T
         kind=kind, trunk=trunk_of(kind, **(SMALL | extra | (trunk or {}))), **(settings | changes)
     )
     with torch.no_grad():
-        made = randomise_(build_tabular(config), std=0.2)
-    assert isinstance(made, TabularModel)
-    return made.double().eval()
+        model = randomise_(build_tabular(config), std=0.2)
+    assert isinstance(model, TabularModel)
+    return model.double().eval()
 
 
 def draw(rows: int = 3) -> tuple[Tensor, Tensor]:
@@ -53,7 +53,7 @@ def gelu(x: Tensor) -> Tensor:
 
 
 def test_tab_transformer() -> None:
-    """[MLP of] post-norm blocks over [column; value], beside the normed numbers."""
+    """MLP([post-norm blocks over [column; value]; N(numbers)])."""
     model = make("tab", numbers=3)
     assert isinstance(model, TabTransformerModel)
     codes, x = draw()[1], torch.randn(3, 3).double()
@@ -99,11 +99,11 @@ def test_saint() -> None:
         b = w.under(f"side.stack.blocks.{layer}")
         for role in ("attention", "ffn", "row_attention", "row_ffn"):
             f = b.under(f"sublayers.{role}")
-            seen = torch.stack([row.reshape(-1) for row in z])[None] if "row" in role else z
+            stream = torch.stack([row.reshape(-1) for row in z])[None] if "row" in role else z
             if "attention" in role:
-                branch, _ = attention(seen, seen, f, 4, every)
+                branch, _ = attention(stream, stream, f, 4, every)
             else:
-                branch = linear(gelu(linear(seen, f.under("input"))), f.under("output"))
+                branch = linear(gelu(linear(stream, f.under("input"))), f.under("output"))
             if "row" in role:
                 branch = torch.stack([row.reshape(5, 16) for row in branch[0]])
             z = z + layer_norm(branch, b.under(f"addnorms.{role}.norm"))
@@ -111,7 +111,7 @@ def test_saint() -> None:
     close(model(x, codes)[:, 0], relu(z) @ w["head.weight"][0].T + w["head.bias"][0], 1e-9)
 
 
-def test_rows_meet_in_saint_alone() -> None:
+def test_only_saint_depends_on_the_other_rows() -> None:
     x, codes = draw()
     for kind in ("ft", "tab", "saint"):
         model = make(kind)
@@ -123,16 +123,16 @@ def test_rows_meet_in_saint_alone() -> None:
 
 @pytest.mark.parametrize("addnorm", ADDNORMS)
 @pytest.mark.parametrize("kind", ("ft", "tab", "saint"))
-def test_every_arrangement_serves_tables(kind: str, addnorm: str) -> None:
+def test_every_arrangement_works_for_tables(kind: str, addnorm: str) -> None:
     model = make(kind, trunk={"addnorm": addnorm})
     x, codes = draw()
-    found = model(x, codes)
-    assert found.shape == (3, 1, 2) and bool(found.isfinite().all())
-    found.sum().backward()
+    outputs = model(x, codes)
+    assert outputs.shape == (3, 1, 2) and bool(outputs.isfinite().all())
+    outputs.sum().backward()
 
 
 @pytest.mark.parametrize("norm", ("rms", "scale", "batch", "instance", "none"))
-def test_every_norm_serves_tables(norm: str) -> None:
+def test_every_norm_works_for_tables(norm: str) -> None:
     model = make("ft", trunk={"norm": norm})
     x, codes = draw()
     maps: dict[str, Tensor] = {}
@@ -140,7 +140,7 @@ def test_every_norm_serves_tables(norm: str) -> None:
 
 
 @pytest.mark.parametrize("embedding", ("linear", "periodic", "piecewise", "hidden"))
-def test_every_embedding_serves_tables(embedding: str) -> None:
+def test_every_embedding_works_for_tables(embedding: str) -> None:
     options: dict[str, Any] = (
         {"edges": [[0.0, 1.0], [0.0, 2.0]]} if embedding == "piecewise" else {}
     )
@@ -150,8 +150,8 @@ def test_every_embedding_serves_tables(embedding: str) -> None:
     assert bool(model(x, codes).isfinite().all())
 
 
-def test_members_have_scales_and_heads_of_their_own() -> None:
-    """Each is a model of one member that is given the tokens through the member's scale."""
+def test_each_member_has_its_own_scale_and_head() -> None:
+    """Each equals a model of one member whose tokens are multiplied by the member's scale."""
     model, alone = make("ft", members=3), make("ft")
     assert isinstance(model, FTTransformerModel) and isinstance(alone, FTTransformerModel)
     assert model.scale is not None and alone.scale is None
@@ -159,21 +159,22 @@ def test_members_have_scales_and_heads_of_their_own() -> None:
     shared = {n: w for n, w in model.state_dict().items() if not n.startswith(own)}
     assert not alone.load_state_dict(shared, strict=False).unexpected_keys
     x, codes = draw()
-    found = model(x, codes)
-    assert found.shape == (3, 3, 2)
+    outputs = model(x, codes)
+    assert outputs.shape == (3, 3, 2)
     for m in range(3):
         summary = alone.hidden(alone.tokens(x, codes) * model.scale[m])[:, 0]
-        close(found[:, m], relu(summary) @ model.head.weight[m].T + model.head.bias[m])
+        close(outputs[:, m], relu(summary) @ model.head.weight[m].T + model.head.bias[m])
     columns = [alone.states(alone.tokens(x, codes) * scale) for scale in model.scale]
     close(model.states(model.tokens(x, codes)), sum(columns) / 3)
 
 
-def test_scales_of_members_start_as_signs() -> None:
+def test_scales_of_members_start_as_random_signs() -> None:
     torch.manual_seed(0)
     trunk = trunk_of("ft", width=16, depth=1, ffn_width=8)
     config = TabularConfig(kind="ft", numbers=2, categories=(3,), outputs=1, trunk=trunk, members=4)
     model = build_tabular(config)
     assert isinstance(model, FTTransformerModel) and model.scale is not None
+    assert config.columns == 3
     assert model.scale.shape == (4, 3, 16) and model.scale in model.no_decay()
     assert set(model.scale.flatten().tolist()) == {-1.0, 1.0}
     assert abs(float(model.scale.detach().mean())) < 0.3
@@ -189,7 +190,7 @@ def test_maps_change_nothing_and_have_names() -> None:
     assert maps["1.row_attention"].shape == (1, 4, 3, 3)
 
 
-def test_a_missing_number_is_learnt_in_tab_transformer() -> None:
+def test_tab_transformer_learns_a_value_for_missing_numbers() -> None:
     model = make("tab")
     assert isinstance(model, TabTransformerModel) and model.missing is not None
     x, codes = draw()
@@ -199,25 +200,25 @@ def test_a_missing_number_is_learnt_in_tab_transformer() -> None:
 
 
 @pytest.mark.parametrize("numbers", (1, 2))
-def test_a_norm_does_not_swallow_one_or_two_numbers(numbers: int) -> None:
+def test_one_or_two_numbers_are_not_normalised(numbers: int) -> None:
     model = make("tab", numbers=numbers)
     x, codes = torch.randn(3, numbers).double(), draw()[1]
     assert not torch.allclose(model(x, codes), model(2 * x + 1, codes))
 
 
-def test_a_table_of_numbers_alone_serves_tab_transformer() -> None:
+def test_tab_transformer_works_without_categories() -> None:
     model = make("tab", categories=())
     assert model(torch.randn(3, 2).double(), torch.zeros(3, 0).long()).shape == (3, 1, 2)
     with pytest.raises(ConfigError, match="must have at least one feature column: got none"):
         make("tab", categories=(), numbers=0)
 
 
-def test_decay_spares_tokenizer_norms_and_biases() -> None:
+def test_columns_norms_and_biases_have_no_weight_decay() -> None:
     model = make("ft")
-    spared = model.no_decay()
+    exempt = model.no_decay()
     for name, parameter in model.named_parameters():
         is_matrix = "stack.blocks" in name and parameter.ndim == 2
-        assert (parameter in spared) is not (is_matrix or name == "head.weight"), name
+        assert (parameter in exempt) is not (is_matrix or name == "head.weight"), name
     parts = model.parameter_groups(0.1)
     assert [part["weight_decay"] for part in parts] == [0.1, 0.0]
     assert sum(len(part["params"]) for part in parts) == len(list(model.parameters()))

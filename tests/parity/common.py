@@ -1,15 +1,15 @@
-"""What the comparisons share: weights that hide nothing, padded ids, how close is close."""
+"""Helpers of the parity tests: random weights, padded ids, tolerances."""
 
 import torch
 from torch import Tensor, nn
 
 LIMITS = {torch.float64: 1e-10, torch.float32: 1e-5}
-"""Largest difference of a logit that is allowed. A wrong epsilon, activation or mask makes more."""
+"""Largest allowed difference of a logit; a wrong epsilon, activation or mask exceeds it."""
 
 
 @torch.no_grad()
 def randomise_(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Move every parameter away from where it starts, so that no gain is 1 and no bias 0."""
+    """Randomise every parameter, so that no gain is 1 and no bias 0."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:

@@ -1,8 +1,7 @@
-"""Against the models of Hugging Face transformers, made small and random, weights copied over.
+"""Parity with small random models of Hugging Face transformers, with copied weights.
 
-In float32 the other side runs as it is. In float64 `sharpen_` first replaces what it rounds to
-float32 whatever the type of the model; without that, no more than 1e-5 could be asked of T5, Llama,
-ViT and Marian.
+In float32 their models run unchanged. In float64 `sharpen_` first replaces what they round to
+float32 in any case; without it, T5, Llama, ViT and Marian would agree to 1e-5 only.
 """
 
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from torch.nn import functional as F
 
 import addnorm
 from addnorm import Config, Mask, presets
-from tests.parity import mapping
+from addnorm.interop.huggingface import ARCHITECTURES, our_tensors
 from tests.parity.common import LIMITS, gap, padded, randomise_
 from tests.theirs import (
     DECODER_DEPTH,
@@ -45,7 +44,7 @@ OUR_PAIR = OUR_SIZES | dict(decoder_depth=DECODER_DEPTH)
 
 @torch.no_grad()
 def prepare(make: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
-    """Their model with random weights, and attention written out rather than fused."""
+    """Return their model with random weights and unfused attention."""
     model = randomise_(make()).to(dtype).eval()
     model.set_attn_implementation("eager")
     for name, buffer in model.named_buffers():
@@ -58,7 +57,7 @@ def prepare(make: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
 
 @torch.no_grad()
 def sharpen_(model: nn.Module) -> None:
-    """Redo in float64 what transformers rounds to float32 in a model of any type.
+    """Compute in float64 what transformers rounds to float32 in a model of any type.
 
     That is the norm of T5; norm, rotary table and unfused softmax of Llama; the latter in ViT too;
     the sinusoids of Marian.
@@ -71,7 +70,7 @@ def sharpen_(model: nn.Module) -> None:
     def angles(places: Tensor, width: int) -> Tensor:
         return places[..., None] * 10000.0 ** -(torch.arange(0, width, 2).double() / width)
 
-    def turn(x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    def rotary(x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         both = angles(position_ids, WIDTH // HEADS).repeat(1, 1, 2)
         return both.cos(), both.sin()
 
@@ -80,7 +79,7 @@ def sharpen_(model: nn.Module) -> None:
         if kind in ("T5LayerNorm", "LlamaRMSNorm"):
             module.forward = norm.__get__(module)
         elif kind == "LlamaRotaryEmbedding":
-            module.forward = turn
+            module.forward = rotary
         elif kind == "MarianSinusoidalPositionalEmbedding":
             table = angles(torch.arange(LENGTH), WIDTH)
             module.weight.copy_(torch.cat((table.sin(), table.cos()), dim=1))
@@ -90,29 +89,29 @@ def sharpen_(model: nn.Module) -> None:
 
 # ── Both, on the same input ───────────────────────────────────────────────────────────────────────
 
-Answers = tuple[Tensor, Tensor]
+Logits = tuple[Tensor, Tensor]
 """Their logits and ours at the real positions: (positions, vocab) or (batch, outputs)."""
 
 
-def run_tokens(theirs: nn.Module, ours: nn.Module, side: str) -> Answers:
+def run_tokens(theirs: nn.Module, ours: nn.Module, side: str) -> Logits:
     ids, real = padded((9, 6, 4), VOCAB, side)
-    # With padding on the left they must be told where each sequence starts.
-    told = {} if side == "right" else {"position_ids": (real.cumsum(1) - 1).clamp(min=0)}
-    expected = theirs(input_ids=ids, attention_mask=real.long(), **told).logits
+    # With padding on the left, their models need explicit position ids.
+    positions = {} if side == "right" else {"position_ids": (real.cumsum(1) - 1).clamp(min=0)}
+    expected = theirs(input_ids=ids, attention_mask=real.long(), **positions).logits
     return expected[real], ours(ids, mask=Mask.padding(real))[real]
 
 
-def run_segments(theirs: nn.Module, ours: nn.Module, side: str) -> Answers:
+def run_segments(theirs: nn.Module, ours: nn.Module, side: str) -> Logits:
     ids, real = padded((9, 6, 4), VOCAB, side)
-    told = {} if side == "right" else {"position_ids": (real.cumsum(1) - 1).clamp(min=0)}
+    positions = {} if side == "right" else {"position_ids": (real.cumsum(1) - 1).clamp(min=0)}
     segments = (torch.arange(9) > 3).long().expand(3, 9)
-    given = dict(attention_mask=real.long(), token_type_ids=segments)
-    expected = theirs(input_ids=ids, **given, **told).logits
-    answer = ours(ids, mask=Mask.padding(real), segments=segments)
-    return (expected[real], answer[real]) if expected.ndim == 3 else (expected, answer)
+    masks = dict(attention_mask=real.long(), token_type_ids=segments)
+    expected = theirs(input_ids=ids, **masks, **positions).logits
+    output = ours(ids, mask=Mask.padding(real), segments=segments)
+    return (expected[real], output[real]) if expected.ndim == 3 else (expected, output)
 
 
-def run_pair(theirs: nn.Module, ours: nn.Module, side: str) -> Answers:
+def run_pair(theirs: nn.Module, ours: nn.Module, side: str) -> Logits:
     source, source_real = padded((9, 6, 4), VOCAB, side, seed=1)
     target, target_real = padded((5, 7, 3), VOCAB, side, seed=2)
     expected = theirs(
@@ -125,7 +124,7 @@ def run_pair(theirs: nn.Module, ours: nn.Module, side: str) -> Answers:
     return expected[target_real], ours(source, target, **masks)[target_real]
 
 
-def run_images(theirs: nn.Module, ours: nn.Module, side: str) -> Answers:
+def run_images(theirs: nn.Module, ours: nn.Module, side: str) -> Logits:
     images = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(1))
     images = images.to(ours.summary.weight.dtype)
     return theirs(pixel_values=images).logits, ours(images)
@@ -134,49 +133,66 @@ def run_images(theirs: nn.Module, ours: nn.Module, side: str) -> Answers:
 class Case(NamedTuple):
     theirs: Callable[[], nn.Module]
     ours: Config
-    rename: Callable[[mapping.Weights], dict[str, Tensor]]
-    run: Callable[[nn.Module, nn.Module, str], Answers]
+    kind: str
+    """The architecture whose table of names holds."""
+    run: Callable[[nn.Module, nn.Module, str], Logits]
     left: bool = True
-    """Whether they can have padding on the left."""
+    """Whether their model supports padding on the left."""
 
 
 CASES = {
-    "bert": Case(bert, presets.bert(**OUR_SIZES), mapping.bert, run_segments),
+    "bert": Case(bert, presets.bert(**OUR_SIZES), "bert", run_segments),
     "bert-class": Case(
         bert_class,
         presets.bert(**OUR_SIZES, head="class", pooler="tanh", outputs=3),
-        mapping.bert,
+        "bert",
         run_segments,
-        left=False,  # they pool the first position, though it be padding
+        left=False,  # they pool the first position, even if it is padding
     ),
-    "gpt2": Case(gpt2, presets.gpt2(**OUR_SIZES), mapping.gpt2, run_tokens),
-    "llama": Case(llama, presets.llama(**OUR_SIZES, kv_heads=2), mapping.llama, run_tokens),
-    "t5": Case(t5, presets.t5(**OUR_PAIR, head_width=12), mapping.t5, run_pair),
-    "t5-v1.1": Case(
-        t5_gated, presets.t5("v1.1-small", **OUR_PAIR, head_width=12), mapping.t5, run_pair
-    ),
+    "gpt2": Case(gpt2, presets.gpt2(**OUR_SIZES), "gpt2", run_tokens),
+    "llama": Case(llama, presets.llama(**OUR_SIZES, kv_heads=2), "llama", run_tokens),
+    "t5": Case(t5, presets.t5(**OUR_PAIR, head_width=12), "t5", run_pair),
+    "t5-v1.1": Case(t5_gated, presets.t5("v1.1-small", **OUR_PAIR, head_width=12), "t5", run_pair),
     "marian": Case(
-        marian, presets.marian(**OUR_PAIR, unembed_bias=True), mapping.marian, run_pair, left=False
+        marian, presets.marian(**OUR_PAIR, unembed_bias=True), "marian", run_pair, left=False
     ),
-    "bart": Case(
-        bart, presets.bart(**OUR_PAIR, unembed_bias=True), mapping.bart, run_pair, left=False
-    ),
+    "bart": Case(bart, presets.bart(**OUR_PAIR, unembed_bias=True), "bart", run_pair, left=False),
     "vit": Case(
         vit,
         presets.vit(
             width=WIDTH, depth=DEPTH, heads=HEADS, ffn_width=FFN, image=12, patch=4, outputs=5
         ),
-        mapping.vit,
+        "vit",
         run_images,
         left=False,
     ),
 }
 
 
+STORED_NAMES = {
+    "vit.layers.": "vit.encoder.layer.",
+    "attention.q_proj": "attention.attention.query",
+    "attention.k_proj": "attention.attention.key",
+    "attention.v_proj": "attention.attention.value",
+    "attention.o_proj": "attention.output.dense",
+    "mlp.fc1": "intermediate.dense",
+    "mlp.fc2": "output.dense",
+}
+"""Parts of names by which transformers 5 holds a ViT, and by which it stores it."""
+
+
+def renamed(case: Case, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Their tensors, or gradients, by our names."""
+    if case.kind == "vit":
+        for held, stored in STORED_NAMES.items():
+            tensors = {name.replace(held, stored): part for name, part in tensors.items()}
+    return our_tensors(ARCHITECTURES[case.kind], case.ours.model, tensors)
+
+
 def copied(case: Case, theirs: nn.Module, **changes: Any) -> nn.Module:
-    """Our model with their weights."""
+    """Return our model with their weights."""
     model = addnorm.build(case.ours.replace(**changes)).to(theirs.dtype)
-    model.load_state_dict(case.rename(theirs.state_dict()))
+    model.load_state_dict(renamed(case, theirs.state_dict()))
     return model.eval()
 
 
@@ -196,13 +212,13 @@ SIDED = [
 def test_logits(name: str, side: str, dtype: torch.dtype) -> None:
     case = CASES[name]
     theirs = prepare(case.theirs, dtype)
-    expected, given = case.run(theirs, copied(case, theirs), side)
-    assert gap(expected, given) <= LIMITS[dtype]
-    assert expected.std() > 0.1, "logits this flat would agree whatever went on before"
+    expected, actual = case.run(theirs, copied(case, theirs), side)
+    assert gap(expected, actual) <= LIMITS[dtype]
+    assert expected.std() > 0.1, "such flat logits would agree whatever the model computes"
 
 
 WRONG_EPS = {1e-12: 1e-5, 1e-6: 1e-5, 1e-5: 1e-6}
-"""The epsilon that is easily taken for the right one."""
+"""A plausible wrong epsilon for each right one."""
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
@@ -212,31 +228,31 @@ def test_a_wrong_epsilon_is_noticed(name: str, dtype: torch.dtype) -> None:
     case = CASES[name]
     theirs = prepare(case.theirs, dtype)
     ours = copied(case, theirs, norm_eps=WRONG_EPS[case.ours.model.norm_eps])
-    expected, given = case.run(theirs, ours, "right")
-    assert gap(expected, given) > LIMITS[dtype]
+    expected, actual = case.run(theirs, ours, "right")
+    assert gap(expected, actual) > LIMITS[dtype]
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_gradients(name: str) -> None:
-    """Of a cross-entropy, in every weight that they train."""
+    """Gradients of a cross-entropy, for every weight that they train."""
     case = CASES[name]
     theirs = prepare(case.theirs, torch.float64)
     ours = copied(case, theirs)
     for logits in case.run(theirs, ours, "right"):
         F.cross_entropy(logits, torch.arange(len(logits)) % logits.shape[-1]).backward()
     weights = theirs.state_dict(keep_vars=True)
-    expected = case.rename({key: w.grad for key, w in weights.items() if w.grad is not None})
-    found = {key: weight.grad for key, weight in ours.named_parameters()}
+    expected = renamed(case, {key: w.grad for key, w in weights.items() if w.grad is not None})
+    gradients = {key: weight.grad for key, weight in ours.named_parameters()}
     if name in ("marian", "bart"):
-        del found["head.bias"]  # they do not train it
-    assert expected.keys() == found.keys()
+        del gradients["head.bias"]  # they do not train it
+    assert expected.keys() == gradients.keys()
     for key, grad in expected.items():
-        assert gap(grad, found[key]) <= 1e-10, key
+        assert gap(grad, gradients[key]) <= 1e-10, key
 
 
 @torch.no_grad()
 def test_far_buckets() -> None:
-    """T5's bias over distances that share buckets, up to where the last one takes all the rest."""
+    """T5's bias over distances that share buckets, and beyond the furthest one."""
     case = CASES["t5"]
     theirs = prepare(case.theirs, torch.float64)
     source, target = (padded((300,), VOCAB, seed=seed)[0] for seed in (1, 2))
@@ -276,7 +292,7 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
     "vit-base": ("ViTForImageClassification", dict(num_labels=1000)),
     "vit-large": ("ViTForImageClassification", LARGE | dict(num_labels=1000)),
 }
-"""Preset, and how they build the same. Sizes are their defaults where nothing is said."""
+"""Presets, with the class and settings of the same model in transformers; defaults otherwise."""
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""FT-Transformer beside the authors' package, weights copied over."""
+"""Parity of FT-Transformer with the authors' package, with copied weights."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ rtdl = pytest.importorskip("rtdl_revisiting_models")
 pytestmark = pytest.mark.parity
 
 SIZES = [(8, ()), (6, (9, 16, 7, 15, 6, 5, 2, 42)), (0, (3, 2)), (1, (2,))]
-"""Number columns and categories: California housing, Adult, and two small ones."""
+"""Numeric columns and category sizes: California housing, Adult, and two small tables."""
 
 
 def pair(
@@ -55,24 +55,27 @@ def by_our_names(theirs: nn.Module) -> dict[str, Tensor]:
         "head": "backbone.output.linear",
         "columns.numbers": "cont_embeddings",
     }
-    given = dict(theirs.state_dict())
-    summary = given.pop("cls_embedding.weight")
-    tables = [given.pop(name) for name in list(given) if name.startswith("cat_embeddings.embedd")]
-    bias = given.pop("cat_embeddings.bias", None)
-    found = rename(given, table)
-    for name in list(found):
+    state = dict(theirs.state_dict())
+    summary = state.pop("cls_embedding.weight")
+    tables = [state.pop(name) for name in list(state) if name.startswith("cat_embeddings.embedd")]
+    bias = state.pop("cat_embeddings.bias", None)
+    renamed = rename(state, table)
+    for name in list(renamed):
         if name.endswith("ffn.input.weight") or name.endswith("ffn.input.bias"):
-            # Theirs multiplies the first half by the ReLU of the second; our gate comes first.
-            value, gate = found[name].chunk(2)
-            found[name] = torch.cat((gate, value))
-    found["summary"] = summary[None]
-    found["head.weight"], found["head.bias"] = found["head.weight"][None], found["head.bias"][None]
+            # Their gate is the second half; ours is the first.
+            value, gate = renamed[name].chunk(2)
+            renamed[name] = torch.cat((gate, value))
+    renamed["summary"] = summary[None]
+    renamed["head.weight"], renamed["head.bias"] = (
+        renamed["head.weight"][None],
+        renamed["head.bias"][None],
+    )
     if tables:
-        found["columns.categories.weight"], found["columns.categories.bias"] = (
+        renamed["columns.categories.weight"], renamed["columns.categories.bias"] = (
             torch.cat(tables),
             bias,
         )
-    return found
+    return renamed
 
 
 def draw(numbers: int, sizes: tuple[int, ...], rows: int = 7) -> tuple[Tensor, Tensor]:
@@ -83,25 +86,25 @@ def draw(numbers: int, sizes: tuple[int, ...], rows: int = 7) -> tuple[Tensor, T
 
 @pytest.mark.parametrize(("numbers", "sizes"), SIZES)
 @pytest.mark.parametrize("blocks", (1, 3))
-def test_the_answers_are_theirs(numbers: int, sizes: tuple[int, ...], blocks: int) -> None:
+def test_outputs_equal_theirs(numbers: int, sizes: tuple[int, ...], blocks: int) -> None:
     ours, theirs = pair(numbers, sizes, blocks, outputs=3)
     x, codes = draw(numbers, sizes)
     with torch.no_grad():
-        answer = theirs(x if numbers else None, codes if sizes else None)
-        assert gap(ours(x, codes)[:, 0], answer) <= 1e-5
-        assert float(answer.std()) > 0.1
+        expected_output = theirs(x if numbers else None, codes if sizes else None)
+        assert gap(ours(x, codes)[:, 0], expected_output) <= 1e-5
+        assert float(expected_output.std()) > 0.1
 
 
-def test_the_gradients_are_theirs() -> None:
+def test_gradients_equal_theirs() -> None:
     ours, theirs = pair(2, (3, 4))
     ours.double(), theirs.double()
     x, codes = draw(2, (3, 4))
     ours(x.double(), codes).square().sum().backward()
     theirs(x.double(), codes).square().sum().backward()
-    wanted = by_our_names(_gradients(theirs))
+    expected = by_our_names(_gradients(theirs))
     for name, parameter in ours.named_parameters():
         assert parameter.grad is not None
-        assert gap(parameter.grad, wanted[name]) <= 1e-9, name
+        assert gap(parameter.grad, expected[name]) <= 1e-9, name
 
 
 def _gradients(model: nn.Module) -> nn.Module:
@@ -114,22 +117,22 @@ def _gradients(model: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize(("numbers", "sizes"), SIZES)
-def test_the_parameters_are_as_many(numbers: int, sizes: tuple[int, ...]) -> None:
+def test_parameter_counts_equal_theirs(numbers: int, sizes: tuple[int, ...]) -> None:
     ours, theirs = pair(numbers, sizes)
     assert ours.count() == sum(p.numel() for p in theirs.parameters())
 
 
 def test_the_published_count() -> None:
-    """The released California runs have 893,179: their factor 1.3333 makes 255 of 256."""
+    """The released California runs have 893,179: with a factor of 1.3333 ffn_width is 255."""
     trunk = trunk_of("ft", ffn_width=255)
     shape = {"numbers": 8, "categories": (), "outputs": 1, "missing": False}
     assert build_tabular(TabularConfig(kind="ft", trunk=trunk, **shape)).count() == 893_179
     assert build_tabular(TabularConfig(kind="ft", trunk=trunk_of("ft"), **shape)).count() == 894_913
 
 
-def test_weight_decay_spares_what_theirs_does() -> None:
-    """But for the gain of the last norm, which their code decays."""
+def test_weight_decay_applies_to_the_same_parameters() -> None:
+    """Except for the gain of the last norm, which their code decays."""
     ours, theirs = pair(2, (3, 4))
-    spared = sum(p.numel() for p in theirs.make_parameter_groups()[1]["params"])
+    exempt = sum(p.numel() for p in theirs.make_parameter_groups()[1]["params"])
     last = theirs.backbone.output.normalization.weight.numel()
-    assert sum(p.numel() for p in ours.no_decay()) == spared + last
+    assert sum(p.numel() for p in ours.no_decay()) == exempt + last

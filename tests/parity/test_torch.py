@@ -1,4 +1,4 @@
-"""Against torch.nn.Transformer: the whole encoder-decoder, weights copied over."""
+"""Parity with torch.nn.Transformer: the whole encoder-decoder, with copied weights."""
 
 import pytest
 import torch
@@ -36,12 +36,12 @@ def make_theirs(arrangement: str, ffn: str, dtype: torch.dtype) -> nn.Transforme
         batch_first=True,
         norm_first=arrangement == "pre",
     )
-    # Training without dropout: the plain path, not the fused one that drops padding on the way.
+    # Training mode without dropout: the plain path, not the fused one, which drops padding.
     return randomise_(model).to(dtype).train()
 
 
 def config(arrangement: str, ffn: str) -> ModelConfig:
-    """nn.Transformer closes both stacks with a norm, in post-norm too."""
+    """nn.Transformer ends both stacks with a norm, also with post-norm."""
     return ModelConfig(
         vocab=VOCAB,
         width=WIDTH,
@@ -69,7 +69,7 @@ def place_of_last_norm(arrangement: str) -> str:
 
 
 def embed(weight: Tensor, ids: Tensor, real: Tensor) -> Tensor:
-    """Tokens times √width plus interleaved sinusoids, by hand; nn.Transformer starts after that."""
+    """Tokens times √width plus interleaved sinusoids: nn.Transformer has no embedding."""
     places = (real.cumsum(1) - 1).clamp(min=0).double()[..., None]  # padding does not count
     rates = 10000.0 ** -(torch.arange(0, WIDTH, 2).double() / WIDTH)
     table = torch.zeros(*ids.shape, WIDTH, dtype=torch.float64)
@@ -78,10 +78,10 @@ def embed(weight: Tensor, ids: Tensor, real: Tensor) -> Tensor:
 
 
 def run_both(theirs: nn.Transformer, ours: nn.Module) -> tuple[Tensor, Tensor]:
-    """Decoder outputs at the real positions of the target.
+    """Return the decoder outputs of both models at the real positions of the target.
 
-    The target has a hole: what stands at its end no one sees anyway, and what stands at its start
-    would leave queries with nothing to see, for which nn.Transformer gives NaN.
+    The padding is in the middle of the target: at its end no query would see it anyway, and at its
+    start some queries would see no key, for which nn.Transformer returns NaN.
     """
     source, source_real = padded((9, 6, 4), VOCAB, "left", seed=1)
     target, target_real = padded((5, 7, 3), VOCAB, "right", seed=2)
@@ -103,28 +103,28 @@ def run_both(theirs: nn.Transformer, ours: nn.Module) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize(("arrangement", "ffn"), ARRANGEMENTS)
 def test_outputs(arrangement: str, ffn: str, dtype: torch.dtype) -> None:
     theirs = make_theirs(arrangement, ffn, dtype)
-    expected, given = run_both(theirs, make_ours(theirs, config(arrangement, ffn)))
-    assert gap(expected, given) <= LIMITS[dtype]
+    expected, actual = run_both(theirs, make_ours(theirs, config(arrangement, ffn)))
+    assert gap(expected, actual) <= LIMITS[dtype]
 
 
 @pytest.mark.parametrize(("arrangement", "ffn"), ARRANGEMENTS)
 def test_gradient_of_every_weight(arrangement: str, ffn: str) -> None:
     theirs = make_theirs(arrangement, ffn, torch.float64)
     ours = make_ours(theirs, config(arrangement, ffn))
-    expected, given = run_both(theirs, ours)
-    wanted = torch.randn(given.shape, generator=torch.Generator().manual_seed(3)).double()
-    (expected * wanted).sum().backward()
+    expected, actual = run_both(theirs, ours)
+    upstream = torch.randn(actual.shape, generator=torch.Generator().manual_seed(3)).double()
+    (expected * upstream).sum().backward()
     from_theirs = ours.tokens.weight.grad.clone()
     ours.zero_grad()
-    (given * wanted).sum().backward()
+    (actual * upstream).sum().backward()
     grads = {name: weight.grad for name, weight in theirs.named_parameters()}
     grads = mapping.torch_transformer(grads, place_of_last_norm(arrangement))
     grads["tokens.weight"] = from_theirs
-    found = {name: weight.grad for name, weight in ours.named_parameters()}
-    assert grads.keys() == found.keys()
+    gradients = {name: weight.grad for name, weight in ours.named_parameters()}
+    assert grads.keys() == gradients.keys()
     for name, grad in grads.items():
-        assert gap(grad, found[name]) <= 1e-10, name
-        assert grad.abs().max() > 1e-6, f"{name} hardly takes part, so its agreement says nothing"
+        assert gap(grad, gradients[name]) <= 1e-10, name
+        assert grad.abs().max() > 1e-6, f"{name} has no effect, so the comparison is void"
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_gradient_of_every_weight(arrangement: str, ffn: str) -> None:
 @pytest.mark.parametrize("arrangement", ["post", "pre"])
 def test_a_small_difference_is_noticed(arrangement: str, changes: dict[str, object]) -> None:
     theirs = make_theirs(arrangement, "gelu", torch.float64)
-    expected, given = run_both(
+    expected, actual = run_both(
         theirs, make_ours(theirs, config(arrangement, "gelu").replace(**changes))
     )
-    assert gap(expected, given) > 100 * LIMITS[torch.float64]
+    assert gap(expected, actual) > 100 * LIMITS[torch.float64]

@@ -1,4 +1,4 @@
-"""Published weights, if they are at hand: set ADDNORM_DATA to the folder that holds `weights/`."""
+"""Parity with published weights; set ADDNORM_DATA to the folder that contains `weights/`."""
 
 import os
 import struct
@@ -31,7 +31,7 @@ def weights_file(name: str) -> Path:
 
 
 def read_stories(path: Path) -> dict[str, Tensor]:
-    """Weights by our names. Seven sizes, then each kind of matrix for all layers together."""
+    """Return the weights by our names. The file has seven sizes, then the matrices."""
     content = path.read_bytes()
     width, ffn, depth, heads, kv_heads, vocab, _ = struct.unpack_from("<7i", content)
     rest = torch.from_numpy(np.frombuffer(content, dtype="<f4", offset=28).copy())
@@ -70,7 +70,7 @@ def read_stories(path: Path) -> dict[str, Tensor]:
 
 
 def read_pieces(path: Path) -> list[bytes]:
-    """The text of each token: the longest length, then for each a score, a length and the bytes."""
+    """Return the text of each token. The file has the longest length, then score, length, bytes."""
     content = path.read_bytes()
     pieces, place = [], 4
     while place < len(content):
@@ -81,31 +81,39 @@ def read_pieces(path: Path) -> list[bytes]:
 
 
 @torch.no_grad()
-def test_stories_are_told_as_published() -> None:
+def test_generated_stories_equal_the_published_ones() -> None:
     """Greedy decoding with the cache, from the begin token alone, gives the published text."""
     options = {"layout": "interleaved"}
     model = addnorm.build(presets.llama("stories260k", position_options=options)).eval()
     model.load_state_dict(read_stories(weights_file("stories260K.bin")))
     pieces = read_pieces(weights_file("stories260K_tok512.bin"))
     published = weights_file("stories260K_greedy.txt").read_bytes().strip()
-    ids, told, cache = [1], b"", model.cache(1)
-    while len(told) < len(published):
+    ids, story, cache = [1], b"", model.cache(1)
+    while len(story) < len(published):
         logits = model(torch.tensor([ids[-1:]]), cache=cache)
         ids.append(int(logits[0, -1].argmax()))
-        told = b"".join(pieces[token] for token in ids[1:]).lstrip()
+        story = b"".join(pieces[token] for token in ids[1:]).lstrip()
     assert ids[:10] == [1, 403, 407, 261, 378, 432, 383, 286, 261, 376]
-    assert told == published
+    assert story == published
     whole = model(torch.tensor([ids[:-1]]))
-    assert whole[0].argmax(dim=-1).tolist() == ids[1:], "without the cache it tells another story"
+    assert whole[0].argmax(dim=-1).tolist() == ids[1:], "without the cache the tokens differ"
 
 
 # ── An encoder: Sapiens, antibody heavy chains ────────────────────────────────────────────────────
 
+ENCODER_BLOCK = {
+    "sublayers.attention.input": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "sublayers.attention.output": "self_attn.out_proj",
+    "sublayers.ffn.input": "fc1",
+    "sublayers.ffn.output": "fc2",
+    "addnorms.attention.norm": "self_attn_layer_norm",
+    "addnorms.ffn.norm": "final_layer_norm",
+}
 SAPIENS = {
     "tokens": "encoder.embed_tokens",
     "encoder.positions": "encoder.embed_positions",
     "encoder.norm": "encoder.emb_layer_norm",
-    **mapping.blocks("encoder", "encoder.layers", mapping.BART_ENCODER),
+    **mapping.blocks("encoder", "encoder.layers", ENCODER_BLOCK),
     "head": "lm_head",
     "head.transform": "lm_head.dense",
     "head.norm": "lm_head.layer_norm",

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+import addnorm
 from addnorm.clinic.rules import Finding
 from addnorm.config import Config
 from addnorm.errors import ConfigError, SavedError
-from addnorm.races import Entry, EntryResult, RaceResult, race, vary
+from addnorm.races import Entry, EntryResult, RaceResult, entries_of, run_entries
 from addnorm.races.entries import remedy_entries
 from addnorm.races.page import race_page
 from addnorm.races.run import RESULT_FILE
@@ -20,7 +21,7 @@ from tests.portable import training
 
 
 @pytest.fixture
-def wish(tmp_path: Path) -> RunRequest:
+def run_request(tmp_path: Path) -> RunRequest:
     words = ["the", "cat", "sat", "on", "a", "mat", "and", "the", "dog", "ran", "to", "see", "it"]
     torch.manual_seed(0)
     lines = [" ".join(words[int(i)] for i in torch.randint(12, (8,))) for _ in range(300)]
@@ -35,10 +36,10 @@ def wish(tmp_path: Path) -> RunRequest:
 
 
 @pytest.mark.trains
-def test_a_race_runs_resumes_and_is_shown(wish: RunRequest, tmp_path: Path) -> None:
-    entries = vary(["model.addnorm=post,pre"])
+def test_a_race_runs_resumes_and_is_shown(run_request: RunRequest, tmp_path: Path) -> None:
+    entries = entries_of(["model.addnorm=post,pre"])
     said: list[str] = []
-    first = race(wish, entries, tmp_path / "out", seeds=2, jobs=1, say=said.append)
+    first = run_entries(run_request, entries, tmp_path / "out", seeds=2, jobs=1, say=said.append)
     assert first.entry_names() == ["addnorm=post", "addnorm=pre"] and len(first.results) == 4
     assert len(said) == 4 and said[-1].startswith("4 of 4: addnorm=pre, seed 1: loss")
     for result in first.results:
@@ -49,7 +50,7 @@ def test_a_race_runs_resumes_and_is_shown(wish: RunRequest, tmp_path: Path) -> N
     done = tmp_path / "out" / "addnorm-pre" / "seed-0" / RESULT_FILE
     stamp = done.stat().st_mtime_ns
     (tmp_path / "out" / "addnorm-post" / "seed-1" / RESULT_FILE).unlink()
-    again = race(wish, entries, tmp_path / "out", seeds=2, jobs=1, say=said.append)
+    again = run_entries(run_request, entries, tmp_path / "out", seeds=2, jobs=1, say=said.append)
     assert done.stat().st_mtime_ns == stamp
     assert again == first
     assert "addnorm=pre" in first.text() and "±" in first.text()
@@ -58,46 +59,53 @@ def test_a_race_runs_resumes_and_is_shown(wish: RunRequest, tmp_path: Path) -> N
     assert "Held-out loss" in page and "addnorm=post" in page
     done.write_text("{}")
     with pytest.raises(SavedError, match=r"is damaged: .* Delete it"):
-        race(wish, entries, tmp_path / "out", seeds=2, jobs=1, say=said.append)
+        run_entries(run_request, entries, tmp_path / "out", seeds=2, jobs=1, say=said.append)
 
 
 @pytest.mark.trains
 @pytest.mark.slow
 def test_runs_in_processes_equal_runs_in_sequence(
-    wish: RunRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_request: RunRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training, "seed", 0)  # gradients are not perturbed in child processes
-    entries = vary(["model.addnorm=post,pre"])
-    row = race(wish, entries, tmp_path / "row", jobs=1, say=lambda text: None)
-    side = race(wish, entries, tmp_path / "side", jobs=2, say=lambda text: None)
+    # One thread each: sums of several threads are rounded differently.
+    monkeypatch.setattr("addnorm.races.run.torch.get_num_threads", lambda: 1)
+    entries = entries_of(["model.addnorm=post,pre"])
+    row = run_entries(run_request, entries, tmp_path / "row", jobs=1, say=lambda text: None)
+    side = run_entries(run_request, entries, tmp_path / "side", jobs=2, say=lambda text: None)
     assert [r.curve for r in row.results] == [r.curve for r in side.results]
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 def test_a_race_that_is_stopped_goes_on_with_the_run_it_was_in(
-    wish: RunRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_request: RunRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entries = vary(["model.addnorm=post,pre"])
-    whole = race(wish, entries, tmp_path / "whole", jobs=1, say=lambda text: None)
+    entries = entries_of(["model.addnorm=post,pre"])
+    whole = run_entries(run_request, entries, tmp_path / "whole", jobs=1, say=lambda text: None)
     monkeypatch.setattr(
         "addnorm.runs.loggers.Journal.on_evaluate",
-        lambda self, loop, figures, better: setattr(loop, "stop_asked", True),
+        lambda self, loop, figures, better: setattr(loop, "stop_requested", True),
     )
     with pytest.raises(KeyboardInterrupt):
-        race(wish, entries, tmp_path / "out", jobs=1, say=lambda text: None)
+        run_entries(run_request, entries, tmp_path / "out", jobs=1, say=lambda text: None)
     assert not list((tmp_path / "out").rglob(RESULT_FILE))
     assert not (tmp_path / "out" / "addnorm-pre").exists()
     monkeypatch.undo()
-    again = race(wish, entries, tmp_path / "out", jobs=1, say=lambda text: None)
+    again = run_entries(run_request, entries, tmp_path / "out", jobs=1, say=lambda text: None)
     assert [result.loss for result in again.results] == [result.loss for result in whole.results]
 
 
 @pytest.mark.slow
 @pytest.mark.trains
-def test_a_time_budget_gives_every_entry_the_same_steps(wish: RunRequest, tmp_path: Path) -> None:
+def test_a_time_budget_gives_every_entry_the_same_steps(
+    run_request: RunRequest, tmp_path: Path
+) -> None:
     said: list[str] = []
-    entries = vary(["train.lr=0.01,0.001"])
-    done = race(wish, entries, tmp_path / "out", minutes=0.02, jobs=1, say=said.append)
+    entries = entries_of(["train.lr=0.01,0.001"])
+    done = run_entries(
+        run_request, entries, tmp_path / "out", minutes=0.02, jobs=1, say=said.append
+    )
     assert len({result.steps for result in done.results}) == 1
     steps = json.loads((tmp_path / "out" / "steps.json").read_text())["steps"]
     assert f"{steps:,} steps for each of 2 runs" in said[0]
@@ -150,7 +158,7 @@ def test_who_recovered() -> None:
 
 
 def test_varying_is_every_combination() -> None:
-    found = vary(["model.addnorm=post,pre", "train.warmup=0,4"])
+    found = entries_of(["model.addnorm=post,pre", "train.warmup=0,4"])
     assert [entry.settings for entry in found] == [
         ("model.addnorm=post", "train.warmup=0"),
         ("model.addnorm=post", "train.warmup=4"),
@@ -171,14 +179,14 @@ def test_varying_is_every_combination() -> None:
 )
 def test_what_cannot_vary_is_said(given: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        vary([given])
+        entries_of([given])
 
 
-def test_a_race_without_entries_is_refused(wish: RunRequest, tmp_path: Path) -> None:
+def test_a_race_without_entries_is_refused(run_request: RunRequest, tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match="a race needs at least one entry and one seed: got 0 and 1"
     ):
-        race(wish, [], tmp_path)
+        run_entries(run_request, [], tmp_path)
 
 
 def test_remedies_follow_the_findings() -> None:
@@ -194,3 +202,31 @@ def test_remedies_follow_the_findings() -> None:
         "a tenth of the learning rate",
     ]
     assert Entry("unchanged").folder == "unchanged"
+
+
+@pytest.mark.slow
+@pytest.mark.trains
+def test_the_front_door_takes_a_file_and_mappings(
+    run_request: RunRequest, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source = run_request.table["data"]["source"]
+    path = tmp_path / "run.toml"
+    path.write_text(f"[run]\ntask = 'language'\n[data]\nsource = '{source}'\n")
+    settings = {
+        f"{section}.{name}": value
+        for section in ("model", "train")
+        for name, value in run_request.table[section].items()
+    }
+    compared = {"model.addnorm": ["post", "pre"]}
+    options: dict[str, Any] = {"vary": compared, "set": settings, "jobs": 1, "progress": False}
+    result = addnorm.race(path, **options)
+    assert result.entry_names() == ["addnorm=post", "addnorm=pre"]
+    assert capfd.readouterr() == ("", "")
+    texts = [f"{name}={value}" for name, value in settings.items()]
+    options |= {"vary": "model.addnorm=post,pre", "set": texts, "progress": True}
+    again = addnorm.race(run_request, out=tmp_path / "race", **options)
+    assert [r.name for r in again.results] == [r.name for r in result.results]
+    assert "2 of 2: addnorm=pre, seed 0: loss" in capfd.readouterr().err
+    assert (tmp_path / "race" / "addnorm-pre" / "seed-0" / RESULT_FILE).is_file()
+    with pytest.raises(ConfigError, match=r"values to compare must read section\.field=value"):
+        addnorm.race(path, vary={"addnorm": ["post"]}, progress=False)

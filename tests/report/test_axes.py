@@ -11,20 +11,20 @@ from addnorm.report.axes import axis, format_number
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_ticks_are_round_even_and_around_the_values(seed: int) -> None:
+def test_ticks_are_round_evenly_spaced_and_enclose_the_values(seed: int) -> None:
     draw = random.Random(seed)
     scale = 10 ** draw.uniform(-8, 12)
     values = [draw.gauss(draw.uniform(-3, 3), 1) * scale for _ in range(9)]
-    found = axis(values)
-    assert found.low <= min(values) and max(values) <= found.high
-    step = found.ticks[1] - found.ticks[0]
+    result = axis(values)
+    assert result.low <= min(values) and max(values) <= result.high
+    step = result.ticks[1] - result.ticks[0]
     first = f"{step:.6e}"[:4]
     assert first in ("1.00", "2.00", "5.00")
     assert all(
-        b - a == pytest.approx(step) for a, b in zip(found.ticks, found.ticks[1:], strict=False)
+        b - a == pytest.approx(step) for a, b in zip(result.ticks, result.ticks[1:], strict=False)
     )
-    assert 3 <= len(found.ticks) <= 9
-    labels = found.labels()
+    assert 3 <= len(result.ticks) <= 9
+    labels = result.labels()
     assert len(set(labels)) == len(labels)
 
 
@@ -33,29 +33,29 @@ def test_logarithmic_ticks(seed: int) -> None:
     draw = random.Random(seed)
     low = 10 ** draw.uniform(-9, 5)
     high = low * 10 ** draw.uniform(0.05, 12)
-    found = axis([low, high, -1, 0, math.nan], log=True)
-    assert found.low < low and high < found.high
-    assert 2 <= len(found.ticks) <= 9
-    assert all(0 <= found.place(tick) <= 1 for tick in found.ticks)
-    assert not found.shows(0) and not found.shows(math.inf) and found.shows(low)
+    result = axis([low, high, -1, 0, math.nan], log=True)
+    assert result.low < low and high < result.high
+    assert 2 <= len(result.ticks) <= 9
+    assert all(0 <= result.place(tick) <= 1 for tick in result.ticks)
+    assert not result.shows(0) and not result.shows(math.inf) and result.shows(low)
 
 
 @pytest.mark.parametrize(
     "values", ([], [3.0], [0.0], [-5.0, -5.0], [math.nan], [1.7e308, -1.7e308])
 )
 @pytest.mark.parametrize("log", (False, True))
-def test_odd_values_have_an_axis_too(values: list[float], log: bool) -> None:
-    found = axis(values, log=log)
-    assert found.low < found.high and found.ticks
-    assert all(math.isfinite(found.place(value)) for value in values if math.isfinite(value))
+def test_unusual_values_have_an_axis(values: list[float], log: bool) -> None:
+    result = axis(values, log=log)
+    assert result.low < result.high and result.ticks
+    assert all(math.isfinite(result.place(value)) for value in values if math.isfinite(value))
 
 
 def test_a_snug_axis_ends_at_the_values() -> None:
-    found = axis([0.3, 9.2], snug=True)
-    assert (found.low, found.high, found.ticks) == (0.3, 9.2, (2, 4, 6, 8))
+    result = axis([0.3, 9.2], snug=True)
+    assert (result.low, result.high, result.ticks) == (0.3, 9.2, (2, 4, 6, 8))
 
 
-def test_labels_share_their_decimals_and_suffix() -> None:
+def test_labels_have_the_same_decimals_and_suffix() -> None:
     assert axis([0, 1]).labels() == ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]
     assert axis([0, 30_000]).labels() == ["0", "5k", "10k", "15k", "20k", "25k", "30k"]
     assert axis([-0.2, 0.2]).labels()[0] == "−0.2"
@@ -80,7 +80,7 @@ def test_labels_share_their_decimals_and_suffix() -> None:
         (-math.inf, "−∞"),
     ),
 )
-def test_numbers_as_people_write_them(value: float, text: str) -> None:
+def test_format_number(value: float, text: str) -> None:
     assert format_number(value) == text
 
 
@@ -97,7 +97,7 @@ def test_numbers_can_be_read_back() -> None:
 # ── Terminals ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_sparkline_has_its_width_and_its_means() -> None:
+def test_a_sparkline_shows_means_at_its_width() -> None:
     assert sparkline([0, 6, 7, 7, 0, 0], 3) == "▄█▁"
     assert len(sparkline(list(range(1000)), 30)) == 30
     assert sparkline([]) == "" and sparkline([5, 5]) == "▁▁"
@@ -108,7 +108,7 @@ def test_a_sparkline_has_its_width_and_its_means() -> None:
 
 
 def test_a_plot_has_a_dot_at_each_point() -> None:
-    """Braille read back: the dots of a falling line lie on that line."""
+    """Decode the braille: the dots of a falling line lie on that line."""
     text = plot_text({"s": [(0, 10), (100, 0)]}, 30, 8)
     bits = {
         1: (0, 0),
@@ -134,7 +134,7 @@ def test_a_plot_has_a_dot_at_each_point() -> None:
     assert all(abs(y - bottom * x / right) <= 1 for x, y in dots)
 
 
-def test_a_plot_of_several_curves_has_signs_and_a_key() -> None:
+def test_a_plot_of_several_curves_has_symbols_and_a_legend() -> None:
     text = plot_text({"post": [(0, 1), (9, 1)], "pre": [(0, 0), (9, 0)]}, 40, 6, x="step")
     lines = text.splitlines()
     assert set(lines[0][5:]) == {"●"} and "▲▲▲" in lines[5]
@@ -143,7 +143,7 @@ def test_a_plot_of_several_curves_has_signs_and_a_key() -> None:
     assert all(len(line) <= 40 for line in lines)
 
 
-def test_gaps_and_nothing() -> None:
+def test_gaps_and_empty_plots() -> None:
     text = plot_text({"a": [(0, 1), (1, math.nan), (2, 1)]}, 40, 4)
     assert sum("\u2800" <= sign <= "\u28ff" for sign in text) == 2
     assert plot_text({}) == plot_text({"a": [(0, math.nan)]}) == "nothing to show"

@@ -1,7 +1,10 @@
-"""A page: one safe file that needs nothing else."""
+"""Pages: safe, self-contained HTML files."""
 
+import base64
+import hashlib
 import html
 import html.parser
+import json
 import re
 from pathlib import Path
 
@@ -26,7 +29,7 @@ PLAIN = "x" * len(EVIL)
 
 
 class Reader(html.parser.HTMLParser):
-    """Tags that open and close in order, and the text between them."""
+    """Checks that tags are nested correctly, and collects the text between them."""
 
     EMPTY = frozenset({"meta", "path", "rect", "circle"})
 
@@ -63,7 +66,7 @@ def read(page: Page) -> Reader:
 
 
 def full(text: str) -> Page:
-    """A page with every part, made of one text."""
+    """Return a page with every part, all of one text."""
     page = Page(text, text)
     for _ in range(3):
         page.section(text)
@@ -85,14 +88,14 @@ def test_all_text_is_escaped() -> None:
     assert "".join(evil.words).count(EVIL) == "".join(plain.words).count(PLAIN) > 20
 
 
-def test_only_our_pictures_are_markup() -> None:
+def test_only_pictures_are_inserted_as_markup() -> None:
     with pytest.raises(InputError, match=r"made by addnorm.report: got str. Try line_chart"):
         Page("t").figure("<svg onload='x'></svg>")  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"made by addnorm\.report"):
         Page("t").gallery([("<svg/>", "")])  # type: ignore[list-item]
 
 
-def test_a_page_needs_nothing_else() -> None:
+def test_a_page_is_self_contained() -> None:
     page = full("words")
     text = page.html()
     for reach in ("src=", "url(", "@import", "<link", "<script", "javascript:"):
@@ -105,14 +108,27 @@ def test_a_page_needs_nothing_else() -> None:
     assert ids == ["s1", "s2", "s3"]
 
 
-def test_the_contents_are_listed_only_when_there_are_several() -> None:
+def test_a_widget_may_run_only_its_own_script() -> None:
+    page = Page("t")
+    code = "function (root, data) { root.textContent = data.text; }"
+    page.widget(code, {"text": EVIL, "nothing": float("nan")}, ".w{color:red}")
+    text = page.html()
+    (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    assert code in script and text.count("<script") == 2
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert html.escape(f"script-src 'sha256-{digest}'") in text
+    (data,) = re.findall(r'<script type="application/json" id="w0-data">(.*?)</script>', text)
+    assert json.loads(data) == {"text": EVIL, "nothing": None} and "<" not in data
+
+
+def test_only_pages_with_several_sections_have_contents() -> None:
     page = Page("t")
     page.section("one")
     page.section("two")
     assert "<nav" not in page.html()
 
 
-def test_light_dark_paper_phone() -> None:
+def test_light_dark_print_and_narrow_styles() -> None:
     # `(not print)` is no condition that a browser knows: it would never be dark.
     assert "@media screen and (prefers-color-scheme:dark){" in STYLE and "@media print" in STYLE
     assert "max-width:34rem" in STYLE
@@ -123,7 +139,7 @@ def test_light_dark_paper_phone() -> None:
 
 
 def luminance(colour: str) -> float:
-    """WCAG 2.2's relative luminance."""
+    """Return the relative luminance of WCAG 2.2."""
     total = 0.0
     for place, weight in ((1, 0.2126), (3, 0.7152), (5, 0.0722)):
         part = int(colour[place : place + 2], 16) / 255
@@ -132,8 +148,8 @@ def luminance(colour: str) -> float:
 
 
 @pytest.mark.parametrize("colours", (LIGHT_COLOURS, DARK_COLOURS), ids=("light", "dark"))
-def test_every_colour_of_text_can_be_read(colours: str) -> None:
-    """A contrast of 4.5 with the ground, as WCAG 2.2 asks (1.4.3)."""
+def test_text_colours_have_enough_contrast(colours: str) -> None:
+    """WCAG 2.2 (1.4.3) requires a contrast of 4.5 with the background."""
     table = dict(re.findall(r"--(\w+):(#\w{6})", colours))
     for ground in ("ground", "raised"):
         for name in ("ink", "soft", "c0", "c1", "c2", "c3", "c4", "c5", "good", "warning", "bad"):
@@ -141,7 +157,7 @@ def test_every_colour_of_text_can_be_read(colours: str) -> None:
             assert (light + 0.05) / (dark + 0.05) >= 4.5, (name, ground)
 
 
-def test_tables_are_tables() -> None:
+def test_tables() -> None:
     page = Page("t")
     rows = [["post", 12345, 0.123456, True], ["pre", -1, None, False]]
     page.table(["run", "steps", "loss", "fine"], rows, "All runs")
@@ -179,7 +195,7 @@ def test_a_page_is_written_whole(tmp_path: Path) -> None:
         page.write(tmp_path / "missing" / "page.html")
 
 
-def test_a_notebook_shows_the_page_in_a_frame_of_its_own() -> None:
+def test_a_notebook_shows_the_page_in_an_iframe() -> None:
     page = Page("Loss & <more>", "a\nb")
     page.code("one\ntwo")
     frame = page._repr_html_()
@@ -187,11 +203,11 @@ def test_a_notebook_shows_the_page_in_a_frame_of_its_own() -> None:
     assert "<" not in inside and html.unescape(inside) == page.html()
 
 
-def test_the_same_page_is_the_same_bytes() -> None:
+def test_pages_are_reproducible() -> None:
     assert full("x").html() == full("x").html()
 
 
-def test_six_pictures_are_light() -> None:
+def test_six_pictures_are_small() -> None:
     steps = range(0, 100_000, 5)
     names = [str(n) for n in range(40)]
     page = Page("t")
@@ -205,8 +221,8 @@ def test_six_pictures_are_light() -> None:
     assert len(page.html().encode()) < 200_000
 
 
-def test_a_picture_stands_alone(tmp_path: Path) -> None:
-    """Well-formed, with every class and every colour that it names."""
+def test_a_picture_file_is_complete(tmp_path: Path) -> None:
+    """It is well-formed, and defines every class and colour that it uses."""
     import xml.etree.ElementTree as tree
 
     picture = line_chart({"a & b": [(0, 1.0), (1, 2.0)], "c": [(0, 2.0)]}, title=EVIL)
@@ -224,7 +240,7 @@ def test_a_picture_stands_alone(tmp_path: Path) -> None:
     assert all(f".{kind}" in style for kind in kinds & {"c0", "c1", "curve", "grid", "axis"})
 
 
-def test_only_our_pictures_stand_alone(tmp_path: Path) -> None:
+def test_only_pictures_are_written(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"must be a picture made by addnorm.report: got str"):
         write_picture("<svg></svg>", tmp_path / "one.svg")  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""Charts: well-formed, safe, inside their edges, and true to the numbers they are given."""
+"""Charts: well-formed, escaped, inside their edges, and correct positions."""
 
 import math
 import random
@@ -52,7 +52,7 @@ def numbers(text: str) -> list[float]:
 
 
 def curve_of(picture: str) -> list[list[tuple[float, float]]]:
-    """The corners of every curve in a picture."""
+    """Return the corners of every curve in a picture."""
     paths = [p.get("d", "") for p in tree(picture).iter(SPACE + "path")
              if "curve" in (p.get("class") or "").split()]  # fmt: skip
     corners = [numbers(path) for path in paths]
@@ -60,7 +60,7 @@ def curve_of(picture: str) -> list[list[tuple[float, float]]]:
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_whatever_is_written_is_escaped(name: str) -> None:
+def test_all_text_is_escaped(name: str) -> None:
     picture = PICTURES[name](EVIL)
     assert "<script" not in picture and isinstance(picture, Svg)
     root = tree(picture)
@@ -70,7 +70,7 @@ def test_whatever_is_written_is_escaped(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_pictures_say_what_they_are(name: str) -> None:
+def test_pictures_have_title_and_description(name: str) -> None:
     root = tree(PICTURES[name]("a name"))
     assert root.get("role") == "img"
     assert [element.tag for element in root][:2] == [SPACE + "title", SPACE + "desc"]
@@ -78,7 +78,7 @@ def test_pictures_say_what_they_are(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_nothing_is_cut_at_the_edges(name: str) -> None:
+def test_everything_is_inside_the_edges(name: str) -> None:
     root = tree(PICTURES[name]("name"))
     width, height = float(root.get("width", 0)), float(root.get("height", 0))
     for text in root.iter(SPACE + "text"):
@@ -92,7 +92,7 @@ def test_nothing_is_cut_at_the_edges(name: str) -> None:
         assert 8 <= float(text.get("y", 0)) <= height
 
 
-def test_colours_are_left_to_the_page() -> None:
+def test_colours_are_css_classes() -> None:
     for make in PICTURES.values():
         assert not re.search(r"#[0-9a-f]{3}|rgb|fill=\"", make("a"))
 
@@ -100,7 +100,7 @@ def test_colours_are_left_to_the_page() -> None:
 # ── Lines ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_line_is_where_its_numbers_are() -> None:
+def test_a_line_is_drawn_at_its_values() -> None:
     ((a, b, c),) = curve_of(line_chart({"s": [(0, 0), (10, 5), (20, 10)]}, title="t"))
     assert (a[0] + c[0]) / 2 == pytest.approx(b[0], abs=0.1)
     assert (a[1] + c[1]) / 2 == pytest.approx(b[1], abs=0.1)
@@ -112,13 +112,13 @@ def test_logarithmic_axes() -> None:
     ((a, b, c),) = curve_of(line_chart({"s": points}, title="t", log_x=True, log_y=True))
     assert (a[0] + c[0]) / 2 == pytest.approx(b[0], abs=0.1)
     assert (a[1] + c[1]) / 2 == pytest.approx(b[1], abs=0.1)
-    found = curve_of(
+    result = curve_of(
         line_chart({"s": [(1, 1), (2, 2), (3, -1), (4, 1), (5, 2)]}, title="t", log_y=True)
     )
-    assert [len(part) for part in found] == [2, 2]
+    assert [len(part) for part in result] == [2, 2]
 
 
-def test_gaps_part_a_line_and_a_lost_curve_has_a_cross() -> None:
+def test_gaps_split_a_line_and_a_diverged_curve_has_a_cross() -> None:
     points = [(0, 1), (1, 2), (2, NAN), (3, 2), (4, 1), (5, math.inf)]
     picture = line_chart({"s": points}, title="t")
     assert [len(part) for part in curve_of(picture)] == [2, 2]
@@ -127,13 +127,13 @@ def test_gaps_part_a_line_and_a_lost_curve_has_a_cross() -> None:
     assert drawable_segments(points, False, False) == [[(0, 1), (1, 2)], [(3, 2), (4, 1)]]
 
 
-def test_a_point_alone_is_a_dot() -> None:
+def test_a_single_point_is_a_dot() -> None:
     picture = line_chart({"s": [(3, 2.5)]}, title="t")
     assert picture.count("<circle") == 1 and curve_of(picture) == []
 
 
 @pytest.mark.parametrize("series", ({}, {"s": []}, {"s": [(0, NAN), (NAN, 1)]}))
-def test_no_numbers_no_line(series: dict[str, list[tuple[float, float]]]) -> None:
+def test_series_without_values(series: dict[str, list[tuple[float, float]]]) -> None:
     assert "nothing to show" in line_chart(series, title="t")
 
 
@@ -149,14 +149,14 @@ def test_long_curves_are_thinned_but_keep_their_peaks() -> None:
     assert len(line_chart({"s": points}, title="t")) < 20_000
 
 
-def test_what_is_too_high_leaves_the_picture() -> None:
+def test_values_above_the_limit_are_clipped() -> None:
     points = [(0, 1), (1, 2), (2, 1e30)]
     ((a, b, _),) = curve_of(line_chart({"s": points}, title="t", most=2))
     assert abs(a[1] - b[1]) > 50
     assert 'overflow="hidden"' in line_chart({"s": points}, title="t", most=2)
 
 
-def test_labels_stand_apart_in_the_order_of_the_ends() -> None:
+def test_labels_do_not_overlap_and_keep_the_order_of_the_ends() -> None:
     series = {name: [(0, 1), (1, 1 + n / 1000)] for n, name in enumerate("abcdefg")}
     series["h"] = [(0, 1), (1, 99)]
     texts = tree(line_chart(series, title="t")).iter(SPACE + "text")
@@ -174,7 +174,7 @@ def test_marks() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_spread_keeps_apart_and_inside(seed: int) -> None:
+def test_spread_labels_keeps_distance_and_range(seed: int) -> None:
     draw = random.Random(seed)
     places = [draw.uniform(0, 100) for _ in range(draw.randint(1, 7))]
     moved = spread_labels(places, 14, 0, 100)
@@ -187,7 +187,7 @@ def test_spread_keeps_apart_and_inside(seed: int) -> None:
 # ── Rows, clouds, calibration ─────────────────────────────────────────────────────────────────────
 
 
-def test_bars_are_as_long_as_their_values() -> None:
+def test_bar_lengths_are_proportional_to_values() -> None:
     picture = bar_chart([("a", 4.0), ("b", 1.0), ("c", -2.0), ("d", NAN), ("e", 0.0)], title="t")
     rects = {r[0].text: r for r in tree(picture).iter(SPACE + "rect")}
     size = {name: float(rect.get("width", 0)) for name, rect in rects.items()}
@@ -200,7 +200,7 @@ def test_bars_are_as_long_as_their_values() -> None:
         tree(bar_chart(flat, title="t"))
 
 
-def test_intervals_reach_one_deviation_each_way() -> None:
+def test_intervals_are_one_deviation_on_each_side() -> None:
     picture = interval_chart([("a", 10, 2), ("b", 20, NAN), ("c", 30, 0)], title="t", guide=15)
     (path,) = [p for p in tree(picture).iter(SPACE + "path")
                if p.get("class") == "whisker thick c0" and p[0].text == "a: 10 ± 2"]  # fmt: skip
@@ -214,7 +214,7 @@ def test_intervals_reach_one_deviation_each_way() -> None:
     assert "nothing to show" in interval_chart([("a", NAN, 1)], title="t")
 
 
-def test_clouds_are_drawn_once_a_place() -> None:
+def test_overlapping_points_are_drawn_once() -> None:
     draw = random.Random(0)
     few = scatter_chart({"a": [(1, 1)] * 50 + [(2, 2)]}, title="t", x="x", y="y", diagonal=True)
     assert few.count("<circle") == 2 and few.count("guide") == 1
@@ -223,7 +223,7 @@ def test_clouds_are_drawn_once_a_place() -> None:
     assert "nothing to show" in scatter_chart({"a": [(NAN, 1)]}, title="t", x="x", y="y")
 
 
-def test_reliability_places_bins_and_their_doubt() -> None:
+def test_reliability_bins_and_their_intervals() -> None:
     picture = reliability_chart(
         {"m": [(0.25, 0.5, 100), (0.75, 0.75, 300), (0.9, 0.1, 0)]}, title="t"
     )
@@ -237,7 +237,7 @@ def test_reliability_places_bins_and_their_doubt() -> None:
 
 
 @pytest.mark.parametrize(("share", "count"), ((0.0, 5), (0.3, 10), (1.0, 7), (0.5, 1000)))
-def test_the_ends_of_an_interval_solve_its_equation(share: float, count: int) -> None:
+def test_wilson_intervals_solve_their_equation(share: float, count: int) -> None:
     """Wilson's ends are the p with |share − p| = z √(p (1 − p) / n)."""
     for end in wilson_interval(share, count):
         assert (share - end) ** 2 == pytest.approx(1.96**2 * end * (1 - end) / count, abs=1e-12)
@@ -247,16 +247,16 @@ def test_the_ends_of_an_interval_solve_its_equation(share: float, count: int) ->
 
 
 def shades(picture: str) -> dict[str, tuple[str, float]]:
-    """Kind and strength of each cell, by its tip."""
+    """Return kind and strength of each cell, by its tip."""
     rects = [rect for rect in tree(picture).iter(SPACE + "rect") if len(rect)]
     return {
         r[0].text or "": (r.get("class", ""), float(r.get("fill-opacity", "nan"))) for r in rects
     }
 
 
-def test_cells_are_shaded_by_their_numbers() -> None:
-    found = shades(heat_map([[0, 1], [2, 4]], ["a", "b"], ["c", "d"], title="t"))
-    assert found == {
+def test_cells_are_shaded_by_their_values() -> None:
+    result = shades(heat_map([[0, 1], [2, 4]], ["a", "b"], ["c", "d"], title="t"))
+    assert result == {
         "a · c: 0": ("plus", 0),
         "a · d: 1": ("plus", 0.25),
         "b · c: 2": ("plus", 0.5),
@@ -264,19 +264,19 @@ def test_cells_are_shaded_by_their_numbers() -> None:
     }
 
 
-def test_two_colours_around_zero_of_one_strength() -> None:
-    found = shades(heat_map([[-4, 2, NAN]], ["a"], ["b", "c", "d"], title="t"))
-    assert found["a · b: −4"] == ("minus", 1) and found["a · c: 2"] == ("plus", 0.5)
-    assert found["a · d: not a number"][0] == "missing"
+def test_two_colours_around_zero_with_the_same_scale() -> None:
+    result = shades(heat_map([[-4, 2, NAN]], ["a"], ["b", "c", "d"], title="t"))
+    assert result["a · b: −4"] == ("minus", 1) and result["a · c: 2"] == ("plus", 0.5)
+    assert result["a · d: not a number"][0] == "missing"
 
 
-def test_bounds_can_be_given() -> None:
-    found = shades(heat_map([[1, 3, 9]], ["a"], ["b", "c", "d"], title="t", low=1, high=5))
-    assert [strength for _, strength in found.values()] == [0, 0.5, 1]
+def test_explicit_bounds() -> None:
+    result = shades(heat_map([[1, 3, 9]], ["a"], ["b", "c", "d"], title="t", low=1, high=5))
+    assert [strength for _, strength in result.values()] == [0, 0.5, 1]
     tree(heat_map([[2, 2]], ["a"], ["b", "c"], title="t", low=2))
 
 
-def test_values_are_written_where_there_is_room() -> None:
+def test_values_are_shown_if_they_fit() -> None:
     small = heat_map([[0.25, 0.5]], ["a"], ["b", "c"], title="t")
     assert ">.25</text>" in small and ">.5</text>" in small
     wide = heat_map([[0.25] * 60], ["a"], ["b"] * 60, title="t")
@@ -291,7 +291,7 @@ def test_large_maps_stay_small_and_show_every_cell(side: int) -> None:
     assert len(picture) < 90_000
     sheets = [p.get("d", "") for p in tree(picture).iter(SPACE + "path")
               if "sheet" in p.get("class", "")]  # fmt: skip
-    found = [
+    result = [
         (int(r), int(c) + n)
         for sheet in sheets
         for c, r, count in re.findall(r"M(\d+) (\d+)h(\d+)", sheet)
@@ -304,21 +304,21 @@ def test_large_maps_stay_small_and_show_every_cell(side: int) -> None:
             each = [v for row in cells[r : r + block] for v in row[c : c + block]]
             means[r // block, c // block] = sum(each) / len(each)
     most = max(map(abs, means.values()))
-    assert sorted(found) == [at for at, mean in means.items() if abs(mean) / most > 0.5 / 24]
+    assert sorted(result) == [at for at, mean in means.items() if abs(mean) / most > 0.5 / 24]
     assert ("mean of" in picture) == (block > 1)
 
 
-def test_attention_has_targets_as_rows() -> None:
-    found = shades(attention_map([[0.9, 0.1, 0.0]], ["in", "3", "days"], ["Tagen"]))
-    assert found["Tagen · in: 0.9"] == ("plus", 1)
+def test_attention_maps_have_targets_as_rows() -> None:
+    result = shades(attention_map([[0.9, 0.1, 0.0]], ["in", "3", "days"], ["Tagen"]))
+    assert result["Tagen · in: 0.9"] == ("plus", 1)
 
 
-def test_long_tokens_are_turned_and_short_ones_are_not() -> None:
+def test_long_tokens_are_rotated() -> None:
     assert "rotate(-50" in attention_map([[1.0]], ["Donnerstag"], ["a"])
     assert "rotate(-50" not in attention_map([[1.0]], ["am"], ["a"])
 
 
-def test_names_must_fit_the_table() -> None:
+def test_names_must_match_the_matrix() -> None:
     with pytest.raises(InputError, match=r"table is 1 × 2, the names are 1 × 1. Try the names"):
         heat_map([[1, 2]], ["a"], ["b"], title="t")
     with pytest.raises(InputError, match="one name for each row"):
@@ -329,14 +329,14 @@ def test_names_must_fit_the_table() -> None:
 # ── Words ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_words_are_cut_to_a_width() -> None:
+def test_shorten() -> None:
     assert shorten("short", 100) == "short"
     cut = shorten("a rather long name", 60)
     assert cut.endswith("…") and text_width(cut) <= 60
     assert text_width("日本") == 24 and escape("\n\x7f") == "␊␡"
 
 
-def test_the_key_of_a_reliability_picture_leaves_the_label_free() -> None:
+def test_the_legend_does_not_cover_the_axis_label() -> None:
     bins = [(0.2, 0.3, 9)]
     names = ("rows held out, as trained", "rows held out, calibrated", "rows of the test file")
     picture = reliability_chart({name: bins for name in names}, title="t")
@@ -346,7 +346,7 @@ def test_the_key_of_a_reliability_picture_leaves_the_label_free() -> None:
     assert min(dots) - 4 > float(label[1]) + text_width("observed", 12)
 
 
-def test_names_of_a_key_are_whole_where_there_is_room() -> None:
+def test_legend_names_are_complete_if_they_fit() -> None:
     bins = [(0.2, 0.3, 9)]
     picture = reliability_chart(
         {name: bins for name in ("as trained", "calibrated", "test")}, title="t"

@@ -20,22 +20,22 @@ SYLLABLES = ["ba", "be", "bi", "da", "de", "di", "ka", "ke", "ki", "la", "le", "
 TASKS = ("translate", "language", "masked", "classify")
 ALL_TASKS = (*TASKS, "table")
 SMALL = {"width": 16, "depth": 1, "heads": 2, "ffn_width": 32}
-"""Sizes of a model that takes a millisecond or two a step."""
+"""Sizes of a model that takes one or two milliseconds per step."""
 STEPS = {"translate": 60, "language": 40, "masked": 40, "classify": 60, "table": 40}
 
 
 def lines(count: int = 120, seed: int = 0) -> list[str]:
-    """Different lines of 2 to 5 invented words."""
+    """Return distinct lines of 2 to 5 invented words."""
     draw = random.Random(seed)
     words = ["".join(draw.choices(SYLLABLES, k=draw.randint(1, 3))) for _ in range(30)]
-    found: dict[str, None] = {}
-    while len(found) < count:
-        found[" ".join(draw.choices(words, k=draw.randint(2, 5)))] = None
-    return list(found)
+    distinct: dict[str, None] = {}
+    while len(distinct) < count:
+        distinct[" ".join(draw.choices(words, k=draw.randint(2, 5)))] = None
+    return list(distinct)
 
 
 def answer(line: str) -> str:
-    """The translation of a line: its words backwards, in capitals."""
+    """Return the translation of a line: its words reversed, in upper case."""
     return " ".join(reversed(line.upper().split()))
 
 
@@ -49,7 +49,7 @@ def _row(line: str) -> str:
 
 
 def write(folder: Path, count: int = 120, seed: int = 0) -> Path:
-    """Files for every task: a.source, a.target, book.txt, texts.txt, labelled.csv, table.csv."""
+    """Write files for every task: two of parallel lines, two of text, and two tables."""
     folder.mkdir(parents=True, exist_ok=True)
     texts = lines(count, seed)
     for name, rows in {
@@ -65,19 +65,19 @@ def write(folder: Path, count: int = 120, seed: int = 0) -> Path:
 
 
 def data_of(task: str, folder: Path) -> dict[str, Any]:
-    """The data section for a task."""
+    """Return the data section for a task."""
     if task == "table":
         return {"source": str(folder / "table.csv")}
     if task == "translate":
-        found = {"source": str(folder / "a.source"), "target": str(folder / "a.target")}
+        fields = {"source": str(folder / "a.source"), "target": str(folder / "a.target")}
     else:
         name = {"language": "book.txt", "masked": "texts.txt", "classify": "labelled.csv"}[task]
-        found = {"source": str(folder / name)}
-    return found | {"tokenizer": "characters"}
+        fields = {"source": str(folder / name)}
+    return fields | {"tokenizer": "characters"}
 
 
-def wish(task: str, folder: Path, *settings: str, **train: Any) -> RunRequest:
-    """A small run of a task."""
+def request_for(task: str, folder: Path, *settings: str, **train: Any) -> RunRequest:
+    """Return the request for a small run of a task."""
     more = {"batch": 512, "steps": 6, "evaluate_every": 3, "lr": 1e-2} | train
     model = SMALL | ({"length": 32} if task == "language" else {})
     if task == "table":
@@ -93,42 +93,44 @@ def wish(task: str, folder: Path, *settings: str, **train: Any) -> RunRequest:
     return RunRequest(table, settings)
 
 
-class Told(Observer):
-    """Keeps what the loop says, and the losses of its steps."""
+class RecordingObserver(Observer):
+    """Records the messages of the loop and the losses of its steps."""
 
     def __init__(self) -> None:
-        self.texts: list[str] = []
+        self.messages: list[str] = []
         self.losses: list[float] = []
-        self.begun = False
+        self.started = False
 
     def on_begin(self, loop: Any) -> None:
-        self.begun = True
+        self.started = True
 
     def on_step(self, loop: Any, step: Any) -> None:
         self.losses.append(step.loss)
 
     def on_message(self, loop: Any, text: str) -> None:
-        self.texts.append(text)
+        self.messages.append(text)
 
 
-def watch(path: Path) -> Sequence[Observer]:
+def default_observers(path: Path) -> Sequence[Observer]:
     return [Journal(path / "metrics.jsonl")]
 
 
 def quiet(text: str) -> None:
-    """Says nothing."""
+    """Ignore a message."""
 
 
-def train(asked: RunRequest, out: Path, *observers: Observer) -> Outcome:
-    return start_run(asked, out, observers=lambda path: [*watch(path), *observers], say=quiet)
+def train(request: RunRequest, out: Path, *observers: Observer) -> Outcome:
+    return start_run(
+        request, out, observers=lambda path: [*default_observers(path), *observers], say=quiet
+    )
 
 
-def go_on(out: Path, *observers: Observer) -> Outcome:
-    return resume_run(out, observers=lambda path: [*watch(path), *observers], say=quiet)
+def resume(out: Path, *observers: Observer) -> Outcome:
+    return resume_run(out, observers=lambda path: [*default_observers(path), *observers], say=quiet)
 
 
 class Trained:
-    """Runs of every task, trained when first asked for, and their data."""
+    """Data and runs of every task; a run is trained when it is first used."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.data = folder, write(folder / "data")
@@ -138,8 +140,8 @@ class Trained:
         out = self.folder / task
         if not out.exists():
             steps = STEPS[task]
-            with torch.enable_grad():  # whichever test is the first to ask
-                train(wish(task, self.data, steps=steps, evaluate_every=steps // 4), out)
+            with torch.enable_grad():  # the first test that uses it may disable gradients
+                train(request_for(task, self.data, steps=steps, evaluate_every=steps // 4), out)
         return out
 
 

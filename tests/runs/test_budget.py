@@ -1,4 +1,4 @@
-"""A time budget: speed is measured without a trace, and the steps are fitted to it."""
+"""A time budget: measuring changes nothing, and the steps are fitted to the time."""
 
 from pathlib import Path
 from typing import Any
@@ -15,28 +15,28 @@ from addnorm.runs.resolve import StepTimes, resolve, schedule_within
 from addnorm.runs.train import plan_run
 from addnorm.tasks.base import DataFacts
 from addnorm.training import checkpoint
-from tests.runs.common import ALL_TASKS, Told, quiet, train, wish
+from tests.runs.common import ALL_TASKS, RecordingObserver, quiet, request_for, train
 
 
 @pytest.mark.trains
 @pytest.mark.parametrize("task", ALL_TASKS)
-def test_measuring_leaves_everything_as_it_was(task: str, data: Path) -> None:
-    settled = plan_run(wish(task, data), say=quiet)
-    before = {name: tensor.clone() for name, tensor in settled.model.state_dict().items()}
-    state, metric = torch.get_rng_state(), settled.task.metric
-    pace = measure_steps(settled.model, settled.task, settled.config)
-    assert pace.step > 0 and pace.evaluation > 0
-    assert torch.equal(state, torch.get_rng_state()) and settled.task.metric == metric
-    after = settled.model.state_dict()
+def test_measuring_changes_nothing(task: str, data: Path) -> None:
+    planned = plan_run(request_for(task, data), say=quiet)
+    before = {name: tensor.clone() for name, tensor in planned.model.state_dict().items()}
+    state, metric = torch.get_rng_state(), planned.task.metric
+    times = measure_steps(planned.model, planned.task, planned.config)
+    assert times.step > 0 and times.evaluation > 0
+    assert torch.equal(state, torch.get_rng_state()) and planned.task.metric == metric
+    after = planned.model.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
-    assert all(p.grad is None for p in settled.model.parameters())
+    assert all(p.grad is None for p in planned.model.parameters())
 
 
 @pytest.mark.trains
 def test_a_measured_run_is_bit_equal_to_one_that_was_not(data: Path, tmp_path: Path) -> None:
-    given = dict(steps=7, evaluate_every=3, warmup=2)
-    train(wish("translate", data, **given), tmp_path / "plain")
-    train(wish("translate", data, "run.minutes=1000", **given), tmp_path / "timed")
+    fields = dict(steps=7, evaluate_every=3, warmup=2)
+    train(request_for("translate", data, **fields), tmp_path / "plain")
+    train(request_for("translate", data, "run.minutes=1000", **fields), tmp_path / "timed")
     for name in ("best/model.safetensors", "checkpoints/step-00000007/weights.safetensors"):
         one, other = (load_file(tmp_path / run / name) for run in ("plain", "timed"))
         assert one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
@@ -48,81 +48,106 @@ def test_a_measured_run_is_bit_equal_to_one_that_was_not(data: Path, tmp_path: P
 
 
 def fitted(times: StepTimes, *settings: str) -> Any:
-    """The train section of a configuration that is fitted to 10 minutes."""
+    """Return the train section of a configuration that is fitted to 10 minutes."""
     return schedule_within(10, Config().override(*settings), times).train
 
 
-def test_the_arithmetic() -> None:
+def test_schedule_within_a_time() -> None:
     """570 s: 40 evaluations of 1 s, the rest in steps of 0.1 s."""
-    found = fitted(StepTimes(0.1, 1.0))
-    assert found.steps == 5300 and found.evaluate_every == 132 and found.warmup == 530
+    train_config = fitted(StepTimes(0.1, 1.0))
+    assert (
+        train_config.steps == 5300
+        and train_config.evaluate_every == 132
+        and train_config.warmup == 530
+    )
     # Evaluations of 10 s: a tenth of the time is 5.7 of them.
-    found = fitted(StepTimes(0.1, 10.0))
-    assert found.steps == int((570 - 57) / 0.1) and found.evaluate_every == int(found.steps / 5.7)
+    train_config = fitted(StepTimes(0.1, 10.0))
+    assert train_config.steps == int((570 - 57) / 0.1) and train_config.evaluate_every == int(
+        train_config.steps / 5.7
+    )
     # Evaluations of 40 s: four of them fit into a third of the time.
-    found = fitted(StepTimes(1.0, 40.0))
-    assert found.steps == 570 - 160 and found.evaluate_every == 102
-    # Evaluations of 100 s: those that do, and of 400 s: one, and half the time to learn.
-    found = fitted(StepTimes(1.0, 100.0))
-    assert found.steps == 570 - 190 and found.evaluate_every == 200
-    found = fitted(StepTimes(1.0, 400.0))
-    assert found.steps == 285 and found.evaluate_every == 285
-    found = fitted(StepTimes(1000.0, 0.0))
-    assert found.steps == 1 and found.evaluate_every == 1
+    train_config = fitted(StepTimes(1.0, 40.0))
+    assert train_config.steps == 570 - 160 and train_config.evaluate_every == 102
+    # Evaluations of 100 s: as many as fit into a third; of 400 s: one, and half the time for steps.
+    train_config = fitted(StepTimes(1.0, 100.0))
+    assert train_config.steps == 570 - 190 and train_config.evaluate_every == 200
+    train_config = fitted(StepTimes(1.0, 400.0))
+    assert train_config.steps == 285 and train_config.evaluate_every == 285
+    train_config = fitted(StepTimes(1000.0, 0.0))
+    assert train_config.steps == 1 and train_config.evaluate_every == 1
 
 
-def test_what_was_asked_for_by_name_stays() -> None:
-    asked = ("train.steps=50", "train.evaluate_every=9", "train.warmup=5", "train.save_every=3")
-    found = fitted(StepTimes(0.1, 1.0), *asked)
-    assert (found.steps, found.evaluate_every, found.warmup, found.save_every) == (50, 9, 5, 3)
+def test_requested_fields_are_kept() -> None:
+    settings = ("train.steps=50", "train.evaluate_every=9", "train.warmup=5", "train.save_every=3")
+    train_config = fitted(StepTimes(0.1, 1.0), *settings)
+    assert (
+        train_config.steps,
+        train_config.evaluate_every,
+        train_config.warmup,
+        train_config.save_every,
+    ) == (50, 9, 5, 3)
     assert fitted(StepTimes(0.1, 1.0), "train.steps=999999").steps == 5300
 
 
-def test_what_followed_from_the_data_follows_from_the_time_instead() -> None:
+def test_steps_follow_the_time_if_minutes_are_set() -> None:
     fields = {"mode": "decoder", "head": "token", "vocab": 9, "pad": 0}
     facts = DataFacts(1000, batches=lambda config: 20, longest=lambda config: 1, model=fields)
     request = RunRequest({"run": {"task": "language", "minutes": 10}, "train": {"lr": 0.3}})
-    found = resolve(request, facts).train
-    assert (found.steps, found.warmup, found.evaluate_every, found.save_every) == (200, 20, 5, 5)
-    found = resolve(request, facts, StepTimes(0.1, 1.0)).train
-    assert (found.steps, found.warmup, found.evaluate_every, found.save_every) == (
+    train_config = resolve(request, facts).train
+    assert (
+        train_config.steps,
+        train_config.warmup,
+        train_config.evaluate_every,
+        train_config.save_every,
+    ) == (200, 20, 5, 5)
+    train_config = resolve(request, facts, StepTimes(0.1, 1.0)).train
+    assert (
+        train_config.steps,
+        train_config.warmup,
+        train_config.evaluate_every,
+        train_config.save_every,
+    ) == (
         5300,
         530,
         132,
         132,
     )
-    assert found.lr == 0.3
+    assert train_config.lr == 0.3
 
 
 def test_the_total_counts_evaluations() -> None:
-    asked = Config().override("train.steps=100", "train.evaluate_every=10")
-    assert StepTimes(0.5, 2.0).total(asked) == pytest.approx(70)
+    config = Config().override("train.steps=100", "train.evaluate_every=10")
+    assert StepTimes(0.5, 2.0).total(config) == pytest.approx(70)
 
 
 @pytest.mark.trains
 def test_the_clock_stops_a_run_that_was_planned_too_long(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("addnorm.runs.train.measure_steps", lambda *given: StepTimes(1e-7, 1e-7))
-    told = Told()
-    done = train(wish("language", data, "run.minutes=0.005", steps=10**6), tmp_path / "run", told)
+    monkeypatch.setattr(
+        "addnorm.runs.train.measure_steps", lambda *arguments: StepTimes(1e-7, 1e-7)
+    )
+    observer = RecordingObserver()
+    done = train(
+        request_for("language", data, "run.minutes=0.005", steps=10**6), tmp_path / "run", observer
+    )
     at = done.progress
     assert at.finished and 0 < at.step < 10**6
-    assert told.texts == [f"time limit reached after {at.step} steps."]
+    assert observer.messages == [f"time limit reached after {at.step} steps."]
     assert at.history[-1]["step"] == at.step, "evaluated at the end"
     assert checkpoint.steps(done.run.path)[-1].name == f"step-{at.step:08d}"
 
 
 @pytest.mark.trains
 def test_measuring_is_short(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settled = plan_run(wish("classify", data), say=quiet)
-    seen = []
-    batch = settled.task.batch
-    monkeypatch.setattr(settled.task, "batch", lambda part: seen.append(part) or batch(part))
-    measure_steps(settled.model, settled.task, settled.config)
-    parts = len(settled.task.plan(0))
-    assert len(seen) == max(3, parts)
-    seen.clear()
+    planned = plan_run(request_for("classify", data), say=quiet)
+    parts_read = []
+    batch = planned.task.batch
+    monkeypatch.setattr(planned.task, "batch", lambda part: parts_read.append(part) or batch(part))
+    measure_steps(planned.model, planned.task, planned.config)
+    parts = len(planned.task.plan(0))
+    assert len(parts_read) == max(3, parts)
+    parts_read.clear()
     monkeypatch.setattr(budget, "MAX_SECONDS", 0.0)
-    measure_steps(settled.model, settled.task, settled.config)
-    assert len(seen) == 3
+    measure_steps(planned.model, planned.task, planned.config)
+    assert len(parts_read) == 3

@@ -79,6 +79,7 @@ def test_files_are_trained_on_in_a_directory(task: str, data: Path, tmp_path: Pa
     assert run.model.config is not None and len(run.history) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 @pytest.mark.parametrize("task", ALL_TASKS)
 def test_data_in_memory_are_trained_on(task: str, tmp_path: Path) -> None:
@@ -141,7 +142,7 @@ def test_groups_of_a_data_frame_are_not_learnt_from() -> None:
     frame = table().assign(patient=[f"p{number // 4}" for number in range(40)])
     run = train("table", frame, target="label", groups="patient")
     assert "patient" not in run.trained.estimator.encoder_.names
-    assert any("2 of 10 groups are held out, whole." in note for note in run.record.notes)
+    assert any("2 of 10 groups are held out." in note for note in run.record.notes)
 
 
 @pytest.mark.trains
@@ -182,6 +183,19 @@ def test_progress_may_be_silent(tmp_path: Path, capfd: pytest.CaptureFixture[str
     assert not shown.out and "characters read." in shown.err and "held out: loss" in shown.err
 
 
+@pytest.mark.slow
+@pytest.mark.trains
+@pytest.mark.parametrize("task", ("language", "table"))
+def test_a_run_is_monitored_and_unchanged(task: str, tmp_path: Path) -> None:
+    chosen = settings(task) | {"train.steps": 10, "train.evaluate_every": 5}
+    plain = train(task, out=tmp_path / "plain", set=chosen, **MEMORY[task])
+    watched = train(task, out=tmp_path / "watched", set=chosen, clinic=True, **MEMORY[task])
+    assert (watched.path / "clinic.jsonl").read_text().count("\n") == 1
+    assert not (plain.path / "clinic.jsonl").exists()
+    ours, theirs = (r.model.state_dict() for r in (plain, watched))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
 @pytest.mark.trains
 def test_one_str_is_one_text(trained: Trained) -> None:
     run = addnorm.open(trained["translate"])
@@ -190,10 +204,21 @@ def test_one_str_is_one_text(trained: Trained) -> None:
     assert run.classify("ba be") == run.classify(["ba be"]) and len(run.classify("ba be")) == 1
 
 
+@pytest.mark.trains
+def test_texts_to_evaluate_on_are_in_files(trained: Trained) -> None:
+    run = addnorm.open(trained["translate"])
+    for options in ({"source": ["ba"], "target": ["BA"]}, {"source": "a.txt", "target": ["BA"]}):
+        with pytest.raises(InputError, match=r"must be in a file: got a list\. Write them"):
+            run.evaluate(**options)
+    with pytest.raises(InputError, match="must be in a file"):
+        run.evaluate(["ba be"])
+
+
 class PowerCut(Exception):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 @pytest.mark.parametrize("task", ALL_TASKS)
 def test_a_run_on_data_in_memory_resumes_like_an_unbroken_one(
@@ -263,7 +288,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "texts given twice": (
         {"task": "masked", "data": TEXTS, "text": TEXTS},
-        "give the texts once: as data, as source or as text",
+        "texts must be passed once: as data, as source or as text",
     ),
     "target of another length": (
         {"task": "table", "data": {"x": [1, 2, 3, 4]}, "target": [1, 2, 3]},
@@ -271,10 +296,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "only one list": (
         {"task": "translate", "source": "a.txt", "target": TEXTS},
-        "target is a list: give source as a list, too",
+        "target is a list: pass source as a list, too",
     ),
     "no target": ({"task": "table", "data": {"x": [1, 2]}}, "table.target must name the column"),
-    "nothing": ({"task": "language"}, "data.source must name a text to learn from"),
+    "nothing": ({"task": "language"}, "data.source must name a text to train on"),
     "resume": ({"task": "language", "resume": "x"}, "resume takes no other options"),
     "resume with data": ({"text": TEXTS, "resume": "x"}, "resume takes no other options"),
     "resume with settings": ({"set": {"train.steps": 3}, "resume": "x"}, "resume takes no other"),
@@ -305,7 +330,7 @@ def test_an_empty_directory_stays_and_a_full_one_is_left_alone(tmp_path: Path) -
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").touch()
     for out in (tmp_path / "full", tmp_path / "full" / "mine.txt"):
-        with pytest.raises(SavedError, match="is not empty"):
+        with pytest.raises(SavedError, match=r"is not empty|is a file"):
             train("masked", TEXTS, out=out)
     with pytest.raises(SavedError, match="cannot be created: Not a directory"):
         train("masked", TEXTS, out=tmp_path / "full" / "mine.txt" / "run")
@@ -331,16 +356,17 @@ def test_a_run_describes_itself(task: str, trained: Trained) -> None:
     assert "state finished" in text and f"{run.summary['parameters']:,}" in text
     assert page.startswith("<table><tr><th>run</th>") and f"<td>{task}</td>" in page
     verbs = {
-        **{"translate": {"translate"}, "language": {"generate"}, "masked": set()},
-        **{"classify": {"classify"}, "table": {"predict", "predict_proba", "explain"}},
+        **{"translate": {"translate"}, "language": {"generate"}, "masked": set[str]()},
+        **{"classify": {"classify"}, "table": {"predict", "predict_proba"}},
     }
+    verbs = {name: each | {"explain"} for name, each in verbs.items()}
     every = set().union(*verbs.values())
     assert set(dir(run)) & every == verbs[task]
     assert {"path", "evaluate", "summary", "history", "model"} <= set(dir(run))
     for verb in every:
         assert hasattr(run, verb) == (verb in verbs[task])
         if verb not in verbs[task]:
-            with pytest.raises(InputError, match=f"trained for {task}: it can .*, not {verb}"):
+            with pytest.raises(InputError, match=f"trained for {task}: it has no verb '{verb}'"):
                 getattr(run, verb)
     with pytest.raises(AttributeError, match="a run has no attribute 'sing'"):
         _ = run.sing
@@ -353,18 +379,82 @@ def test_the_page_of_a_run_escapes_its_path(trained: Trained, tmp_path: Path) ->
 
 
 @pytest.mark.trains
-def test_only_tables_are_explained(trained: Trained) -> None:
+def test_tables_and_texts_are_explained(trained: Trained) -> None:
     run = addnorm.open(trained["table"])
     file = str(trained.data / "table.csv")
     assert addnorm.explain(run, file).columns == ("words", "first")
     assert addnorm.explain(run.path, file, row=1).columns == ("words", "first")
-    with pytest.raises(InputError, match=r"explain is for tables: .* is for language"):
-        addnorm.explain(trained["language"], file)
+    for task in ("translate", "language", "masked", "classify"):
+        opened = addnorm.open(trained[task])
+        text = TEXTS[0]
+        found = addnorm.explain(opened, [text, text], row=2)
+        side = opened.config.model.mode.split("-")[-1]
+        count = 1 if task == "classify" else len(found.tokens[side])
+        assert len(found.outputs) == len(found.probabilities) == count
+        assert set(found.contributions) == set(found.tokens)
+        for name, each in found.contributions.items():
+            assert each.shape == (count, len(found.tokens[name]))
+        names, values = found.pieces
+        assert len(names) == len(values) and found.maps
+        for p, (name, probability) in enumerate(
+            zip(found.outputs, found.probabilities, strict=True)
+        ):
+            last = dict(found.layers[1][-1][p])
+            assert name not in last or last[name] == pytest.approx(probability, abs=1e-5)
+        assert len(found.page().html()) < 2_000_000 and str(found).startswith(found.title)
+        with pytest.raises(InputError, match="--row must be 1 to 1: got 3"):
+            opened.explain(text, 3)
+    with pytest.raises(AddnormError, match="leave out int8"):
+        addnorm.open(trained["language"], int8=True).explain("x")
 
 
 def test_opening_nothing_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SavedError, match=r"there is no run in .*none'. Check the path"):
         addnorm.open(tmp_path / "none")
+
+
+@pytest.mark.trains
+@pytest.mark.parametrize("task", ALL_TASKS)
+def test_a_saved_model_is_opened_and_loaded(task: str, trained: Trained) -> None:
+    path = trained[task]
+    run, model = addnorm.open(path), addnorm.open(path / "best")
+    assert model.task == task and model.labels == (run.labels if task == "table" else [])
+    assert model.history == [] and model.summary == {} and repr(model).startswith("Run(")
+    networks = [addnorm.load(path), addnorm.load(path / "best"), model.model]
+    for network in networks:
+        assert not network.training
+        for name, tensor in network.state_dict().items():
+            assert torch.equal(tensor, run.model.state_dict()[name])
+    if task == "table":
+        file = trained.data / "table.csv"
+        assert (model.predict(file) == run.predict(file)).all()
+    elif task != "masked":
+        verb = {"language": "generate"}.get(task, task)
+        with pytest.raises(SavedError, match=r"has no tokenizer.* Open a run, not its model"):
+            getattr(model, verb)("ba be")
+
+
+@pytest.mark.trains
+def test_a_directory_of_another_kind_is_named(trained: Trained, tmp_path: Path) -> None:
+    path = trained["language"]
+    checkpoint = next((path / "checkpoints").iterdir())
+    for folder, kind in ((checkpoint, "checkpoint state"), (path / "tokenizer", "tokenizer")):
+        with pytest.raises(SavedError, match=f"there is no run in .* It is a {kind}. Open the run"):
+            addnorm.open(folder)
+        with pytest.raises(SavedError, match=f"must hold a model or a run: it is a {kind}"):
+            addnorm.load(folder)
+    shutil.copytree(path, tmp_path / "demo" / "run")
+    with pytest.raises(SavedError, match="It holds the runs run: open one of them"):
+        addnorm.open(tmp_path / "demo")
+    with pytest.raises(SavedError, match="there is no file"):
+        addnorm.load(tmp_path / "demo")
+    encoder = addnorm.build(
+        addnorm.ModelConfig(mode="encoder", vocab=8, width=8, depth=1, heads=2, head="none")
+    )
+    addnorm.save(encoder, tmp_path / "encoder")
+    assert addnorm.load(tmp_path / "encoder").config == encoder.config
+    with pytest.raises(SavedError, match=r"head=none has no text task.* Use addnorm\.load"):
+        addnorm.open(tmp_path / "encoder")
 
 
 @pytest.mark.trains

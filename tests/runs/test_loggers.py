@@ -1,4 +1,4 @@
-"""Who watches a run: lines, the bar, the journal, TensorBoard."""
+"""Loggers of a run: lines, progress bar, metrics.jsonl, TensorBoard."""
 
 import io
 import json
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from addnorm.clinic.training_monitor import TrainingMonitor
 from addnorm.errors import ExtraError
 from addnorm.runs import loggers as progress
 from addnorm.runs.loggers import (
@@ -18,9 +19,9 @@ from addnorm.runs.loggers import (
     Journal,
     Lines,
     RecentSpeed,
-    make_loggers,
-    say_figures,
-    say_time,
+    format_duration,
+    format_metrics,
+    make_observers,
 )
 from addnorm.training.loop import DivergedError, Loop, Observer, Step
 from tests.training.test_loop import make
@@ -38,13 +39,13 @@ def watched(observer: Observer, steps: int = 12, **settings: Any) -> Loop:
 
 
 @pytest.mark.trains
-def test_lines_where_there_is_no_terminal() -> None:
+def test_lines_without_a_terminal() -> None:
     stream = io.StringIO()
     loop = watched(Lines(stream, every=0.0))
-    said = stream.getvalue().splitlines()
-    assert len(said) == 12 + 3 and said[0].startswith("step      1/12  loss ")
-    assert "tokens/s  lr 3.33e-03" in said[0] and said[0].endswith(" left")
-    held = [line for line in said if "held out: loss" in line]
+    output = stream.getvalue().splitlines()
+    assert len(output) == 12 + 3 and output[0].startswith("step      1/12  loss ")
+    assert "tokens/s  lr 3.33e-03" in output[0] and output[0].endswith(" left")
+    held = [line for line in output if "held out: loss" in line]
     assert len(held) == 3 and held[0].startswith("step      5  held out: loss ")
     assert held[0].endswith("(best)")
     loop.log("something")
@@ -54,33 +55,33 @@ def test_lines_where_there_is_no_terminal() -> None:
 
 
 @pytest.mark.trains
-def test_lines_come_now_and_then() -> None:
+def test_lines_are_printed_at_intervals() -> None:
     stream = io.StringIO()
     watched(Lines(stream, every=1000.0))
-    said = stream.getvalue().splitlines()
-    assert [line for line in said if "/12" in line] == said[:1]
+    output = stream.getvalue().splitlines()
+    assert [line for line in output if "/12" in line] == output[:1]
 
 
 @pytest.mark.trains
 @pytest.mark.parametrize("terminal", [True, False])
-def test_the_bar(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bar_shows_progress(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "BAR_EVERY", 0.0)
     stream = io.StringIO()
     bar = Bar(Console(file=stream, force_terminal=terminal, width=120))
     loop = watched(bar)
     loop.log("[a] note in brackets")
-    said = stream.getvalue()
-    assert "step      5  loss " in said and "best" in said
-    assert "[a] note in brackets" in said
-    assert "12/12" in said and "tokens/s" in said and "· best loss " in said
+    output = stream.getvalue()
+    assert "step      5  loss " in output and "best" in output
+    assert "[a] note in brackets" in output
+    assert "12/12" in output and "tokens/s" in output and "· best loss " in output
     assert not bar.live.is_started
 
 
-def test_the_bar_lets_go_of_the_terminal_when_a_run_fails() -> None:
+def test_the_bar_stops_when_a_run_fails() -> None:
     bar = Bar(Console(file=io.StringIO(), force_terminal=True))
     loop, task = make(30, max_skipped_steps=2)
     loop.observers.append(bar)
-    task.spoil = lambda start: True
+    task.is_bad = lambda start: True
     with pytest.raises(DivergedError):
         loop.run()
     assert not bar.live.is_started
@@ -92,7 +93,7 @@ def test_the_journal_is_json_whatever_happens(tmp_path: Path) -> None:
     loop, task = make(30, evaluate_every=10)
     loop.observers.append(Journal(path))
     bad = task.plan(2)[0]  # step 13
-    task.spoil = lambda start: start == bad and loop.state.epoch == 2
+    task.is_bad = lambda start: start == bad and loop.state.epoch == 2
     loop.run()
 
     def refuse(word: str) -> None:
@@ -108,7 +109,7 @@ def test_the_journal_is_json_whatever_happens(tmp_path: Path) -> None:
     assert text.startswith("step 13: the loss is nan")
 
 
-def test_the_journal_forgets_what_will_happen_again(tmp_path: Path) -> None:
+def test_the_journal_drops_lines_after_the_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 3, "loss": 1}\n{"step": 4}\n{"step": 5}\nnonsense\n{"loss": 1}\n{"s')
     loop, _ = make(6)
@@ -121,11 +122,13 @@ def test_the_journal_forgets_what_will_happen_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.trains
-def test_the_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_board_writes_tensorboard_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("tensorboardX")
     watched(Board(tmp_path / "board"))
-    (found,) = (tmp_path / "board").iterdir()
-    content = found.read_bytes()
+    (file,) = (tmp_path / "board").iterdir()
+    content = file.read_bytes()
     for name in (b"train/loss", b"train/rate", b"train/norm", b"valid/loss"):
         assert name in content
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
@@ -133,16 +136,20 @@ def test_the_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         Board(tmp_path / "other")
 
 
-def test_who_watches(tmp_path: Path) -> None:
-    kinds = [type(o) for o in make_loggers(tmp_path, terminal=False)]
-    assert kinds == [Lines, Journal]
+def test_the_observers_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
+    assert [type(o) for o in make_observers(tmp_path)] == [Lines, Journal]
+    assert [type(o) for o in make_observers(tmp_path, progress=False)] == [Journal]
+    watched = make_observers(tmp_path, clinic=True)
+    assert [type(o) for o in watched] == [Lines, Journal, TrainingMonitor]
     pytest.importorskip("tensorboardX")
-    found = make_loggers(tmp_path, terminal=True, board=True)
-    assert [type(o) for o in found] == [Bar, Journal, Board]
-    found[-1].on_end(None)  # type: ignore[arg-type]
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    observers = make_observers(tmp_path, board=True)
+    assert [type(o) for o in observers] == [Bar, Journal, Board]
+    observers[-1].on_end(None)  # type: ignore[arg-type]
 
 
-def test_the_recent_speed_forgets_and_survives_what_is_not_finite() -> None:
+def test_recent_speed_is_a_moving_average_of_finite_values() -> None:
     speed = RecentSpeed()
     speed.add(step(1, loss=4.0))
     assert (speed.loss, speed.tokens, speed.step_seconds) == (4.0, 200.0, 0.5)
@@ -152,23 +159,28 @@ def test_the_recent_speed_forgets_and_survives_what_is_not_finite() -> None:
     assert speed.loss == pytest.approx(3.9) and math.isfinite(speed.tokens)
 
 
-def test_the_time_that_is_left() -> None:
+def test_the_remaining_time() -> None:
     loop, _ = make(100)
     speed = RecentSpeed()
     speed.add(step(1, seconds=0.5))
     loop.state.step = 60
-    assert speed.left(loop) == pytest.approx(40 * 0.5)
+    assert speed.seconds_left(loop) == pytest.approx(40 * 0.5)
     loop.state.training_seconds, loop.state.evaluation_seconds = 30.0, 15.0
-    assert speed.left(loop) == pytest.approx(40 * 0.5 * 1.5)
+    assert speed.seconds_left(loop) == pytest.approx(40 * 0.5 * 1.5)
     loop, _ = make(100, max_seconds=50.0)
     loop.state.step = 60
     loop.state.training_seconds, loop.state.evaluation_seconds = 30.0, 15.0
-    assert speed.left(loop) == pytest.approx(5)
+    assert speed.seconds_left(loop) == pytest.approx(5)
 
 
-def test_figures_and_times_in_words() -> None:
-    figures = {"loss": 2.34567, "bits_per_byte": 1.5, "accuracy": 0.781, "f1": 1.0}
-    assert say_figures(figures) == "loss 2.346, bits per byte 1.5, accuracy 78.1%, f1 100.0%"
-    assert say_figures({}) == ""
-    assert [say_time(s) for s in (-3, 59.6, 3599, 3600)] == ["0:00", "1:00", "59:59", "1:00:00"]
-    assert say_time(math.inf) == "–"
+def test_metrics_and_durations_are_formatted() -> None:
+    metrics = {"loss": 2.34567, "bits_per_byte": 1.5, "accuracy": 0.781, "f1": 1.0}
+    assert format_metrics(metrics) == "loss 2.346, bits per byte 1.5, accuracy 78.1%, f1 100.0%"
+    assert format_metrics({}) == ""
+    assert [format_duration(s) for s in (-3, 59.6, 3599, 3600)] == [
+        "0:00",
+        "1:00",
+        "59:59",
+        "1:00:00",
+    ]
+    assert format_duration(math.inf) == "–"

@@ -1,4 +1,4 @@
-"""What the sizes stand for, what is computed from the data, and which setting wins."""
+"""Sizes, fields that are computed from the data, and the precedence of settings."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,7 +12,7 @@ from addnorm.runs.request import RunRequest
 from addnorm.runs.resolve import resolve, with_steps
 from addnorm.tasks import find_task
 from addnorm.tasks.base import TextTask, choose_vocab
-from tests.runs.common import SMALL, TASKS, lines, wish
+from tests.runs.common import SMALL, TASKS, lines, request_for
 
 
 def text_task(name: str | None) -> type[TextTask]:
@@ -21,10 +21,10 @@ def text_task(name: str | None) -> type[TextTask]:
     return kind
 
 
-def resolved(asked: RunRequest, start: ModelConfig | None = None) -> Config:
-    task = text_task(asked.task).read(asked.over(Config()))
+def resolved(request: RunRequest, start: ModelConfig | None = None) -> Config:
+    task = text_task(request.task).read(request.over(Config()))
     task.start = start
-    return resolve(asked, task.facts())
+    return resolve(request, task.facts())
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -47,22 +47,24 @@ def test_every_size_of_every_task_can_be_built(task: str, size: str) -> None:
 def test_the_size_follows_the_data(task: str) -> None:
     kind = text_task(task)
     (small, _), (medium, _) = kind.size_limits
-    found = [kind.choose_size(n) for n in (1, small, small + 1, medium, medium + 1)]
-    assert found == ["tiny", "tiny", "small", "small", "base"]
+    sizes = [kind.choose_size(n) for n in (1, small, small + 1, medium, medium + 1)]
+    assert sizes == ["tiny", "tiny", "small", "small", "base"]
 
 
 def test_the_size_is_that_of_the_option_or_of_the_data(data: Path) -> None:
-    asked = wish("translate", data)
-    table = {name: value for name, value in asked.table.items() if name != "model"}
-    found = resolved(RunRequest(table))
-    assert found.run.size == "tiny" and found.model.width == 128 and found.model.addnorm == "post"
-    found = resolved(RunRequest(table, ["run.size=small"]))
-    assert found.run.size == "small" and found.model.width == 256 and found.model.depth == 6
+    request = request_for("translate", data)
+    table = {name: value for name, value in request.table.items() if name != "model"}
+    config = resolved(RunRequest(table))
+    assert (
+        config.run.size == "tiny" and config.model.width == 128 and config.model.addnorm == "post"
+    )
+    config = resolved(RunRequest(table, ["run.size=small"]))
+    assert config.run.size == "small" and config.model.width == 256 and config.model.depth == 6
 
 
-def test_the_later_wins(data: Path) -> None:
+def test_later_values_override_earlier_ones(data: Path) -> None:
     """Defaults, then preset, then file, then settings."""
-    table = dict(wish("language", data).table) | {"preset": "gpt2", "model": {"depth": 2}}
+    table = dict(request_for("language", data).table) | {"preset": "gpt2", "model": {"depth": 2}}
     plain = resolved(RunRequest(table))
     assert plain.model.width == 768 == presets.gpt2().model.width and plain.model.norm == "layer"
     assert plain.model.depth == 2 and plain.train.weight_decay == 0.1
@@ -70,17 +72,17 @@ def test_the_later_wins(data: Path) -> None:
     assert over.model.depth == 1 and over.train.weight_decay == 0
 
 
-def test_what_is_left_out_is_worked_out_from_the_data(data: Path) -> None:
-    asked = wish("translate", data)
+def test_unset_fields_are_computed_from_the_data(data: Path) -> None:
+    request = request_for("translate", data)
     train = {"batch": 512}
-    config = resolved(RunRequest({**asked.table, "train": train}))
+    config = resolved(RunRequest({**request.table, "train": train}))
     task = text_task("translate").read(config).bind(config)
     steps = task.epochs * len(task.epoch(0))
     assert config.train.steps == steps and config.train.warmup == steps // 10
     assert config.train.evaluate_every == config.train.save_every == steps // 40
     assert config.train.lr == 0.004 and config.train.label_smoothing == 0.1
     train |= {"accumulate": 2}
-    assert resolved(RunRequest({**asked.table, "train": train})).train.steps == round(steps / 2)
+    assert resolved(RunRequest({**request.table, "train": train})).train.steps == round(steps / 2)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +95,7 @@ def test_the_warm_up_follows_the_steps(steps: int, schedule: str, warmup: int) -
     assert with_steps(config.override("train.warmup=3"), steps).train.warmup == 3
 
 
-def test_what_depends_on_the_steps_keeps_what_was_asked() -> None:
+def test_with_steps_keeps_requested_values() -> None:
     config = with_steps(Config().override("train.evaluate_every=7", "train.lr=0.5"), 1000)
     assert (config.train.evaluate_every, config.train.save_every, config.train.lr) == (7, 7, 0.5)
     assert with_steps(Config().override("train.save_every=9"), 1000).train.save_every == 9
@@ -101,47 +103,59 @@ def test_what_depends_on_the_steps_keeps_what_was_asked() -> None:
 
 
 def test_the_data_decide_the_vocabulary(data: Path) -> None:
-    with pytest.raises(ConfigError, match=r"model.vocab must be \d+, which the task and its data"):
-        resolved(wish("translate", data, "model.vocab=9"))
+    with pytest.raises(ConfigError, match=r"model.vocab must be \d+, as the task and its data"):
+        resolved(request_for("translate", data, "model.vocab=9"))
     with pytest.raises(ConfigError, match=r"model.mode must be 'decoder'.*got 'encoder'"):
-        resolved(wish("language", data, "model.mode=encoder"))
+        resolved(request_for("language", data, "model.mode=encoder"))
 
 
 def test_text_must_fit_the_positions_that_are_learned(data: Path) -> None:
-    with pytest.raises(ConfigError, match=r"hold the longest text, of \d+ tokens: got 8. Try data"):
-        resolved(wish("classify", data, "model.length=8"))
-    assert resolved(wish("classify", data, "model.length=8", "data.max_length=8")).model.length == 8
+    with pytest.raises(
+        ConfigError, match=r"at least that of the longest text, \d+ tokens: got 8. Try data"
+    ):
+        resolved(request_for("classify", data, "model.length=8"))
+    assert (
+        resolved(request_for("classify", data, "model.length=8", "data.max_length=8")).model.length
+        == 8
+    )
     longest = max(map(len, lines(120))) + 2
     for length, fits in ((longest, True), (longest - 1, False)):
-        asked = wish("classify", data, f"model.length={length}")
-        with nullcontext() if fits else pytest.raises(ConfigError, match="hold the longest text"):
-            resolved(asked)
+        request = request_for("classify", data, f"model.length={length}")
+        with (
+            nullcontext() if fits else pytest.raises(ConfigError, match="that of the longest text")
+        ):
+            resolved(request)
     with pytest.raises(ConfigError, match=r"got 10. Try data.max_length=8\."):
-        resolved(wish("masked", data, "model.length=10"))
+        resolved(request_for("masked", data, "model.length=10"))
     assert (
-        resolved(wish("masked", data, "model.length=10", "data.max_length=8")).data.max_length == 8
+        resolved(
+            request_for("masked", data, "model.length=10", "data.max_length=8")
+        ).data.max_length
+        == 8
     )
-    assert resolved(wish("translate", data, "model.length=8")).model.length == 8, "sinusoidal"
+    assert resolved(request_for("translate", data, "model.length=8")).model.length == 8, (
+        "sinusoidal"
+    )
 
 
-def test_a_model_to_begin_with_decides_how_much_is_read() -> None:
-    begun = ModelConfig(vocab=9, mode="encoder", positions="learned", length=50)
+def test_a_starting_model_limits_the_length() -> None:
+    start_config = ModelConfig(vocab=9, mode="encoder", positions="learned", length=50)
     classify, masked, language = (text_task(name) for name in ("classify", "masked", "language"))
     empty = Config()
     assert classify.complete_data(empty, None).max_length == 256
-    assert classify.complete_data(empty, begun).max_length == 50
-    assert masked.complete_data(empty, begun).max_length == 48
-    assert masked.complete_data(empty, begun.replace(positions="rotary")).max_length == 128
-    assert masked.complete_data(empty.override("data.max_length=70"), begun).max_length == 70
-    assert language.complete_data(empty, begun).max_length is None
+    assert classify.complete_data(empty, start_config).max_length == 50
+    assert masked.complete_data(empty, start_config).max_length == 48
+    assert masked.complete_data(empty, start_config.replace(positions="rotary")).max_length == 128
+    assert masked.complete_data(empty.override("data.max_length=70"), start_config).max_length == 70
+    assert language.complete_data(empty, start_config).max_length is None
 
 
-def test_a_model_to_begin_with_gives_its_sizes(data: Path) -> None:
-    begun = ModelConfig(
+def test_a_starting_model_determines_the_sizes(data: Path) -> None:
+    start_config = ModelConfig(
         vocab=9, mode="encoder", head="masked", positions="learned", norm="rms", **SMALL
     )
-    table = {**wish("classify", data).table, "model": {}}
-    config = resolved(RunRequest(table), begun)
+    table = {**request_for("classify", data).table, "model": {}}
+    config = resolved(RunRequest(table), start_config)
     assert config.model.width == 16 and config.model.norm == "rms"
     assert config.model.head == "class" and config.model.dropout == 0.3
 
@@ -149,8 +163,8 @@ def test_a_model_to_begin_with_gives_its_sizes(data: Path) -> None:
 def test_a_file_of_settings(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text('preset = "gpt2"\n[train]\nsteps = 3\n')
-    asked = RunRequest.load(path, ["train.steps=4"])
-    assert asked.preset == "gpt2" and asked.over(Config()).train.steps == 4
+    request = RunRequest.load(path, ["train.steps=4"])
+    assert request.preset == "gpt2" and request.over(Config()).train.steps == 4
     path.write_text("schema = 99\n")
     with pytest.raises(ConfigError, match=r"run.toml has schema 99; this version reads schema 2"):
         RunRequest.load(path)
@@ -159,6 +173,6 @@ def test_a_file_of_settings(tmp_path: Path) -> None:
         RunRequest.load(path)
 
 
-def test_the_vocabulary_suits_the_text() -> None:
+def test_the_vocabulary_size_follows_the_text() -> None:
     assert [choose_vocab(n) for n in (0, 250_000, 375_000, 10**8)] == [500, 1000, 1500, 32000]
     assert choose_vocab(10**8, most=16000) == 16000

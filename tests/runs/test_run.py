@@ -1,4 +1,4 @@
-"""A run on disk: made, opened strictly, listed."""
+"""Run directories: created, opened strictly, listed."""
 
 import json
 import shutil
@@ -17,12 +17,16 @@ def make(path: Path) -> Run:
     return Run.create(path, Config(), RunRecord("language", "0" * 64, ["größer"], ["a", "b"]))
 
 
-def test_a_run_opens_as_it_was_made(tmp_path: Path) -> None:
-    made, found = make(tmp_path / "deep" / "run"), Run.open(tmp_path / "deep" / "run")
-    assert (found.path, found.config, found.record) == (made.path, made.config, made.record)
-    assert found.record.notes == ["größer"]
-    assert json.loads((found.path / "run.json").read_text())["version"] == RUN.version == 2
-    assert found.summary == {} and found.history == []
+def test_an_opened_run_equals_the_created_one(tmp_path: Path) -> None:
+    created, opened = make(tmp_path / "deep" / "run"), Run.open(tmp_path / "deep" / "run")
+    assert (opened.path, opened.config, opened.record) == (
+        created.path,
+        created.config,
+        created.record,
+    )
+    assert opened.record.notes == ["größer"]
+    assert json.loads((opened.path / "run.json").read_text())["version"] == RUN.version == 2
+    assert opened.summary == {} and opened.history == []
 
 
 @pytest.mark.parametrize(
@@ -45,7 +49,7 @@ def test_a_run_is_read_strictly(tmp_path: Path, content: str, message: str) -> N
         Run.open(run.path)
 
 
-def test_a_run_that_lacks_something_says_what(tmp_path: Path) -> None:
+def test_missing_parts_of_a_run_are_named(tmp_path: Path) -> None:
     with pytest.raises(SavedError, match=r"there is no run in .*nothing'. Check the path"):
         Run.open(tmp_path / "nothing")
     run = make(tmp_path / "run")
@@ -55,38 +59,37 @@ def test_a_run_that_lacks_something_says_what(tmp_path: Path) -> None:
     with pytest.raises(SavedError, match="has no tokenizer: the folder is missing"):
         _ = run.tokenizers
     (run.path / "config.toml").unlink()
-    with pytest.raises(SavedError, match=r"there is no file .*config.toml"):
-        Run.open(run.path)
+    assert Run.open(run.path).config == run.config
 
 
-def test_a_new_run_takes_only_an_empty_place(tmp_path: Path) -> None:
+def test_a_new_run_needs_an_empty_directory(tmp_path: Path) -> None:
     run = make(tmp_path / "run")
-    with pytest.raises(SavedError, match=r"holds a run already.*addnorm train --resume"):
+    with pytest.raises(SavedError, match=r"already has a run.*addnorm train --resume"):
         require_unused(run.path)
     (tmp_path / "empty").mkdir()
     assert require_unused(tmp_path / "empty") == tmp_path / "empty"
     (tmp_path / "file").touch()
     for path in (tmp_path, tmp_path / "file"):
-        with pytest.raises(SavedError, match=r"is not empty\. Choose another --out"):
+        with pytest.raises(SavedError, match=r"is (not empty|a file)\. Choose another --out"):
             require_unused(path)
     with pytest.raises(SavedError, match="cannot be created: Not a directory"):
         make(tmp_path / "file" / "run")
 
 
-def test_lines_of_metrics_that_are_cut_off_are_passed_over(tmp_path: Path) -> None:
+def test_truncated_lines_of_metrics_are_skipped(tmp_path: Path) -> None:
     run = make(tmp_path / "run")
     (run.path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"st')
     assert run.history == [{"step": 1}, {"step": 2}]
 
 
-def test_runs_are_listed_by_name_wherever_they_lie(tmp_path: Path) -> None:
+def test_runs_in_subfolders_are_listed_by_name(tmp_path: Path) -> None:
     for name in ("b", "a/deep"):
         make(tmp_path / name)
     assert runs_in(tmp_path) == [tmp_path / "a/deep", tmp_path / "b"]
 
 
 @pytest.mark.parametrize("text", ["{", "[]"])
-def test_a_damaged_summary_is_said_to_be(tmp_path: Path, text: str) -> None:
+def test_a_damaged_summary_is_an_error(tmp_path: Path, text: str) -> None:
     run = make(tmp_path / "run")
     assert run.summary == {}
     (run.path / "summary.json").write_text(text)
@@ -95,7 +98,7 @@ def test_a_damaged_summary_is_said_to_be(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.trains
-def test_the_directory_holds_nothing_else(trained: Trained, tmp_path: Path) -> None:
+def test_the_directory_has_no_other_files(trained: Trained, tmp_path: Path) -> None:
     path = trained["translate"]
     assert sorted(entry.name for entry in path.iterdir()) == [
         "best",

@@ -1,4 +1,4 @@
-"""The verbs of a trained run: answers in order, probabilities, figures computed by hand."""
+"""The verbs of a trained run: order, probabilities, and metrics against a direct computation."""
 
 import json
 import math
@@ -14,11 +14,12 @@ from addnorm.generate import Decoding
 from addnorm.generate.frozen import PackedLinear, can_pack
 from addnorm.metrics import classification_metrics
 from addnorm.runs.run import Run
-from tests.runs.common import TASKS, Trained, answer, label, lines, train, wish
+from tests.runs.common import TASKS, Trained, answer, label, lines, request_for, train
 
 
+@pytest.mark.slow
 @pytest.mark.trains
-def test_translations_come_in_order_whatever_their_length(trained: Trained) -> None:
+def test_translations_keep_the_order_of_the_texts(trained: Trained) -> None:
     run = Run.open(trained["translate"])
     texts = [*lines(9, seed=5), "ba", "ba be bi da de"]
     together = list(run.trained.iter_translations(texts, Decoding(beam=3, nbest=3)))
@@ -36,13 +37,13 @@ def test_translations_come_in_order_whatever_their_length(trained: Trained) -> N
 
 @pytest.mark.trains
 def test_scores_are_those_of_the_model(trained: Trained) -> None:
-    asked = Run.open(trained["translate"])
-    ((best,),) = asked.trained.iter_translations(["ba be"], Decoding(beam=1, alpha=0.0))
-    one = asked.tokenizers["text"]
+    run = Run.open(trained["translate"])
+    ((best,),) = run.trained.iter_translations(["ba be"], Decoding(beam=1, alpha=0.0))
+    one = run.tokenizers["text"]
     ids = one.encode(best)
     source, target = torch.tensor([[*one.encode("ba be"), END]]), torch.tensor([[BEGIN, *ids]])
     with torch.no_grad():
-        logs = asked.model(source, target)[0].log_softmax(dim=-1)
+        logs = run.model(source, target)[0].log_softmax(dim=-1)
     wanted = [float(logs[place, token]) for place, token in enumerate([*ids, END])]
     assert [value for _, value in best.pieces] == pytest.approx(wanted, abs=1e-4)
     assert best.score == pytest.approx(sum(wanted), abs=1e-4)
@@ -51,88 +52,89 @@ def test_scores_are_those_of_the_model(trained: Trained) -> None:
 
 @pytest.mark.trains
 def test_texts_are_read_only_as_far_as_needed(trained: Trained) -> None:
-    asked, taken = Run.open(trained["translate"]), []
+    run, taken = Run.open(trained["translate"]), []
 
     def texts() -> object:
         for line in lines(12):
             taken.append(line)
             yield line
 
-    answers = asked.trained.iter_translations(texts(), Decoding(beam=1, read_ahead=2))  # type: ignore[arg-type]
+    answers = run.trained.iter_translations(texts(), Decoding(beam=1, read_ahead=2))  # type: ignore[arg-type]
     next(answers)
     assert len(taken) <= 6
 
 
 @pytest.mark.trains
 def test_generation_is_decided_by_its_seed(trained: Trained) -> None:
-    asked = Run.open(trained["language"])
-    said = [asked.generate("Ba", tokens=40, seed=n, temperature=1.5) for n in (1, 1, 2)]
-    assert said[0] == said[1] != said[2]
-    # Longer than the context: the window slides on.
-    found = asked.generate("Ba", tokens=60)
-    assert len(found.pieces) == 60 > asked.model.config.length
+    run = Run.open(trained["language"])
+    texts = [run.generate("Ba", tokens=40, seed=n, temperature=1.5) for n in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+    # Longer than the context: the window slides.
+    text = run.generate("Ba", tokens=60)
+    assert len(text.pieces) == 60 > run.model.config.length
 
 
 @pytest.mark.trains
 def test_prompts_that_cannot_be_continued(trained: Trained) -> None:
-    asked = Run.open(trained["language"])
-    room = asked.model.config.length
-    assert asked.generate("b" * room, tokens=2)
-    with pytest.raises(InputError, match=f"fit the context of {room} tokens: got {room + 1}"):
-        asked.generate("b" * (room + 1))
-    with pytest.raises(InputError, match=r"character that the model never saw: 'ß'. Leave it out"):
-        asked.generate("baß")
+    run = Run.open(trained["language"])
+    length = run.model.config.length
+    assert run.generate("b" * length, tokens=2)
+    with pytest.raises(InputError, match=f"fit the context of {length} tokens: got {length + 1}"):
+        run.generate("b" * (length + 1))
+    with pytest.raises(
+        InputError, match=r"character that is not in the vocabulary: 'ß'. Remove it"
+    ):
+        run.generate("baß")
     with pytest.raises(InputError, match="a prompt must have one character or more"):
-        asked.generate("")
+        run.generate("")
     with pytest.raises(InputError, match="a prompt must be a str: got list"):
-        asked.generate(["ba"])
+        run.generate(["ba"])
 
 
 @pytest.mark.trains
-def test_a_run_does_what_it_was_trained_for(trained: Trained) -> None:
-    message = r"was trained for language: it can generate, not translate\. Train one: addnorm "
-    with pytest.raises(InputError, match=f"{message}train translate --help"):
+def test_a_run_has_only_the_verbs_of_its_task(trained: Trained) -> None:
+    message = r"trained for language: it has no verb 'translate'\. Its verbs: generate, explain\. "
+    with pytest.raises(InputError, match=f"{message}Try: addnorm train translate --help"):
         Run.open(trained["language"]).translate(["ba"])
-    with pytest.raises(InputError, match="trained for translate: it can translate, not generate"):
+    with pytest.raises(InputError, match="trained for translate: it has no verb 'generate'"):
         Run.open(trained["translate"]).generate("ba")
-    with pytest.raises(InputError, match="trained for masked: it can start other runs, not class"):
+    with pytest.raises(InputError, match=r"no verb 'classify'\. Its verbs: embed, explain\."):
         Run.open(trained["masked"]).classify(["ba"])
-    with pytest.raises(InputError, match=r"trained for table: it can predict, .*, not classify"):
+    with pytest.raises(InputError, match=r"'classify'\. Its verbs: predict, predict_proba"):
         Run.open(trained["table"]).classify(["ba"])
 
 
 @pytest.mark.trains
-def test_an_empty_line_is_named(trained: Trained) -> None:
-    with pytest.raises(InputError, match="there must be a text on each line: line 2 is empty"):
-        Run.open(trained["translate"]).translate(["ba", " "])
-    with pytest.raises(InputError, match="line 3 is empty"):
-        Run.open(trained["classify"]).classify(["ba", "be", ""])
+@pytest.mark.parametrize("verb", ["translate", "classify"])
+def test_an_item_that_is_not_a_text_is_named(verb: str, trained: Trained) -> None:
+    with pytest.raises(InputError, match="every text must be a str: item 2 is int"):
+        getattr(Run.open(trained[verb]), verb)(["ba", 3])
 
 
 @pytest.mark.trains
 def test_probabilities_of_labels(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = Run.open(trained["classify"])
-    monkeypatch.setattr("addnorm.tasks.classify.CHUNK", 4)
+    run = Run.open(trained["classify"])
+    monkeypatch.setattr("addnorm.tasks.classify.TEXTS_PER_CHUNK", 4)
     texts = lines(11, seed=5)
-    found = list(asked.trained.iter_labels(texts))
-    for row, ranked in zip(found, asked.classify(texts), strict=True):
+    rows = list(run.trained.iter_labels(texts))
+    for row, ranked in zip(rows, run.classify(texts), strict=True):
         assert row == ranked and list(ranked) == sorted(row, key=lambda name: -row[name])
-        assert list(row) == ["no", "yes"] == asked.labels
-    one = asked.tokenizers["text"]
+        assert list(row) == ["no", "yes"] == run.labels
+    one = run.tokenizers["text"]
     with torch.no_grad():
-        for text, row in zip(texts, found, strict=True):
-            logits = asked.model(torch.tensor([[BEGIN, *one.encode(text), END]]))[0]
+        for text, row in zip(texts, rows, strict=True):
+            logits = run.model(torch.tensor([[BEGIN, *one.encode(text), END]]))[0]
             wanted = dict(zip(("no", "yes"), logits.softmax(-1).tolist(), strict=True))
             assert row == pytest.approx(wanted, abs=1e-5)
 
 
 @pytest.mark.trains
 def test_a_long_text_is_read_as_in_training(trained: Trained) -> None:
-    asked = Run.open(trained["classify"])
+    run = Run.open(trained["classify"])
     long = "ba " * 200
-    assert asked.config.data.max_length == 256
-    cut = asked.tokenizers["text"].decode(asked.tokenizers["text"].encode(long)[:254])
-    (one,), (other,) = asked.classify([long]), asked.classify([cut])
+    assert run.config.data.max_length == 256
+    cut = run.tokenizers["text"].decode(run.tokenizers["text"].encode(long)[:254])
+    (one,), (other,) = run.classify([long]), run.classify([cut])
     assert one == other
 
 
@@ -144,104 +146,110 @@ def write_pairs(folder: Path, count: int = 30) -> tuple[str, str]:
 
 
 @pytest.mark.trains
-def test_figures_of_a_translator(trained: Trained, tmp_path: Path) -> None:
+def test_metrics_of_a_translator(trained: Trained, tmp_path: Path) -> None:
     sacrebleu = pytest.importorskip("sacrebleu")
-    asked = Run.open(trained["translate"])
+    run = Run.open(trained["translate"])
     source, target = write_pairs(tmp_path)
-    found = asked.evaluate(source, target, beam=2)
+    metrics = run.evaluate(source, target, beam=2)
     texts = lines(30, seed=5)
     wanted = [answer(text) for text in texts]
-    said = asked.translate(texts, beam=2)
-    assert found["bleu"] == pytest.approx(sacrebleu.corpus_bleu(said, [wanted]).score, abs=1e-5)
-    assert found["chrf"] == pytest.approx(sacrebleu.corpus_chrf(said, [wanted]).score, abs=1e-5)
-    lower = sacrebleu.corpus_bleu(said, [wanted], lowercase=True).score
-    assert found["bleu_lower"] == pytest.approx(lower, abs=1e-5)
-    assert "case:mixed" in found["bleu_signature"] and "case:lc" in found["bleu_lower_signature"]
-    assert "nc:6" in found["chrf_signature"]
-    assert (found["sentences"], found["beam"]) == (30, 2)
-    assert found["exact"] == sum(s == w for s, w in zip(said, wanted, strict=True)) / 30
-    one, total, count = asked.tokenizers["text"], 0.0, 0
+    translations = run.translate(texts, beam=2)
+    assert metrics["bleu"] == pytest.approx(
+        sacrebleu.corpus_bleu(translations, [wanted]).score, abs=1e-5
+    )
+    assert metrics["chrf"] == pytest.approx(
+        sacrebleu.corpus_chrf(translations, [wanted]).score, abs=1e-5
+    )
+    lower = sacrebleu.corpus_bleu(translations, [wanted], lowercase=True).score
+    assert metrics["bleu_lower"] == pytest.approx(lower, abs=1e-5)
+    assert (
+        "case:mixed" in metrics["bleu_signature"] and "case:lc" in metrics["bleu_lower_signature"]
+    )
+    assert "nc:6" in metrics["chrf_signature"]
+    assert (metrics["sentences"], metrics["beam"]) == (30, 2)
+    assert metrics["exact"] == sum(s == w for s, w in zip(translations, wanted, strict=True)) / 30
+    one, total, count = run.tokenizers["text"], 0.0, 0
     for text, target_text in zip(texts, wanted, strict=True):
         ids = one.encode(target_text)
         inputs = torch.tensor([[*one.encode(text), END]]), torch.tensor([[BEGIN, *ids]])
         with torch.no_grad():
-            logits = asked.model(*inputs)[0]
+            logits = run.model(*inputs)[0]
         goal = torch.tensor([*ids, END])
         total += float(functional.cross_entropy(logits, goal, reduction="sum"))
         count += len(goal)
-    assert found["loss"] == pytest.approx(total / count, rel=1e-5)
+    assert metrics["loss"] == pytest.approx(total / count, rel=1e-5)
 
 
 @pytest.mark.trains
-def test_figures_of_a_language_model(trained: Trained, tmp_path: Path) -> None:
-    """Bits per byte, by hand: all log-probabilities, over all bytes of the text."""
-    asked = Run.open(trained["language"])
+def test_metrics_of_a_language_model(trained: Trained, tmp_path: Path) -> None:
+    """Bits per byte: the sum of all log-probabilities divided by the bytes of the text."""
+    run = Run.open(trained["language"])
     text = "".join(line.capitalize() + ".\n" for line in lines(20, seed=5))
     (tmp_path / "test.txt").write_text(text)
-    found = asked.evaluate(str(tmp_path / "test.txt"))
-    ids = torch.tensor(asked.tokenizers["text"].encode(text))
-    length, total = asked.model.config.length, 0.0
+    metrics = run.evaluate(str(tmp_path / "test.txt"))
+    ids = torch.tensor(run.tokenizers["text"].encode(text))
+    length, total = run.model.config.length, 0.0
     with torch.no_grad():
         for start in range(0, len(ids) - 1, length):
             piece = ids[start : start + length + 1]
-            logits = asked.model(piece[None, :-1])[0]
+            logits = run.model(piece[None, :-1])[0]
             total += float(functional.cross_entropy(logits, piece[1:], reduction="sum"))
-    assert found["loss"] == pytest.approx(total / (len(ids) - 1), rel=1e-5)
-    assert found["perplexity"] == pytest.approx(math.exp(found["loss"]))
+    assert metrics["loss"] == pytest.approx(total / (len(ids) - 1), rel=1e-5)
+    assert metrics["perplexity"] == pytest.approx(math.exp(metrics["loss"]))
     bits = total / (len(ids) - 1) * len(ids) / math.log(2) / len(text.encode())
-    assert found["bits_per_byte"] == pytest.approx(bits, rel=1e-5)
-    assert found["tokens"] == len(ids)
+    assert metrics["bits_per_byte"] == pytest.approx(bits, rel=1e-5)
+    assert metrics["tokens"] == len(ids)
 
 
 @pytest.mark.trains
-def test_figures_of_a_classifier(trained: Trained, tmp_path: Path) -> None:
-    asked = Run.open(trained["classify"])
+def test_metrics_of_a_classifier(trained: Trained, tmp_path: Path) -> None:
+    run = Run.open(trained["classify"])
     texts = lines(25, seed=5)
     rows = ["text,label", *(f"{text},{label(text)}" for text in texts)]
     (tmp_path / "test.csv").write_text("\n".join(rows) + "\n")
-    found = asked.evaluate(str(tmp_path / "test.csv"))
-    given = [[row["no"], row["yes"]] for row in asked.classify(texts)]
-    wanted = classification_metrics(given, [int(label(text) == "yes") for text in texts])
-    assert found == pytest.approx({**wanted, "texts": 25}, abs=1e-6)
+    metrics = run.evaluate(str(tmp_path / "test.csv"))
+    probabilities = [[row["no"], row["yes"]] for row in run.classify(texts)]
+    wanted = classification_metrics(probabilities, [int(label(text) == "yes") for text in texts])
+    assert metrics == pytest.approx({**wanted, "texts": 25}, abs=1e-6)
     (tmp_path / "test.csv").write_text("text,label\nba,maybe\n")
     with pytest.raises(InputError, match="a label that is not one of the model's: 'maybe'"):
-        asked.evaluate(str(tmp_path / "test.csv"))
+        run.evaluate(str(tmp_path / "test.csv"))
 
 
 @pytest.mark.trains
 @pytest.mark.parametrize("task", TASKS)
-def test_without_a_file_the_held_out_part_is_measured(task: str, trained: Trained) -> None:
-    asked = Run.open(trained[task])
-    found, best = asked.evaluate(), asked.summary["best"]
-    assert found == pytest.approx(best, rel=1e-5)
+def test_without_a_file_the_held_out_part_is_evaluated(task: str, trained: Trained) -> None:
+    run = Run.open(trained[task])
+    metrics, best = run.evaluate(), run.summary["best"]
+    assert metrics == pytest.approx(best, rel=1e-5)
 
 
 @pytest.mark.trains
-def test_a_file_is_measured_to_its_end(trained: Trained, tmp_path: Path) -> None:
-    """Neither the bound on evaluations in training nor the run's limit on rows applies."""
-    asked = wish("masked", trained.data, "data.max_rows=60", steps=1)
-    train(asked, tmp_path / "run")
+def test_a_file_is_evaluated_to_its_end(trained: Trained, tmp_path: Path) -> None:
+    """Neither max_held_out nor data.max_rows of the run applies."""
+    request = request_for("masked", trained.data, "data.max_rows=60", steps=1)
+    train(request, tmp_path / "run")
     (tmp_path / "test.txt").write_text("".join(line + "\n" for line in lines(80, seed=5)))
     run = Run.open(tmp_path / "run")
-    found = run.evaluate(str(tmp_path / "test.txt"))
-    assert found["texts"] == 80
+    metrics = run.evaluate(str(tmp_path / "test.txt"))
+    assert metrics["texts"] == 80
     from addnorm.tasks.base import TextTask
 
     before = TextTask.max_held_out
     try:
         TextTask.max_held_out = 30
-        assert run.evaluate(str(tmp_path / "test.txt")) == found
+        assert run.evaluate(str(tmp_path / "test.txt")) == metrics
     finally:
         TextTask.max_held_out = before
 
 
 @pytest.mark.trains
-def test_decoding_is_packed_and_says_the_same(trained: Trained) -> None:
-    asked, plain = Run.open(trained["translate"]), Run.open(trained["translate"])
+def test_packed_decoding_gives_the_same_text(trained: Trained) -> None:
+    run, plain = Run.open(trained["translate"]), Run.open(trained["translate"])
     plain.trained.__dict__["decoder"] = plain.model
-    assert any(isinstance(m, PackedLinear) for m in asked.trained.decoder.modules()) == can_pack()
+    assert any(isinstance(m, PackedLinear) for m in run.trained.decoder.modules()) == can_pack()
     texts = lines(12, seed=6)
-    for ours, wanted in zip(asked.translate(texts), plain.translate(texts), strict=True):
+    for ours, wanted in zip(run.translate(texts), plain.translate(texts), strict=True):
         assert ours == wanted and ours.score == pytest.approx(wanted.score, abs=1e-5)
     narrow = Run.open(trained["translate"], int8=True)
     assert not any(isinstance(m, PackedLinear) for m in narrow.trained.decoder.modules())
@@ -260,20 +268,20 @@ def test_decoding_is_packed_and_says_the_same(trained: Trained) -> None:
         ("language", "Ba be. Da de ki la.\n", "characters"),
     ],
 )
-def test_what_is_left_out_of_an_evaluation_is_said(
+def test_rows_left_out_of_an_evaluation_are_reported(
     task: str, text: str, wanted: str, trained: Trained, tmp_path: Path
 ) -> None:
     path = tmp_path / ("test.csv" if task == "classify" else "test.txt")
     path.write_text(text)
-    told: list[str] = []
-    Run.open(trained[task]).evaluate(str(path), say=told.append)
-    assert any(wanted in note for note in told), told
+    messages: list[str] = []
+    Run.open(trained[task]).evaluate(str(path), say=messages.append)
+    assert any(wanted in note for note in messages), messages
 
 
 @pytest.mark.trains
-def test_eight_bits_are_nearly_as_good(trained: Trained, tmp_path: Path) -> None:
+def test_int8_is_nearly_as_accurate(trained: Trained, tmp_path: Path) -> None:
     whole, narrow = Run.open(trained["language"]), Run.open(trained["language"], int8=True)
-    losses = [asked.evaluate()["loss"] for asked in (whole, narrow)]
+    losses = [run.evaluate()["loss"] for run in (whole, narrow)]
     assert losses[0] != losses[1] and losses[1] == pytest.approx(losses[0], rel=0.05)
 
 

@@ -1,4 +1,4 @@
-"""How a run went, for programs and for people."""
+"""The summary of a run: summary.json and summary.html."""
 
 import json
 from pathlib import Path
@@ -10,23 +10,24 @@ from addnorm.runs.run import Run, RunRecord
 from addnorm.runs.summary import write_summary
 from addnorm.runs.train import plan_run
 from addnorm.training.loop import TrainingState
-from tests.runs.common import Trained, quiet, wish
+from tests.runs.common import Trained, quiet, request_for
 
 
 @pytest.mark.trains
 def test_the_summary_is_of_the_best_evaluation(trained: Trained) -> None:
     run = Run.open(trained["classify"])
-    figures, rows = run.summary, run.history
-    best = max((row for row in rows if "valid_loss" in row), key=lambda r: r["valid_accuracy"])
-    assert figures["best_step"] == best["step"] and figures["metric"] == "accuracy"
-    assert figures["best"]["accuracy"] == best["valid_accuracy"]
-    assert set(figures["best"]) == {"loss", "accuracy", "f1", "ece"}
-    assert figures["steps"] == 60 and figures["parameters"] == run.model.count()
-    assert figures["tokens"] == max(row["tokens"] for row in rows if "tokens" in row)
+    summary, rows = run.summary, run.history
+    evaluations = [row for row in rows if "valid_loss" in row]
+    best = max(evaluations, key=lambda r: (r["valid_accuracy"], -r["valid_loss"]))
+    assert summary["best_step"] == best["step"] and summary["metric"] == "accuracy"
+    assert summary["best"]["accuracy"] == best["valid_accuracy"]
+    assert set(summary["best"]) == {"loss", "accuracy", "f1", "ece"}
+    assert summary["steps"] == 60 and summary["parameters"] == run.model.count()
+    assert summary["tokens"] == max(row["tokens"] for row in rows if "tokens" in row)
 
 
 @pytest.mark.trains
-def test_a_page_for_people(trained: Trained) -> None:
+def test_summary_page(trained: Trained) -> None:
     run = Run.open(trained["translate"])
     page = (run.path / "summary.html").read_text(encoding="utf-8")
     assert "<title>Run translate" in page and "<svg" in page
@@ -36,11 +37,11 @@ def test_a_page_for_people(trained: Trained) -> None:
 
 
 def test_a_run_without_an_evaluation_has_a_summary_too(data: Path, tmp_path: Path) -> None:
-    task = plan_run(wish("language", data), say=quiet).task
+    task = plan_run(request_for("language", data), say=quiet).task
     run = Run.create(tmp_path / "run", Config(), RunRecord("language", ""))
-    figures = write_summary(
+    summary = write_summary(
         run, task, TrainingState(step=3, training_seconds=1.25, evaluation_seconds=0.5), 7, quiet
     )
-    assert figures["best"] == {} and figures["seconds"] == 1.8 and not figures["finished"]
-    assert json.loads((run.path / "summary.json").read_text()) == figures == run.summary
+    assert summary["best"] == {} and summary["seconds"] == 1.8 and not summary["finished"]
+    assert json.loads((run.path / "summary.json").read_text()) == summary == run.summary
     assert "no evaluation yet" in (run.path / "summary.html").read_text()

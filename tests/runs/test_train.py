@@ -1,4 +1,4 @@
-"""Runs from beginning to end in one process: start, stop, resume, start from another's weights."""
+"""Runs in one process: start, stop, resume, start from the weights of another run."""
 
 import json
 import shutil
@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from addnorm.config import Config
 from addnorm.errors import ConfigError, SavedError
-from addnorm.models.saved import load
+from addnorm.models.saved import load_model
 from addnorm.runs.run import Run
 from addnorm.runs.train import (
     find_device,
@@ -23,7 +23,17 @@ from addnorm.runs.train import (
 )
 from addnorm.training import checkpoint
 from addnorm.training.loop import Loop, Observer, Step
-from tests.runs.common import ALL_TASKS, Told, Trained, go_on, quiet, train, watch, wish, write
+from tests.runs.common import (
+    ALL_TASKS,
+    RecordingObserver,
+    Trained,
+    default_observers,
+    quiet,
+    request_for,
+    resume,
+    train,
+    write,
+)
 
 
 class PowerCut(Exception):
@@ -31,7 +41,7 @@ class PowerCut(Exception):
 
 
 class Cut(Observer):
-    """Ends the process, as it were, after a step."""
+    """Raises after a step, as if the process had been killed."""
 
     def __init__(self, at: int) -> None:
         self.at = at
@@ -47,7 +57,7 @@ def same_tensors(one: Path, other: Path) -> bool:
 
 
 def same_runs(one: Path, other: Path) -> None:
-    """Equal to the last bit: best model, last checkpoint, journal but for its clock."""
+    """Assert that best model, last checkpoint and journal (except for times) are bit-identical."""
     last = [checkpoint.steps(path)[-1] for path in (one, other)]
     assert last[0].name == last[1].name
     for name in ("weights.safetensors", "state.safetensors"):
@@ -66,69 +76,69 @@ def same_runs(one: Path, other: Path) -> None:
 
 @pytest.mark.trains
 @pytest.mark.parametrize("task", ALL_TASKS)
-def test_a_run_that_was_cut_off_ends_as_if_it_had_not_been(
-    task: str, data: Path, tmp_path: Path
-) -> None:
-    asked = wish(
+def test_a_resumed_run_equals_an_unbroken_one(task: str, data: Path, tmp_path: Path) -> None:
+    request = request_for(
         task, data, "model.dropout=0.2", steps=9, evaluate_every=4, save_every=2, accumulate=2
     )
-    train(asked, tmp_path / "whole")
+    train(request, tmp_path / "whole")
     with pytest.raises(PowerCut):
-        train(asked, tmp_path / "cut", Cut(1))  # no checkpoint yet
+        train(request, tmp_path / "cut", Cut(1))  # no checkpoint yet
     for at in (5, 8):
         with pytest.raises(PowerCut):
-            go_on(tmp_path / "cut", Cut(at))
-    done = go_on(tmp_path / "cut")
+            resume(tmp_path / "cut", Cut(at))
+    done = resume(tmp_path / "cut")
     assert done.progress.finished and done.progress.step == 9
     same_runs(tmp_path / "whole", tmp_path / "cut")
 
 
 @pytest.mark.trains
-def test_what_is_said_when_a_run_goes_on(data: Path, tmp_path: Path) -> None:
-    out, said = tmp_path / "run", []
+def test_messages_of_a_resumed_run(data: Path, tmp_path: Path) -> None:
+    out, messages = tmp_path / "run", []
     with pytest.raises(PowerCut):
-        train(wish("language", data, steps=5, evaluate_every=2), out, Cut(1))
+        train(request_for("language", data, steps=5, evaluate_every=2), out, Cut(1))
     with pytest.raises(PowerCut):
-        resume_run(out, observers=lambda path: [Cut(4)], say=said.append)
-    assert said[-1] == "there is no checkpoint yet: starting from the beginning."
-    resume_run(out, observers=watch, say=said.append)
-    assert said[-2:] == [f"resuming {out}.", "resuming after step 2."]
+        resume_run(out, observers=lambda path: [Cut(4)], say=messages.append)
+    assert messages[-1] == "there is no checkpoint yet: starting from the beginning."
+    resume_run(out, observers=default_observers, say=messages.append)
+    assert messages[-2:] == [f"resuming {out}.", "resuming after step 2."]
 
 
 @pytest.mark.trains
-def test_a_finished_run_is_left_as_it_is(data: Path, tmp_path: Path) -> None:
-    out, said = tmp_path / "run", []
-    train(wish("classify", data), out)
+def test_a_finished_run_is_not_changed(data: Path, tmp_path: Path) -> None:
+    out, messages = tmp_path / "run", []
+    train(request_for("classify", data), out)
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    told = Told()
-    done = resume_run(out, observers=lambda path: [told], say=said.append)
-    assert done.progress.finished and not told.begun
-    assert said[-1] == "it is already finished."
+    observer = RecordingObserver()
+    done = resume_run(out, observers=lambda path: [observer], say=messages.append)
+    assert done.progress.finished and not observer.started
+    assert messages[-1] == "it is already finished."
     assert before == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     (out / "summary.json").unlink()  # killed before it was written
-    resume_run(out, observers=watch, say=quiet)
+    resume_run(out, observers=default_observers, say=quiet)
     assert json.loads((out / "summary.json").read_text())["finished"]
 
 
 @pytest.mark.trains
-def test_patience_ends_a_run_for_good(data: Path, tmp_path: Path) -> None:
-    asked = wish("language", data, steps=40, evaluate_every=1, save_every=100, lr=1e-12, patience=3)
-    told = Told()
-    done = train(asked, tmp_path / "run", told)
+def test_patience_stops_a_run(data: Path, tmp_path: Path) -> None:
+    request = request_for(
+        "language", data, steps=40, evaluate_every=1, save_every=100, lr=1e-12, patience=3
+    )
+    observer = RecordingObserver()
+    done = train(request, tmp_path / "run", observer)
     assert done.progress.finished and done.progress.step < 40
-    assert "stopping early: no improvement in loss for 3 evaluations." in told.texts
-    again = Told()
-    assert go_on(tmp_path / "run", again).progress.step == done.progress.step
+    assert "stopping early: no improvement in loss for 3 evaluations." in observer.messages
+    again = RecordingObserver()
+    assert resume(tmp_path / "run", again).progress.step == done.progress.step
     assert again.losses == []
 
 
 @pytest.mark.trains
-def test_a_stop_at_the_last_step_is_an_end(data: Path, tmp_path: Path) -> None:
+def test_a_stop_at_the_last_step_is_finished(data: Path, tmp_path: Path) -> None:
     class Stop(Observer):
         def on_step(self, loop: Loop, step: Step) -> None:
             loop.stop_requested = step.number == 3
 
-    done = train(wish("language", data, steps=3, evaluate_every=2), tmp_path / "run", Stop())
+    done = train(request_for("language", data, steps=3, evaluate_every=2), tmp_path / "run", Stop())
     assert done.progress.finished and done.progress.history[-1]["step"] == 3
 
 
@@ -136,146 +146,164 @@ def test_a_stop_at_the_last_step_is_an_end(data: Path, tmp_path: Path) -> None:
 def test_data_that_changed_are_an_error(tmp_path: Path) -> None:
     folder, out = write(tmp_path / "data"), tmp_path / "run"
     with pytest.raises(PowerCut):
-        train(wish("translate", folder, evaluate_every=1), out, Cut(4))
+        train(request_for("translate", folder, evaluate_every=1), out, Cut(4))
     text = (folder / "a.source").read_text()
     (folder / "a.source").write_text(text.replace("ba", "be", 1))
     with pytest.raises(SavedError, match=r"changed since the run started. Restore the files"):
-        go_on(out)
+        resume(out)
     (folder / "a.source").write_text(text)
-    assert go_on(out).progress.finished
+    assert resume(out).progress.finished
 
 
 @pytest.mark.trains
-def test_a_damaged_checkpoint_is_passed_over_aloud(data: Path, tmp_path: Path) -> None:
-    asked = wish("language", data, steps=8, evaluate_every=2)
-    train(asked, tmp_path / "whole")
+def test_a_damaged_checkpoint_is_skipped_with_a_message(data: Path, tmp_path: Path) -> None:
+    request = request_for("language", data, steps=8, evaluate_every=2)
+    train(request, tmp_path / "whole")
     with pytest.raises(PowerCut):
-        train(asked, tmp_path / "cut", Cut(7))
+        train(request, tmp_path / "cut", Cut(7))
     newest = checkpoint.steps(tmp_path / "cut")[-1] / "weights.safetensors"
     content = bytearray(newest.read_bytes())
     content[-3] ^= 0xFF
     newest.write_bytes(content)
-    told = Told()
-    go_on(tmp_path / "cut", told)
-    assert len(told.texts) == 1 and told.texts[0].startswith("skipped step-00000006: ")
-    assert len(told.losses) == 4
+    observer = RecordingObserver()
+    resume(tmp_path / "cut", observer)
+    assert len(observer.messages) == 1 and observer.messages[0].startswith(
+        "skipped step-00000006: "
+    )
+    assert len(observer.losses) == 4
     same_runs(tmp_path / "whole", tmp_path / "cut")
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 @pytest.mark.parametrize("addnorm", ["admin", "dlcl"])
-def test_weights_that_are_measured_resume_too(addnorm: str, data: Path, tmp_path: Path) -> None:
-    asked = wish("translate", data, f"model.addnorm={addnorm}", steps=3, evaluate_every=1)
-    train(asked, tmp_path / "whole")
+def test_measured_initial_weights_are_restored(addnorm: str, data: Path, tmp_path: Path) -> None:
+    request = request_for("translate", data, f"model.addnorm={addnorm}", steps=3, evaluate_every=1)
+    train(request, tmp_path / "whole")
     with pytest.raises(PowerCut):
-        train(asked, tmp_path / "cut", Cut(1))
-    go_on(tmp_path / "cut")
+        train(request, tmp_path / "cut", Cut(1))
+    resume(tmp_path / "cut")
     same_runs(tmp_path / "whole", tmp_path / "cut")
 
 
 @pytest.mark.trains
-def test_a_classifier_begins_with_pretrained_weights(trained: Trained, tmp_path: Path) -> None:
-    begun, said = Run.open(trained["masked"]), []
-    asked = wish("classify", trained.data, f"run.start={str(begun.path)!r}", steps=1, lr=1e-12)
-    asked = type(asked)({k: v for k, v in asked.table.items() if k != "model"}, asked.settings)
-    done = start_run(asked, tmp_path / "run", observers=watch, say=said.append)
+def test_a_classifier_starts_from_pretrained_weights(trained: Trained, tmp_path: Path) -> None:
+    source_run, messages = Run.open(trained["masked"]), []
+    request = request_for(
+        "classify", trained.data, f"run.start={str(source_run.path)!r}", steps=1, lr=1e-12
+    )
+    request = type(request)(
+        {k: v for k, v in request.table.items() if k != "model"}, request.settings
+    )
+    done = start_run(request, tmp_path / "run", observers=default_observers, say=messages.append)
     config = done.run.config
     assert config.model.width == 16 and config.model.head == "class"
-    assert config.run.start == str(begun.path)
-    ours, theirs = load(done.run.path / "best").state_dict(), begun.model.state_dict()
+    assert config.run.start == str(source_run.path)
+    ours, theirs = load_model(done.run.path / "best").state_dict(), source_run.model.state_dict()
     shared = [name for name in ours if name in theirs]
     assert len(shared) > 10
     for name in shared:
         torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=1e-9)
-    (sentence,) = [text for text in said if "from the starting model" in text]
+    (sentence,) = [text for text in messages if "from the starting model" in text]
     assert sentence == (
         f"loaded {len(shared)} of {len(ours)} tensors from the starting model; "
         "newly initialised: head."
     )
-    assert done.run.tokenizers == begun.tokenizers
+    assert done.run.tokenizers == source_run.tokenizers
 
 
 @pytest.mark.trains
-def test_longer_texts_than_the_first_model_learnt_are_cut(tmp_path: Path) -> None:
-    """A classifier reads 256 tokens by itself, a model to begin with may know fewer places."""
+def test_texts_longer_than_the_starting_model_are_cut(tmp_path: Path) -> None:
+    """A classifier reads 256 tokens by default; a starting model may have fewer positions."""
     folder = write(tmp_path / "data", 60)
-    masked = wish("masked", folder, "model.length=12", "data.max_length=10", steps=1)
+    masked = request_for("masked", folder, "model.length=12", "data.max_length=10", steps=1)
     train(masked, tmp_path / "first")
-    asked = wish(
+    request = request_for(
         "classify", folder, f"run.start={str(tmp_path / 'first')!r}", steps=2, evaluate_every=1
     )
-    asked = type(asked)({k: v for k, v in asked.table.items() if k != "model"}, asked.settings)
+    request = type(request)(
+        {k: v for k, v in request.table.items() if k != "model"}, request.settings
+    )
     with pytest.raises(PowerCut):
-        train(asked, tmp_path / "run", Cut(2))
-    done = go_on(tmp_path / "run")
+        train(request, tmp_path / "run", Cut(2))
+    done = resume(tmp_path / "run")
     assert done.progress.finished and done.run.config.data.max_length == 12
     assert any("more than 10 tokens" in note for note in done.run.record.notes)
 
 
-def test_a_run_to_begin_with_must_be_there(data: Path, tmp_path: Path) -> None:
-    asked = wish("classify", data, "run.start=nowhere")
+def test_a_missing_starting_run_is_an_error(data: Path, tmp_path: Path) -> None:
+    request = request_for("classify", data, "run.start=nowhere")
     with pytest.raises(SavedError, match="there is no run in 'nowhere' to start from"):
-        train(asked, tmp_path / "run")
+        train(request, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.trains
-def test_a_run_begun_from_another_begins_anew_alike(data: Path, tmp_path: Path) -> None:
-    train(wish("language", data, steps=2), tmp_path / "first")
-    asked = wish(
+def test_a_run_from_another_restarts_identically(data: Path, tmp_path: Path) -> None:
+    train(request_for("language", data, steps=2), tmp_path / "first")
+    request = request_for(
         "language", data, f"run.start={str(tmp_path / 'first')!r}", steps=3, evaluate_every=1
     )
-    train(asked, tmp_path / "whole")
+    train(request, tmp_path / "whole")
     with pytest.raises(PowerCut):
-        train(asked, tmp_path / "cut", Cut(1))
-    go_on(tmp_path / "cut")
+        train(request, tmp_path / "cut", Cut(1))
+    resume(tmp_path / "cut")
     same_runs(tmp_path / "whole", tmp_path / "cut")
 
 
+@pytest.mark.slow
 @pytest.mark.trains
-def test_a_run_goes_on_from_another_folder(
+def test_a_run_resumes_from_another_folder(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Paths that were given from here are kept whole."""
+    """Relative paths are stored as absolute paths."""
     monkeypatch.chdir(data)
-    asked = wish("translate", Path("."), "data.valid_source=a.source", "data.valid_target=a.target")
+    request = request_for(
+        "translate", Path("."), "data.valid_source=a.source", "data.valid_target=a.target"
+    )
     with pytest.raises(PowerCut):
-        train(asked, tmp_path / "run", Cut(4))
+        train(request, tmp_path / "run", Cut(4))
     monkeypatch.chdir(tmp_path)
-    assert go_on(tmp_path / "run").progress.finished
+    assert resume(tmp_path / "run").progress.finished
     kept = Run.open(tmp_path / "run").config.data
     assert kept.source == kept.valid_source == str(data / "a.source")
     assert kept.target == kept.valid_target == str(data / "a.target")
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 def test_the_seed_decides(data: Path, tmp_path: Path) -> None:
     for name, seed in (("one", 3), ("two", 3), ("other", 4)):
-        train(wish("language", data, f"run.seed={seed}", "model.dropout=0.1"), tmp_path / name)
+        train(
+            request_for("language", data, f"run.seed={seed}", "model.dropout=0.1"), tmp_path / name
+        )
     same_runs(tmp_path / "one", tmp_path / "two")
     files = [tmp_path / name / "best" / "model.safetensors" for name in ("one", "other")]
     assert not same_tensors(*files)
 
 
 @pytest.mark.trains
-def test_nothing_is_written_before_all_is_settled(data: Path, tmp_path: Path) -> None:
+def test_nothing_is_written_before_the_configuration_is_resolved(
+    data: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "run"
     with pytest.raises(ConfigError, match=r"train.metric must be one of"):
-        train(wish("language", data, "train.metric=bleu"), out)
+        train(request_for("language", data, "train.metric=bleu"), out)
     with pytest.raises(
         ConfigError, match=r"run.task must be one of translate, language, .*: got none"
     ):
-        train(type(wish("language", data))({}), out)
+        train(type(request_for("language", data))({}), out)
     assert not out.exists()
-    train(wish("language", data, steps=1), out)
+    train(request_for("language", data, steps=1), out)
     shutil.rmtree(out / "best")
-    with pytest.raises(SavedError, match="holds a run already"):
-        train(wish("language", data), out)
+    with pytest.raises(SavedError, match="already has a run"):
+        train(request_for("language", data), out)
 
 
 @pytest.mark.trains
-def test_the_loop_is_told_what_was_settled(data: Path) -> None:
-    asked = dict(
+def test_loop_settings_follow_the_configuration(data: Path) -> None:
+    fields = dict(
         accumulate=2,
         clip=0.5,
         evaluate_every=4,
@@ -285,17 +313,19 @@ def test_the_loop_is_told_what_was_settled(data: Path) -> None:
         average_checkpoints=9,
     )
     more = dict(steps=8, warmup=3, min_lr_ratio=0.1)
-    settled = plan_run(wish("language", data, "run.minutes=2", **asked, **more), say=quiet)
-    found = loop_settings(settled.config, torch.device("cpu"))
+    planned = plan_run(request_for("language", data, "run.minutes=2", **fields, **more), say=quiet)
+    settings = loop_settings(planned.config, torch.device("cpu"))
     wanted: dict[str, Any] = dict(
         steps=8, accumulate=2, clip=0.5, evaluate_every=4, save_every=6, keep_checkpoints=5,
         patience=7, average=9, ema=0.0, max_seconds=120.0, precision=torch.float32,
     )  # fmt: skip
-    assert {name: getattr(found, name) for name in wanted} == wanted
-    assert found.schedule(1) == pytest.approx(1 / 3) and found.schedule(8) == pytest.approx(0.1)
+    assert {name: getattr(settings, name) for name in wanted} == wanted
+    assert settings.schedule(1) == pytest.approx(1 / 3) and settings.schedule(8) == pytest.approx(
+        0.1
+    )
 
 
-def test_numbers_are_narrow_only_where_that_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_only_where_it_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu, narrow = torch.device("cpu"), Config().override("run.precision=bfloat16")
     assert find_precision(Config(), cpu) == torch.float32
     monkeypatch.setattr("addnorm.runs.train.is_slow", lambda device, dtype: True)

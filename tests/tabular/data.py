@@ -1,4 +1,4 @@
-"""Small tables that can be learnt in a second, and settings that do."""
+"""A small table that is learnt within a second, and settings for that."""
 
 from typing import Any
 
@@ -20,13 +20,13 @@ QUICK: dict[str, Any] = {
 
 
 def people(rows: int = 240, seed: int = 0) -> tuple[Frame, Array]:
-    """Ages, jobs, dates, a column without meaning; the answer depends on age and job."""
+    """Return ages, jobs, dates and a column of noise; the label depends on age and job."""
     rng = np.random.default_rng(seed)
     age = rng.integers(18, 80, rows).astype(float)
     job = rng.choice(["cook", "nurse", "pilot"], rows).astype(object)
     noise = rng.normal(size=rows)
     start = np.datetime64("2024-01-01") + rng.integers(0, 700, rows)
     age[::17], job[::23] = np.nan, None
-    answer = (np.nan_to_num(age, nan=40) > 45) | (job == "pilot")
+    positive = (np.nan_to_num(age, nan=40) > 45) | (job == "pilot")
     columns = {"age": age, "job": job, "noise": noise, "start": start.astype("datetime64[s]")}
-    return Frame("people", columns), np.where(answer, "yes", "no")
+    return Frame("people", columns), np.where(positive, "yes", "no")

@@ -1,4 +1,4 @@
-"""What is decided for a person who left it open, and that what was asked for is what is done."""
+"""Defaults that depend on the data, and explicit parameters."""
 
 from typing import Any
 
@@ -12,17 +12,17 @@ from addnorm.tabular import (
     TabTransformerClassifier,
 )
 from addnorm.tabular.base import TableEstimator
-from addnorm.tabular.choices import choose_plan
-from addnorm.tabular.fitting import Plan
+from addnorm.tabular.choices import choose_settings
+from addnorm.tabular.fitting import FitSettings
 from tests.tabular.data import QUICK, people
 
 
-def plan(
-    rows: int, held_out: bool = True, kind: Any = FTTransformerClassifier, **asked: Any
-) -> Plan:
-    estimator: TableEstimator = kind(**asked)
+def settings_for(
+    rows: int, held_out: bool = True, kind: Any = FTTransformerClassifier, **parameters: Any
+) -> FitSettings:
+    estimator: TableEstimator = kind(**parameters)
     estimator.seed_ = 5
-    return choose_plan(estimator, rows, held_out)
+    return choose_settings(estimator, rows, held_out)
 
 
 @pytest.mark.parametrize(
@@ -38,8 +38,8 @@ def plan(
         (3_000_000, 512),
     ),
 )
-def test_batches_grow_with_the_rows(rows: int, batch: int) -> None:
-    assert plan(rows).batch == batch
+def test_batch_size_grows_with_the_rows(rows: int, batch: int) -> None:
+    assert settings_for(rows).batch == batch
 
 
 @pytest.mark.parametrize(("held_out", "most"), ((True, 100), (False, 30)))
@@ -47,17 +47,17 @@ def test_batches_grow_with_the_rows(rows: int, batch: int) -> None:
 def test_training_is_20_000_steps_at_most_but_10_epochs_at_least(
     rows: int, held_out: bool, most: int
 ) -> None:
-    """The epochs by counting up: one more as long as all its steps fit."""
-    found = plan(rows, held_out)
-    steps = len(range(0, rows, found.batch))
+    """Count the epochs up as long as all their steps fit."""
+    settings = settings_for(rows, held_out)
+    steps = len(range(0, rows, settings.batch))
     epochs = 0
     while epochs < most and (epochs + 1) * steps <= 20_000:
         epochs += 1
-    assert found.epochs == max(epochs, 10)
+    assert settings.epochs == max(epochs, 10)
 
 
-def test_what_is_asked_for_is_what_is_done() -> None:
-    asked: dict[str, Any] = {
+def test_parameters_are_used() -> None:
+    parameters: dict[str, Any] = {
         "batch_size": 7,
         "epochs": 3,
         "learning_rate": 0.0,
@@ -70,38 +70,38 @@ def test_what_is_asked_for_is_what_is_done() -> None:
         "ema": 0.5,
         "minutes": 1.5,
     }
-    found = plan(10_000, **asked)
+    settings = settings_for(10_000, **parameters)
     renamed = {"batch_size": "batch", "learning_rate": "rate"}
-    for name, value in asked.items():
-        assert getattr(found, renamed.get(name, name)) == value, name
-    assert found.seed == 5
+    for name, value in parameters.items():
+        assert getattr(settings, renamed.get(name, name)) == value, name
+    assert settings.seed == 5
 
 
 @pytest.mark.parametrize(
     ("kind", "rate"),
     ((FTTransformerClassifier, 1e-4), (TabTransformerClassifier, 1e-3), (SAINTClassifier, 1e-4)),
 )
-def test_the_rate_is_the_papers(kind: Any, rate: float) -> None:
-    assert plan(100, kind=kind).rate == rate
+def test_the_default_learning_rate_is_published(kind: Any, rate: float) -> None:
+    assert settings_for(100, kind=kind).rate == rate
 
 
 @pytest.mark.trains
-def test_the_network_is_the_one_asked_for() -> None:
-    """Numbers and sizes of every part, in a model that was fitted."""
+def test_the_network_has_the_requested_sizes() -> None:
+    """Check the sizes of every part of a fitted model."""
     X, _ = people(40)
-    asked: dict[str, Any] = {"width": 24, "depth": 3, "heads": 4, "members": 2}
-    made = FTTransformerRegressor(**QUICK | asked | {"epochs": 1}).fit(X, X.columns["noise"])
-    config, trunk = made.model_.config, made.model_.config.trunk
+    parameters: dict[str, Any] = {"width": 24, "depth": 3, "heads": 4, "members": 2}
+    model = FTTransformerRegressor(**QUICK | parameters | {"epochs": 1}).fit(X, X.columns["noise"])
+    config, trunk = model.model_.config, model.model_.config.trunk
     assert (trunk.width, trunk.depth, trunk.heads) == (24, 3, 4) and config.members == 2
     assert trunk.ffn_width == 32, "4/3 of the width, as published"
-    assert config.numbers == len(made.encoder_.numbers) and config.outputs == 1
-    given = FTTransformerRegressor(**QUICK | asked | {"epochs": 1, "ffn_width": 10})
-    assert given.fit(X, X.columns["noise"]).model_.config.trunk.ffn_width == 10
+    assert config.numbers == len(model.encoder_.numbers) and config.outputs == 1
+    explicit = FTTransformerRegressor(**QUICK | parameters | {"epochs": 1, "ffn_width": 10})
+    assert explicit.fit(X, X.columns["noise"]).model_.config.trunk.ffn_width == 10
 
 
 @pytest.mark.trains
 @pytest.mark.parametrize(("classes", "outputs"), ((2, 1), (3, 3), (4, 4)))
-def test_two_classes_are_one_output(classes: int, outputs: int) -> None:
+def test_two_classes_have_one_output(classes: int, outputs: int) -> None:
     X, _ = people(40)
     model = FTTransformerClassifier(**QUICK | {"epochs": 1}).fit(X, np.arange(40) % classes)
     assert model.model_.config.outputs == outputs
@@ -109,22 +109,24 @@ def test_two_classes_are_one_output(classes: int, outputs: int) -> None:
 
 
 @pytest.mark.trains
-def test_piecewise_embeddings_are_for_tables_with_numbers() -> None:
-    """A table of categories alone has no edges to place, and is learnt from all the same."""
+def test_piecewise_embeddings_without_numeric_columns() -> None:
+    """A table of categories alone has no bin edges, and can be fitted."""
     X, y = people(60)
     jobs = X.without("age", "noise", "start")
     model = FTTransformerClassifier(**QUICK | {"epochs": 1}, embedding="piecewise").fit(jobs, y)
     assert model.model_.config.numbers == 0 and model.predict(jobs).shape == (60,)
-    some = FTTransformerClassifier(
+    with_bins = FTTransformerClassifier(
         **QUICK | {"epochs": 1}, embedding="piecewise", embedding_options={"bins": 3}
     ).fit(X, y)
-    edges = some.model_.config.embedding_options["edges"]
-    assert len(edges) == len(some.encoder_.numbers) and all(2 <= len(row) <= 4 for row in edges)
+    edges = with_bins.model_.config.embedding_options["edges"]
+    assert len(edges) == len(with_bins.encoder_.numbers) and all(
+        2 <= len(row) <= 4 for row in edges
+    )
 
 
 @pytest.mark.trains
-def test_bins_of_classes_are_where_classes_part() -> None:
-    """Codes of classes are no numbers: 2 lies between 0 and 1 as well as anything."""
+def test_bin_edges_separate_the_classes() -> None:
+    """Class indices are not numbers: class 2 may lie between 0 and 1."""
     x = np.linspace(0, 1, 110)
     y = np.array([0] * 10 + [2] * 50 + [1] * 50)
     settings = QUICK | {"epochs": 1, "valid": 0.0, "scaling": "none"}

@@ -1,4 +1,4 @@
-"""Which columns matter, each view by hand: by shuffling, by gradients, by attention."""
+"""Each measure of which columns matter against a naive loop: permutation, gradients, attention."""
 
 from typing import Any
 
@@ -18,14 +18,14 @@ from addnorm.tabular import (
     TabTransformerRegressor,
 )
 from addnorm.tabular.explain import (
-    MOST_ROWS,
+    MAX_EXPLAINED_ROWS,
     Explanation,
     RowExplanation,
-    attend,
-    explain,
+    expected_gradients,
     explain_row,
-    integrated,
-    permute,
+    explain_table,
+    mean_attention,
+    permutation_importance,
 )
 from tests.tabular.data import QUICK, people
 
@@ -45,16 +45,16 @@ def classes() -> FTTransformerClassifier:
 
 
 def tokens_of(model: Any) -> dict[str, list[int]]:
-    """The tokens of each column, by their names: `start (month)` is one of start's."""
-    found: dict[str, list[int]] = {}
-    for place, name in enumerate(model.encoder_.names):
-        found.setdefault(name.split(" (")[0], []).append(place)
-    return found
+    """Return the tokens of each column, by name: `start (month)` is a token of `start`."""
+    tokens: dict[str, list[int]] = {}
+    for index, name in enumerate(model.encoder_.names):
+        tokens.setdefault(name.split(" (")[0], []).append(index)
+    return tokens
 
 
 @pytest.mark.trains
 @pytest.mark.parametrize("task", ("numbers", "classes"))
-def test_permutation_is_the_mean_rise_of_the_loss(
+def test_permutation_importance_is_the_mean_increase_of_the_loss(
     task: str, numbers: FTTransformerRegressor, classes: FTTransformerClassifier
 ) -> None:
     """Each column's tokens are shuffled together, in the same order for every column."""
@@ -67,9 +67,9 @@ def test_permutation_is_the_mean_rise_of_the_loss(
 
     def loss(x: np.ndarray[Any, Any], codes: np.ndarray[Any, Any]) -> float:
         with torch.no_grad():
-            told = model.model_(torch.from_numpy(x), torch.from_numpy(codes)).mean(dim=1)
+            value = model.model_(torch.from_numpy(x), torch.from_numpy(codes)).mean(dim=1)
         total = 0.0
-        for y, t in zip(told, target, strict=True):
+        for y, t in zip(value, target, strict=True):
             if task == "numbers":
                 total += float(y[0] - t) ** 2
             else:
@@ -79,7 +79,7 @@ def test_permutation_is_the_mean_rise_of_the_loss(
     x, codes = table.numbers.numpy(), table.codes.numpy()
     base, rng = loss(x, codes), np.random.default_rng(7)
     columns, count = tokens_of(model), x.shape[1]
-    wanted = dict.fromkeys(columns, 0.0)
+    expected = dict.fromkeys(columns, 0.0)
     for _ in range(2):
         order = rng.permutation(120)
         for name, tokens in columns.items():
@@ -89,79 +89,131 @@ def test_permutation_is_the_mean_rise_of_the_loss(
                     other[:, t] = x[order, t]
                 else:
                     others[:, t - count] = codes[order, t - count]
-            wanted[name] += (loss(other, others) - base) / 2
+            expected[name] += (loss(other, others) - base) / 2
     names = list(columns)
-    member = [names.index(name.split(" (")[0]) for name in model.encoder_.names]
-    found = permute(model.model_, table, target, member, np.random.default_rng(7), 2)
-    assert found.tolist() == pytest.approx(list(wanted.values()), abs=1e-5)
+    column_of_token = [names.index(name.split(" (")[0]) for name in model.encoder_.names]
+    result = permutation_importance(
+        model.model_, table, target, column_of_token, np.random.default_rng(7), 2
+    )
+    assert result.tolist() == pytest.approx(list(expected.values()), abs=1e-5)
     assert torch.equal(table.numbers.isnan(), model.encoder_.encode(X).numbers.isnan())
-    told = explain(model, X, Z if task == "numbers" else THREE, seed=7, repeats=2)
-    assert told.columns == tuple(names)
-    assert told.permutation == pytest.approx(tuple(wanted.values()), abs=1e-5)
+    value = explain_table(model, X, Z if task == "numbers" else THREE, seed=7, repeats=2)
+    assert value.columns == tuple(names)
+    assert value.permutation == pytest.approx(tuple(expected.values()), abs=1e-5)
 
 
 @pytest.mark.trains
-def test_gradients_of_a_date_are_those_of_its_parts(numbers: FTTransformerRegressor) -> None:
-    """Shares of the parts are added with their signs, then sized, then averaged over rows."""
+def test_gradients_of_the_parts_of_a_date_are_summed(numbers: FTTransformerRegressor) -> None:
+    """Contributions of the parts are summed with their signs, then |sums| averaged over rows."""
     assert len(tokens_of(numbers)["start"]) > 1
-    found = explain(numbers, X, Z)
-    shares = integrated(numbers.model_, numbers.encoder_.encode(X))[0].double().numpy()
-    for name, told in zip(found.columns, found.gradient, strict=True):
-        each = [abs(sum(row[t] for t in tokens_of(numbers)[name])) for row in shares]
-        assert told == pytest.approx(sum(each) / 120 * numbers.scale_, rel=1e-4)
+    result = explain_table(numbers, X, Z)
+    contributions = (
+        expected_gradients(numbers.model_, numbers.encoder_.encode(X))[0].double().numpy()
+    )
+    for name, value in zip(result.columns, result.gradient, strict=True):
+        each = [abs(sum(row[t] for t in tokens_of(numbers)[name])) for row in contributions]
+        assert value == pytest.approx(sum(each) / 120 * numbers.scale_, rel=1e-4)
     assert numbers.scale_ == pytest.approx(Z.std(), rel=0.3), "in the target's own unit"
 
 
 @pytest.mark.trains
-def test_attention_to_a_date_is_that_to_its_parts(numbers: FTTransformerRegressor) -> None:
-    found = explain(numbers, X, Z)
-    _, _, summary = attend(numbers, numbers.encoder_.encode(X))
-    assert summary is not None and found.attention is not None
-    for name, told in zip(found.columns, found.attention, strict=True):
-        assert told == pytest.approx(sum(float(summary[t]) for t in tokens_of(numbers)[name]))
+def test_attention_to_the_parts_of_a_date_is_summed(numbers: FTTransformerRegressor) -> None:
+    result = explain_table(numbers, X, Z)
+    _, _, summary = mean_attention(numbers, numbers.encoder_.encode(X))
+    assert summary is not None and result.attention is not None
+    for name, value in zip(result.columns, result.attention, strict=True):
+        assert value == pytest.approx(sum(float(summary[t]) for t in tokens_of(numbers)[name]))
 
 
 @pytest.mark.trains
-def test_shares_of_one_row_are_in_the_targets_unit(numbers: FTTransformerRegressor) -> None:
-    """From a row with nothing known: its answer, plus the shares, is the row's."""
+def test_contributions_are_in_units_of_the_target(numbers: FTTransformerRegressor) -> None:
+    """The baseline (mean of the background rows) plus the contributions is the prediction."""
     one = explain_row(numbers, X, 3)
-    gone = Frame("t", {name: column[:1].copy() for name, column in X.columns.items()})
-    gone.columns["age"][0] = gone.columns["noise"][0] = np.nan
-    gone.columns["job"][0], gone.columns["start"][0] = None, np.datetime64("NaT")
-    assert one.typical == pytest.approx(float(numbers.predict(gone)[0]), rel=1e-5)
-    assert one.answer == pytest.approx(float(numbers.predict(X)[3]), rel=1e-5)
-    assert one.typical + sum(one.shares) == pytest.approx(one.answer, rel=0.01)
-    assert one.about == "the number predicted" and one.columns == ("age", "noise", "start", "job")
+    assert one.baseline_name == "64 rows of the table"
+    assert one.output == pytest.approx(float(numbers.predict(X)[3]), rel=1e-5)
+    assert one.baseline + sum(one.contributions) == pytest.approx(one.output, rel=0.01)
+    assert one.output_name == "the predicted number"
+    assert one.columns == ("age", "noise", "start", "job")
     assert one.values[one.columns.index("job")] == X.columns["job"][3]
-    missing = explain_row(numbers, gone, 0)
-    assert set(missing.values) == {"missing"} and not any(missing.shares)
+    background = X.take(np.arange(40, 60))
+    other = explain_row(numbers, X, 3, background=background)
+    assert other.baseline_name == "20 rows of the background"
+    assert other.baseline == pytest.approx(float(numbers.predict(background).mean()), rel=1e-5)
+    assert other.baseline + sum(other.contributions) == pytest.approx(other.output, rel=0.01)
+    same = explain_row(numbers, X, 3, background=X.take(np.array([3])))
+    assert same.contributions == pytest.approx([0] * 4, abs=1e-3)
 
 
 @pytest.mark.trains
-def test_one_row_of_several_classes_is_about_the_likeliest(
+def test_values_of_a_row_with_everything_missing_are_shown_as_missing(
+    numbers: FTTransformerRegressor,
+) -> None:
+    missing_row = Frame("t", {name: column[:1].copy() for name, column in X.columns.items()})
+    missing_row.columns["age"][0] = missing_row.columns["noise"][0] = np.nan
+    missing_row.columns["job"][0], missing_row.columns["start"][0] = None, np.datetime64("NaT")
+    missing = explain_row(numbers, missing_row, 0, background=missing_row)
+    assert set(missing.values) == {"missing"}
+    assert missing.output == pytest.approx(float(numbers.predict(missing_row)[0]), rel=1e-5)
+    assert not any(missing.contributions)
+
+
+@pytest.mark.trains
+def test_a_single_row_is_compared_with_random_ones(
+    numbers: FTTransformerRegressor, classes: FTTransformerClassifier
+) -> None:
+    for model in (numbers, classes):
+        one = explain_row(model, X.take(np.array([3])), 0)
+        assert one.baseline_name == "64 rows with columns drawn at random"
+        total = one.baseline + sum(one.contributions)
+        assert total == pytest.approx(one.output, rel=0.02, abs=0.02)
+        assert one == explain_row(model, X.take(np.array([3])), 0)
+
+
+@pytest.mark.trains
+def test_interactions_of_a_row(numbers: FTTransformerRegressor) -> None:
+    """Compare one pair with its definition: joint effect minus the single effects."""
+    rest = X.take(np.arange(40, 50))
+    one = explain_row(numbers, X, 3, background=rest)
+    effects = {frozenset(pair[:2]): pair[2] for pair in one.interactions}
+    assert len(effects) == 6
+
+    def mean_with(*kept: str) -> float:
+        mixed = {name: column.copy() for name, column in rest.columns.items()}
+        for name in kept:
+            mixed[name][:] = X.columns[name][3]
+        return float(numbers.predict(Frame("t", mixed)).mean())
+
+    expected = mean_with("age", "noise") - mean_with("age") - mean_with("noise") + mean_with()
+    assert effects[frozenset(("age", "noise"))] == pytest.approx(expected, rel=1e-3, abs=1e-3)
+    sizes = [abs(pair[2]) for pair in one.interactions]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+@pytest.mark.trains
+def test_a_row_explanation_is_for_the_most_likely_class(
     classes: FTTransformerClassifier,
 ) -> None:
     for row in (0, 5, 119):
         one = explain_row(classes, X, row)
         likeliest = classes.predict(X.take(np.array([row])))[0]
-        assert one.about == f"the logit of {likeliest}"
-        told = classes._answers(X.take(np.array([row])))[0]
-        assert one.answer == pytest.approx(float(told.max()), rel=1e-4)
-        sure = classes.predict_proba(X.take(np.array([row])))[0].max()
-        assert one.probability == pytest.approx(float(sure), rel=1e-6)
+        assert one.output_name == f"the logit of {likeliest}"
+        value = classes._predict(X.take(np.array([row])))[0]
+        assert one.output == pytest.approx(float(value.max()) / classes.temperature_, rel=1e-4)
+        probability = classes.predict_proba(X.take(np.array([row])))[0].max()
+        assert one.probability == pytest.approx(float(probability), rel=1e-6)
     for row in (-1, 120):
         with pytest.raises(InputError, match=f"row must be 0 to 119: got {row}"):
             explain_row(classes, X, row)
 
 
-def test_the_strongest_come_first() -> None:
+def test_ranked_sorts_by_importance() -> None:
     one = RowExplanation(
         columns=("a", "b", "c"),
         values=("1", "2", "3"),
-        shares=(0.5, -2.0, 1.0),
-        answer=0.0,
-        typical=0.5,
-        about="",
+        contributions=(0.5, -2.0, 1.0),
+        output=0.0,
+        baseline=0.5,
+        output_name="",
     )
     assert one.ranked() == [("b", "2", -2.0), ("c", "3", 1.0), ("a", "1", 0.5)]
     every = Explanation(
@@ -169,17 +221,18 @@ def test_the_strongest_come_first() -> None:
         permutation=(0.1, -3.0, 0.7),
         gradient=(0.0, 0.0, 0.0),
         attention=None,
-        looks=np.zeros((0, 0)),
-        looking=(),
+        column_attention=np.zeros((0, 0)),
+        attention_columns=(),
         agreement={},
     )
     assert every.ranked() == [("c", 0.7), ("a", 0.1), ("b", -3.0)]
 
 
 @pytest.mark.trains
-def test_no_more_rows_are_looked_at_than_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of many rows some, drawn by the seed, with their own answers."""
-    monkeypatch.setattr("addnorm.tabular.explain.MOST_ROWS", 50)
+def test_at_most_500_rows_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many rows some are drawn by the seed, with their targets."""
+    monkeypatch.setattr("addnorm.tabular.explain.MAX_EXPLAINED_ROWS", 50)
+    monkeypatch.setattr("addnorm.lens.columns.CHUNK", 50)
     model = FTTransformerRegressor(**QUICK).fit(X, Z)
     rows: list[int] = []
     forward = model.model_.head.forward
@@ -189,63 +242,59 @@ def test_no_more_rows_are_looked_at_than_needed(monkeypatch: pytest.MonkeyPatch)
         return forward(hidden)
 
     monkeypatch.setattr(model.model_.head, "forward", count)
-    one, again, other = (explain(model, X, Z, seed=seed) for seed in (0, 0, 1))
+    one, again, other = (explain_table(model, X, Z, seed=seed) for seed in (0, 0, 1))
     assert max(rows) <= 64 and one.permutation == again.permutation != other.permutation
-    assert one.ranked()[0][0] == "noise", "rows keep their answers"
-    assert MOST_ROWS == 500
+    assert one.ranked()[0][0] == "noise", "rows keep their targets"
+    assert MAX_EXPLAINED_ROWS == 500
 
 
 @pytest.mark.trains
 @pytest.mark.parametrize("kind", (TabTransformerClassifier, TabTransformerRegressor))
 def test_tab_transformer_has_no_summary(kind: Any) -> None:
-    """Categories look at one another; numbers stand beside, and are explained all the same."""
+    """Only categories attend to each other; numbers are explained too."""
     table = Frame("t", {**X.columns, "other": X.columns["job"][::-1]})
     y = Y if kind is TabTransformerClassifier else Z
     model = kind(**QUICK | {"epochs": 1}).fit(table, y)
-    found = explain(model, table, y)
-    assert found.attention is None and set(found.agreement) == {"permutation and gradient"}
-    assert found.looking == ("job", "other") and found.looks.shape == (2, 2)
-    assert found.looks.sum(axis=1).tolist() == pytest.approx([1, 1], abs=1e-5)
-    assert len(found.gradient) == 5 and all(share >= 0 for share in found.gradient)
+    result = explain_table(model, table, y)
+    assert result.attention is None and set(result.agreement) == {"permutation and gradient"}
+    assert result.attention_columns == ("job", "other") and result.column_attention.shape == (2, 2)
+    assert result.column_attention.sum(axis=1).tolist() == pytest.approx([1, 1], abs=1e-5)
+    assert len(result.gradient) == 5 and all(share >= 0 for share in result.gradient)
     plain = kind(**QUICK | {"epochs": 1}).fit(X.without("job"), y)
     assert isinstance(plain.model_, TabTransformerModel)
-    alone = explain(plain, X.without("job"), y)
-    assert alone.looking == () and alone.looks.shape == (0, 0)
+    alone = explain_table(plain, X.without("job"), y)
+    assert alone.attention_columns == () and alone.column_attention.shape == (0, 0)
     assert alone.gradient[alone.columns.index("noise")] > 0
 
 
 @pytest.mark.trains
-def test_gradients_of_numbers_beside_the_stack() -> None:
-    """In TabTransformer a number is one place of the network's input, where its slope is taken."""
+def test_gradients_of_numbers_in_tab_transformer() -> None:
+    """A number is one element of the input, and its gradient is taken there."""
     model = TabTransformerRegressor(**QUICK | {"epochs": 1}).fit(X, Z)
     table = model.encoder_.encode(X.take(np.arange(5)))
     body: Any = model.model_
     filled = body.impute(table.numbers).detach()
-    words, start = body.tokens(table.numbers, table.codes).detach(), filled.mean(dim=0)
-    found, _, _ = integrated(body, table, steps=2)
+    words = body.tokens(table.numbers, table.codes).detach()
+    result, _, _ = expected_gradients(body, table, table.take(torch.tensor([4])), draws=1, steps=1)
     for row in range(5):
-        slope = torch.zeros_like(start)
-        for middle in (0.25, 0.75):
-            at = (start + middle * (filled[row] - start)).requires_grad_()
-            token = words.mean(dim=0) + middle * (words[row] - words.mean(dim=0))
-            body.from_tokens(at[None], token[None]).sum().backward()
-            assert at.grad is not None
-            slope += at.grad / 2
-        wanted = ((filled[row] - start) * slope).tolist()
-        assert found[row, : len(start)].tolist() == pytest.approx(wanted, abs=1e-5)
+        point = ((filled[4] + filled[row]) / 2).requires_grad_()
+        body.from_tokens(point[None], ((words[4] + words[row]) / 2)[None]).sum().backward()
+        assert point.grad is not None
+        expected = ((filled[row] - filled[4]) * point.grad).tolist()
+        assert result[row, : len(filled[0])].tolist() == pytest.approx(expected, abs=1e-5)
 
 
-def test_what_is_not_fitted_cannot_be_explained() -> None:
-    for ask in (lambda m: explain(m, X, Y), lambda m: explain_row(m, X, 0)):
+def test_explaining_needs_a_fitted_estimator() -> None:
+    for explain in (lambda m: explain_table(m, X, Y), lambda m: explain_row(m, X, 0)):
         with pytest.raises(NotFittedError):
-            ask(FTTransformerClassifier())
+            explain(FTTransformerClassifier())
 
 
 @pytest.mark.trains
-def test_explaining_leaves_the_model_as_it_was(classes: FTTransformerClassifier) -> None:
+def test_explaining_does_not_change_the_model(classes: FTTransformerClassifier) -> None:
     before = classes.predict_proba(X)
     weights = [p.grad for p in classes.model_.parameters()]
-    explain(classes, X.take(np.arange(30)), THREE[:30])
+    explain_table(classes, X.take(np.arange(30)), THREE[:30])
     explain_row(classes, X, 1)
     assert np.array_equal(classes.predict_proba(X), before)
     assert [p.grad for p in classes.model_.parameters()] == weights
@@ -254,26 +303,26 @@ def test_explaining_leaves_the_model_as_it_was(classes: FTTransformerClassifier)
 
 @pytest.mark.trains
 def test_columns_are_matched_by_name(classes: FTTransformerClassifier) -> None:
-    """Their order in the rows to explain does not matter, and is not taken over."""
-    some, answers = X.take(np.arange(30)), THREE[:30]
-    turned = Frame("t", dict(reversed(some.columns.items())))
-    one, other = explain(classes, some, answers), explain(classes, turned, answers)
+    """Their order in the explained rows does not matter, and does not change the estimator."""
+    rows, labels = X.take(np.arange(30)), THREE[:30]
+    reordered = Frame("t", dict(reversed(rows.columns.items())))
+    one, other = explain_table(classes, rows, labels), explain_table(classes, reordered, labels)
     assert one.columns == other.columns and one.permutation == other.permutation
-    assert explain_row(classes, turned, 2) == explain_row(classes, some, 2)
+    assert explain_row(classes, reordered, 2) == explain_row(classes, rows, 2)
     assert list(classes.feature_names_in_) == X.names
     with pytest.raises(InputError, match="it lacks 'age'"):
-        explain(classes, some.without("age"), answers)
+        explain_table(classes, rows.without("age"), labels)
     with pytest.raises(InputError, match="X has 3 features, but FTTransformerClassifier is expect"):
         explain_row(classes, np.zeros((5, 3)), 0)
     assert classes.n_features_in_ == 4
 
 
 @pytest.mark.trains
-def test_rows_alike_have_no_shares(classes: FTTransformerClassifier) -> None:
-    """The typical row of rows that are all one is that row: nothing is left to share out."""
+def test_identical_rows_have_zero_contributions(classes: FTTransformerClassifier) -> None:
+    """The baseline of identical rows is the row itself."""
     same = X.take(np.zeros(4, dtype=int))
     table = classes.encoder_.encode(same)
     assert isinstance(table, EncodedTable)
-    shares, end, start = integrated(classes.model_, table)
-    assert torch.allclose(shares, torch.zeros_like(shares), atol=1e-6)
+    contributions, end, start = expected_gradients(classes.model_, table)
+    assert torch.allclose(contributions, torch.zeros_like(contributions), atol=1e-6)
     assert torch.allclose(end, start, atol=1e-5)

@@ -1,4 +1,4 @@
-"""What the loop is given of a table: every row once, its weight, and what is kept in the end."""
+"""Training on tables: batches, losses, metrics, dropped cells, and the final weights."""
 
 import math
 import time
@@ -12,14 +12,14 @@ from addnorm.data.table.encode import MISSING, OTHER, EncodedTable
 from addnorm.models.tabular import TabularConfig, TabularModel, build_tabular, trunk_of
 from addnorm.tabular import FTTransformerClassifier, FTTransformerRegressor, SAINTClassifier
 from addnorm.tabular.fitting import (
-    Plan,
+    FitSettings,
     Rows,
     TableTraining,
-    answer,
     drop_cells,
-    pick,
+    fit_network,
+    likeliest_class,
+    predict_outputs,
     swap_cells,
-    train,
 )
 from tests.tabular.data import QUICK, people
 
@@ -52,12 +52,12 @@ def draw(rows: int, classes: int, *, weighted: bool = False) -> Rows:
     return Rows(EncodedTable(numbers, codes), target, weight)
 
 
-def plan(**changes: Any) -> Plan:
-    return Plan(**{"batch": 8, "epochs": 1, "rate": 1e-2, **changes})
+def make_settings(**changes: Any) -> FitSettings:
+    return FitSettings(**{"batch": 8, "epochs": 1, "rate": 1e-2, **changes})
 
 
-def test_every_epoch_has_every_row_once_in_another_order() -> None:
-    task = TableTraining(draw(30, 2), None, plan(seed=4), 2)
+def test_each_epoch_has_every_row_once_in_a_new_order() -> None:
+    task = TableTraining(draw(30, 2), None, make_settings(seed=4), 2)
     orders = []
     for epoch in range(3):
         parts = task.plan(epoch)
@@ -65,7 +65,7 @@ def test_every_epoch_has_every_row_once_in_another_order() -> None:
         orders.append(torch.cat(list(parts)).tolist())
         assert sorted(orders[-1]) == list(range(30))
         assert orders[-1] == torch.cat(list(task.plan(epoch))).tolist()
-    other = TableTraining(draw(30, 2), None, plan(seed=5), 2)
+    other = TableTraining(draw(30, 2), None, make_settings(seed=5), 2)
     orders.append(torch.cat(list(other.plan(0))).tolist())
     assert len({tuple(order) for order in orders}) == 4
 
@@ -75,14 +75,14 @@ def test_every_epoch_has_every_row_once_in_another_order() -> None:
 def test_the_loss_of_a_batch_is_the_weighted_mean_of_its_rows(classes: int) -> None:
     rows = draw(12, classes, weighted=True)
     model = network(3 if classes == 3 else 1, members=2)
-    task = TableTraining(rows, None, plan(), classes)
+    task = TableTraining(rows, None, make_settings(), classes)
     batch = task.batch(torch.arange(3, 9))
     assert task.tokens(batch) == 6
-    told = model(rows.table.numbers, rows.table.codes)
+    outputs = model(rows.table.numbers, rows.table.codes)
     total = 0.0
     for row in range(3, 9):
         for member in range(2):
-            y, t = told[row, member], rows.target[row]
+            y, t = outputs[row, member], rows.target[row]
             if classes == 3:
                 loss = -float(y.log_softmax(0)[t])
             elif classes:
@@ -96,45 +96,47 @@ def test_the_loss_of_a_batch_is_the_weighted_mean_of_its_rows(classes: int) -> N
 
 @torch.no_grad()
 @pytest.mark.parametrize("classes", (0, 2, 3))
-def test_held_out_figures_are_weighted_and_of_the_members_mean(classes: int) -> None:
+def test_held_out_metrics_are_weighted_and_of_the_mean_of_the_members(classes: int) -> None:
     rows = draw(21, classes, weighted=True)
     model = network(3 if classes == 3 else 1, members=3)
-    found = TableTraining(rows, rows, plan(), classes).evaluate(model)
-    told = model(rows.table.numbers, rows.table.codes).mean(dim=1)
-    loss = right = total = 0.0
-    for y, t, w in zip(told, rows.target, rows.weight.tolist(), strict=True):
+    result = TableTraining(rows, rows, make_settings(), classes).evaluate(model)
+    outputs = model(rows.table.numbers, rows.table.codes).mean(dim=1)
+    loss = correct = total = 0.0
+    for y, t, w in zip(outputs, rows.target, rows.weight.tolist(), strict=True):
         total += w
         if classes:
-            chances = y.softmax(0) if classes == 3 else torch.sigmoid(torch.stack((-y[0], y[0])))
-            loss -= w * math.log(float(chances[t]))
-            right += w * (int(chances.argmax()) == int(t))
+            probabilities = (
+                y.softmax(0) if classes == 3 else torch.sigmoid(torch.stack((-y[0], y[0])))
+            )
+            loss -= w * math.log(float(probabilities[t]))
+            correct += w * (int(probabilities.argmax()) == int(t))
         else:
             loss += w * float(y[0] - t) ** 2
-    assert found["loss"] == pytest.approx(loss / total, rel=1e-4)
-    assert ("accuracy" in found) is bool(classes)
+    assert result["loss"] == pytest.approx(loss / total, rel=1e-4)
+    assert ("accuracy" in result) is bool(classes)
     if classes:
-        assert found["accuracy"] == pytest.approx(right / total, rel=1e-5)
+        assert result["accuracy"] == pytest.approx(correct / total, rel=1e-5)
 
 
-def test_the_best_weights_may_be_those_most_often_right() -> None:
-    task = TableTraining(draw(9, 2), None, plan(metric="accuracy"), 2)
+def test_accuracy_may_decide_which_weights_are_best() -> None:
+    task = TableTraining(draw(9, 2), None, make_settings(metric="accuracy"), 2)
     assert task.metric == "accuracy" and task.higher_is_better
-    numbers = TableTraining(draw(9, 0), None, plan(metric="accuracy"), 0)
+    numbers = TableTraining(draw(9, 0), None, make_settings(metric="accuracy"), 0)
     assert numbers.metric == "loss" and not numbers.higher_is_better
 
 
-def test_the_likeliest_class() -> None:
-    assert pick(torch.tensor([[-0.1], [0.1], [7.0]])).tolist() == [0, 1, 1]
-    assert pick(torch.tensor([[3.0, 1.0, 2.0], [0.0, -1.0, 5.0]])).tolist() == [0, 2]
+def test_likeliest_class() -> None:
+    assert likeliest_class(torch.tensor([[-0.1], [0.1], [7.0]])).tolist() == [0, 1, 1]
+    assert likeliest_class(torch.tensor([[3.0, 1.0, 2.0], [0.0, -1.0, 5.0]])).tolist() == [0, 2]
 
 
-def test_cells_are_hidden_one_by_one_and_the_others_left_as_they_are() -> None:
+def test_cells_are_dropped_independently_and_others_unchanged() -> None:
     torch.manual_seed(0)
     rows = draw(3000, 2).table
     numbers, codes = drop_cells(rows, 0.4)
-    gone = numbers.isnan()
-    assert torch.equal(numbers[~gone], rows.numbers[~gone])
-    both = float((gone[:, 0] & gone[:, 1]).float().mean())
+    dropped = numbers.isnan()
+    assert torch.equal(numbers[~dropped], rows.numbers[~dropped])
+    both = float((dropped[:, 0] & dropped[:, 1]).float().mean())
     assert both == pytest.approx(0.16, abs=0.03), "cells are drawn, not rows"
     known = (codes != MISSING) & (codes != OTHER)
     assert torch.equal(codes[known], rows.codes[known])
@@ -152,26 +154,26 @@ def test_nearly_all_cells_may_be_dropped_or_swapped() -> None:
 
 
 @pytest.mark.trains
-def test_rows_are_learnt_from_as_often_as_their_weight() -> None:
-    """A row of weight 2 is the same as that row twice, in one step over all rows."""
+def test_a_weight_of_two_equals_a_repeated_row() -> None:
+    """In one step over all rows, a row of weight 2 is the same as that row twice."""
     rows = draw(6, 0)
     weight = torch.tensor([2.0, 1.0, 1.0, 2.0, 1.0, 1.0])
     twice = torch.tensor([0, 0, 1, 2, 3, 3, 4, 5])
     ends = []
-    for given in (
+    for data in (
         Rows(rows.table, rows.target, weight / weight.mean()),
         Rows(rows.table.take(twice), rows.target[twice], torch.ones(8)),
     ):
         model = network()
-        train(model, given, None, plan(batch=8, weight_decay=0.0, clip=0.0), 0)
+        fit_network(model, data, None, make_settings(batch=8, weight_decay=0.0, clip=0.0), 0)
         ends.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     same = (ends[0] - ends[1]).abs() < 1e-4
     assert float(same.float().mean()) > 0.98, "Adam's first step is ± the rate, whatever the size"
 
 
 @pytest.mark.trains
-def test_numbers_are_standardised_by_the_mean_and_spread_of_weighted_rows() -> None:
-    """A row of weight 2 counts twice; where no row to learn from has any, all are alike."""
+def test_targets_are_standardised_by_weighted_mean_and_deviation() -> None:
+    """A row of weight 2 counts twice; if all training rows have weight 0, they count equally."""
     X, _ = people(20)
     y, weight = 100 + 7 * X.columns["noise"], np.arange(20) % 3.0
     settings = QUICK | {"epochs": 1, "valid": 0.0}
@@ -188,52 +190,54 @@ def test_numbers_are_standardised_by_the_mean_and_spread_of_weighted_rows() -> N
 
 
 @pytest.mark.parametrize("rows", (1, 31, 32, 33, 100))
-def test_answers_are_those_of_the_model_row_by_row(rows: int) -> None:
+def test_outputs_equal_those_of_single_rows(rows: int) -> None:
     model, table = network(3, members=2), draw(rows, 2).table
-    found = answer(model, table, 40)
-    assert found.shape == (rows, 2, 3)
+    result = predict_outputs(model, table, 40)
+    assert result.shape == (rows, 2, 3)
     with torch.no_grad():
         for row in range(rows):
             one = model(table.numbers[row : row + 1], table.codes[row : row + 1])[0]
-            assert torch.allclose(found[row], one, atol=1e-5)
+            assert torch.allclose(result[row], one, atol=1e-5)
 
 
-def test_rows_that_meet_are_answered_with_those_they_come_with() -> None:
-    """SAINT looks along rows: no row is added to a batch, and batches are as asked for."""
+def test_batches_of_saint_are_not_padded() -> None:
+    """SAINT attends to rows, so no row is added to a batch."""
     model, table = network(kind="saint"), draw(21, 2).table
     with torch.no_grad():
         parts = [model(table.numbers[i : i + 8], table.codes[i : i + 8]) for i in (0, 8, 16)]
-    assert torch.equal(answer(model, table, 8), torch.cat(parts))
+    assert torch.equal(predict_outputs(model, table, 8), torch.cat(parts))
 
 
 @pytest.mark.trains
-def test_saint_predicts_in_batches_of_its_training() -> None:
+def test_saint_predicts_in_batches_of_the_training_size() -> None:
     X, y = people(70)
     model = SAINTClassifier(**QUICK | {"epochs": 1, "batch_size": 16}).fit(X, y)
-    told, table = model._answers(X), model.encoder_.encode(X)
-    assert torch.equal(told, answer(model.model_, table, 16)[:, 0])
-    assert not torch.equal(told, answer(model.model_, table, 70)[:, 0])
+    outputs, table = model._predict(X), model.encoder_.encode(X)
+    assert torch.equal(outputs, predict_outputs(model.model_, table, 16)[:, 0])
+    assert not torch.equal(outputs, predict_outputs(model.model_, table, 70)[:, 0])
 
 
 @pytest.mark.trains
 def test_without_held_out_rows_the_last_weights_are_kept() -> None:
-    """Every epoch is run: there is nothing that could stop it."""
+    """All epochs are run: without held-out rows there is no early stopping."""
     rows, model = draw(20, 2), network()
-    found = train(model, rows, None, plan(epochs=5, patience=1), 2)
-    assert found.progress.step == 15 and not found.stopped and not found.notes
-    assert not any(row["loss"] for row in found.progress.history), "no loss was looked at"
-    assert TableTraining(rows, None, plan(), 2).evaluate(model) == {"loss": 0.0}
+    result = fit_network(model, rows, None, make_settings(epochs=5, patience=1), 2)
+    assert result.progress.step == 15 and not result.stopped and not result.notes
+    assert not any(row["loss"] for row in result.progress.history), "nothing was evaluated"
+    assert TableTraining(rows, None, make_settings(), 2).evaluate(model) == {"loss": 0.0}
     assert not model.training
 
 
 @pytest.mark.trains
-def test_warm_up_is_a_share_of_all_steps() -> None:
-    """With a tiny rate at first, the first of ten steps moves weights a tenth as far."""
+def test_warmup_is_a_fraction_of_all_steps() -> None:
+    """With warm-up over all ten steps the mean learning rate is about half of the peak."""
     moved = []
     for warmup in (0.0, 1.0):
         model, rows = network(), draw(80, 0)
         before = torch.cat([p.detach().flatten() for p in model.parameters()])
-        train(model, rows, None, plan(epochs=1, batch=8, warmup=warmup, weight_decay=0.0), 0)
+        fit_network(
+            model, rows, None, make_settings(epochs=1, batch=8, warmup=warmup, weight_decay=0.0), 0
+        )
         after = torch.cat([p.detach().flatten() for p in model.parameters()])
         moved.append(float((after - before).norm()))
     assert 0.3 < moved[1] / moved[0] < 0.8
@@ -252,13 +256,13 @@ def test_epochs_are_counted_from_steps(batch_size: int) -> None:
 
 
 @pytest.mark.trains
-def test_it_says_how_it_goes_if_asked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_verbose_prints_each_evaluation(capsys: pytest.CaptureFixture[str]) -> None:
     X, y = people(60)
     settings = QUICK | {"epochs": 2}
     model = FTTransformerClassifier(**settings, verbose=True).fit(X, y)
-    said = capsys.readouterr()
-    lines = said.err.splitlines()
-    assert said.out == "" and [line.split()[:2] for line in lines] == [
+    output = capsys.readouterr()
+    lines = output.err.splitlines()
+    assert output.out == "" and [line.split()[:2] for line in lines] == [
         ["epoch", "1"],
         ["epoch", "2"],
     ]
@@ -272,8 +276,8 @@ def test_it_says_how_it_goes_if_asked(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.trains
-def test_a_report_tells_how_long_it_took() -> None:
+def test_the_report_has_the_training_time() -> None:
     X, y = people(40)
-    began = time.perf_counter()
+    start = time.perf_counter()
     seconds = FTTransformerClassifier(**QUICK | {"epochs": 1}).fit(X, y).report_["seconds"]
-    assert 0 < seconds <= time.perf_counter() - began
+    assert 0 < seconds <= time.perf_counter() - start

@@ -1,4 +1,4 @@
-"""Which rows are held out: how many, of which classes, and drawn anew by every seed."""
+"""Held-out rows: how many, of which classes, and for different seeds."""
 
 import numpy as np
 import pytest
@@ -10,9 +10,7 @@ from addnorm.tabular.holdout import hold_out
     ("rows", "held"),
     ((2, 0), (29, 0), (30, 6), (9_999, 2000), (10_000, 1000), (40_000, 4000)),
 )
-def test_few_rows_are_all_learnt_from_and_of_many_a_smaller_share_is_held_out(
-    rows: int, held: int
-) -> None:
+def test_the_default_share_depends_on_the_number_of_rows(rows: int, held: int) -> None:
     train, valid = hold_out(rows, None)
     assert len(valid) == held and len(train) == rows - held
 
@@ -29,24 +27,24 @@ def test_every_row_is_on_one_side_and_any_row_may_be_held_out() -> None:
 
 
 @pytest.mark.parametrize("share", (0.2, 0.5, 0.9))
-def test_each_class_keeps_its_share_and_a_row_to_learn_from(share: float) -> None:
+def test_each_class_keeps_its_share_and_a_training_row(share: float) -> None:
     classes = np.array([0, 1] * 20 + [1] * 7 + [2] * 3 + [3])
     train, valid = hold_out(len(classes), share, classes=classes, seed=1)
     for k in range(4):
         rows = int((classes == k).sum())
-        wanted = min(round(share * rows), rows - 1)
-        assert int((classes[valid] == k).sum()) == wanted
+        expected = min(round(share * rows), rows - 1)
+        assert int((classes[valid] == k).sum()) == expected
         assert k in classes[train]
 
 
 @pytest.mark.parametrize("order", ("random", "time"))
-def test_something_is_left_to_learn_from(order: str) -> None:
+def test_at_least_one_training_row_remains(order: str) -> None:
     for rows in (2, 3):
         train, valid = hold_out(rows, 0.99, order=order)
         assert len(train) + len(valid) == rows and len(train) > 0
 
 
-def test_time_holds_out_the_end_as_many_as_the_share_rounds_to() -> None:
+def test_time_holds_out_the_last_rows() -> None:
     for rows in range(2, 40):
         _, valid = hold_out(rows, 0.3, order="time")
         assert valid.tolist() == list(range(rows))[rows - round(0.3 * rows) :]
@@ -60,11 +58,11 @@ def test_no_share_holds_out_nothing() -> None:
 
 def test_which_groups_are_held_out_depends_on_the_seed() -> None:
     groups = np.repeat(np.arange(12), 5)[np.random.default_rng(0).permutation(60)]
-    seen = set()
+    held_out_once = set()
     for seed in range(20):
         train, valid = hold_out(60, 0.25, groups=groups, seed=seed)
         held = set(groups[valid].tolist())
         assert len(held) == 3 and not held & set(groups[train].tolist())
         assert len(valid) == 15 and len(train) == 45
-        seen |= held
-    assert seen == set(range(12))
+        held_out_once |= held
+    assert held_out_once == set(range(12))

@@ -10,17 +10,23 @@ import torch
 from addnorm.data.table.encode import EncodedTable
 from addnorm.errors import ConfigError, InputError
 from addnorm.models.instant import InstantPredictor, write_instant
-from addnorm.tabular import InstantClassifier, InstantRegressor, instant, load, save
-from addnorm.tabular.explain import explain, explain_row
-from addnorm.tabular.instant import compare_instant, informative_columns, sample_rows
-from addnorm.tabular.instant_training import Settings, make_model
+from addnorm.tabular import (
+    InstantClassifier,
+    InstantRegressor,
+    instant,
+    load_estimator,
+    save_estimator,
+)
+from addnorm.tabular.explain import explain_row, explain_table
+from addnorm.tabular.instant import compare_instant, informative_columns, stratified_sample
+from addnorm.tabular.instant_training import InstantSettings, make_model
 
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file of random weights, large enough for answers to differ."""
     path = tmp_path_factory.mktemp("instant") / "weights.safetensors"
-    model = make_model(Settings(width=16, depth=2))
+    model = make_model(InstantSettings(width=16, depth=2))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn(parameter.shape))
@@ -120,12 +126,12 @@ def test_the_most_informative_columns_are_used_and_it_says_so(weights: Path) -> 
 
 def test_a_sample_has_the_classes_in_their_shares() -> None:
     target = torch.tensor([0] * 900 + [1] * 90 + [2] * 10)
-    rows = sample_rows(target, 3, 100, seed=0)
+    rows = stratified_sample(target, 3, 100, seed=0)
     assert len(set(rows.tolist())) == 100
     assert torch.bincount(target[rows]).tolist() == [90, 9, 1]
-    assert torch.equal(sample_rows(target, 3, 1000, seed=0), torch.arange(1000))
-    assert not torch.equal(sample_rows(target, 3, 100, seed=1), rows)
-    numbers = sample_rows(torch.randn(50), 0, 10, seed=0)
+    assert torch.equal(stratified_sample(target, 3, 1000, seed=0), torch.arange(1000))
+    assert not torch.equal(stratified_sample(target, 3, 100, seed=1), rows)
+    numbers = stratified_sample(torch.randn(50), 0, 10, seed=0)
     assert len(set(numbers.tolist())) == 10
 
 
@@ -148,8 +154,8 @@ def test_a_saved_estimator_answers_alike(kind: Any, weights: Path, tmp_path: Pat
     X = table()
     y = classes_of(X) if kind is InstantClassifier else X["price"]
     model = kind(weights=weights, members=2).fit(X, y)
-    save(model, tmp_path / "saved")
-    again = load(tmp_path / "saved")
+    save_estimator(model, tmp_path / "saved")
+    again = load_estimator(tmp_path / "saved")
     assert type(again) is kind
     ask = "predict_proba" if kind is InstantClassifier else "predict"
     assert np.array_equal(getattr(again, ask)(X), getattr(model, ask)(X))
@@ -159,13 +165,13 @@ def test_it_can_be_explained(weights: Path) -> None:
     X = table()
     y = classes_of(X)
     model = InstantClassifier(weights=weights).fit(X, y)
-    whole = explain(model, X, y, repeats=1)
+    whole = explain_table(model, X, y, repeats=1)
     assert whole.columns == ("size", "price", "colour") or set(whole.columns) >= {"size", "price"}
     assert any(whole.permutation) and any(whole.gradient)
     assert whole.attention is not None and any(whole.attention)
     one = explain_row(model, X, 3)
-    assert sum(one.shares) == pytest.approx(one.answer - one.typical, abs=0.05)
-    assert any(abs(share) > 1e-4 for share in one.shares)
+    assert sum(one.contributions) == pytest.approx(one.output - one.baseline, abs=0.05)
+    assert any(abs(contribution) > 1e-4 for contribution in one.contributions)
 
 
 @pytest.mark.parametrize("name", ("members", "max_rows", "max_columns"))
@@ -177,7 +183,7 @@ def test_parameters_that_cannot_be_are_refused(name: str, value: Any, weights: P
 
 
 def test_without_weights_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instant, "WEIGHTS", Path("nowhere"))
+    monkeypatch.setattr(instant, "PACKAGE_WEIGHTS", Path("nowhere"))
     X = table()
     with pytest.raises(ConfigError, match="no weights for instant models"):
         InstantClassifier().fit(X, classes_of(X))
@@ -187,12 +193,12 @@ def test_without_weights_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_comparison_has_a_row(
     classes: int, weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(instant, "WEIGHTS", weights)
+    monkeypatch.setattr(instant, "PACKAGE_WEIGHTS", weights)
     numbers, codes = torch.randn(40, 2), torch.randint(0, 4, (40, 1))
     y = np.arange(40) % classes if classes else np.arange(40.0)
     train = EncodedTable(numbers, codes), y
     (row,) = compare_instant(train, train, classes)
     assert row["model"] == "Instant"
     assert np.isfinite(row["auc" if classes else "rmse"])
-    monkeypatch.setattr(instant, "WEIGHTS", Path("nowhere"))
+    monkeypatch.setattr(instant, "PACKAGE_WEIGHTS", Path("nowhere"))
     assert compare_instant(train, train, classes) == []

@@ -9,19 +9,20 @@ from pathlib import Path
 import pytest
 import torch
 
+from addnorm.errors import ConfigError
 from addnorm.models.instant import read_instant
 from addnorm.tabular import instant_training
 from addnorm.tabular.instant_training import (
+    InstantSettings,
     InstantTraining,
-    Settings,
     batch_loss,
-    export,
-    main,
+    export_weights,
     make_loop,
     make_model,
+    train_instant,
 )
 
-SMALL = Settings(
+SMALL = InstantSettings(
     **{"width": 8, "depth": 2, "heads": 2, "cells": 400, "curriculum": 20},
     **{"growth_start": 20, "growth_end": 40, "small_rows": 60, "small_columns": 3},
     **{"rows": 80, "columns": 5},
@@ -75,6 +76,7 @@ def test_a_run_is_resumed_and_annealed(tmp_path: Path) -> None:
         assert torch.equal(tensor, rest.model.state_dict()[name]), name
     lines = (tmp_path / "parts" / "curve.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
+    read_instant(tmp_path / "parts" / "weights" / "step-000006.safetensors")
     assert [row["step"] for row in rows] == [3, 6] and rows[1]["tables"] > rows[0]["tables"]
     annealed = make_loop(SMALL, tmp_path / "annealed", steps=99, anneal=4, start=tmp_path / "parts")
     assert annealed.state.step == 6 and annealed.settings.steps == 10
@@ -83,7 +85,11 @@ def test_a_run_is_resumed_and_annealed(tmp_path: Path) -> None:
         0.0,
     ]
     annealed.run()
-    export(annealed, tmp_path / "w.safetensors")
+    again = make_loop(SMALL, tmp_path / "annealed", steps=99, anneal=4, start=tmp_path / "parts")
+    assert again.state.step == 10 and again.settings.steps == 10  # from its own checkpoint
+    with pytest.raises(ConfigError, match="was begun with --anneal 4: got 5"):
+        make_loop(SMALL, tmp_path / "annealed", steps=99, anneal=5, start=tmp_path / "parts")
+    export_weights(annealed, tmp_path / "w.safetensors")
     read = read_instant(tmp_path / "w.safetensors")
     for name, tensor in read.state_dict().items():
         assert torch.equal(tensor, annealed.averages[f"ema.{name}"]), name
@@ -92,9 +98,9 @@ def test_a_run_is_resumed_and_annealed(tmp_path: Path) -> None:
 @pytest.mark.trains
 def test_the_command_writes_weights(tmp_path: Path) -> None:
     sizes = ["--width", "8", "--depth", "2", "--cells", "300", "--rows", "70", "--columns", "4"]
-    main([str(tmp_path / "run"), "--steps", "2", "--evaluate-every", "2", *sizes])
+    train_instant([str(tmp_path / "run"), "--steps", "2", "--evaluate-every", "2", *sizes])
     assert read_instant(tmp_path / "run" / "instant.safetensors").config.trunk.width == 8
-    main([str(tmp_path / "run"), "--anneal-minutes", "0.001", *sizes])
+    train_instant([str(tmp_path / "run"), "--anneal", "2", *sizes])
     assert (tmp_path / "run" / "annealed" / "instant.safetensors").is_file()
 
 
@@ -109,6 +115,6 @@ def test_torchrun_trains_on_more_tables(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     (line,) = (tmp_path / "run" / "curve.jsonl").read_text().splitlines()
-    alone = InstantTraining(Settings(cells=300)).count_tables(3)
+    alone = InstantTraining(InstantSettings(cells=300)).count_tables(3)
     assert json.loads(line)["tables"] == 2 * alone
     assert read_instant(tmp_path / "run" / "instant.safetensors").config.trunk.width == 8

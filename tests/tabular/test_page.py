@@ -1,4 +1,4 @@
-"""Pages on models for tables: every section, its pictures, and the order in them."""
+"""Pages about models for tables: sections, charts, and the order of their bars."""
 
 import re
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ SCHEMA = Schema(
 
 
 def model() -> Any:
-    """What a page asks of a fitted estimator."""
+    """Return the part of a fitted estimator that a page uses."""
     return SimpleNamespace(report_={}, encoder_=SimpleNamespace(schema=SCHEMA))
 
 
@@ -32,15 +32,17 @@ def sections(page: Page) -> list[str]:
 
 
 def order_of(page: Page, title: str, names: tuple[str, ...]) -> list[str]:
-    """The names in the order in which the picture of that title describes them."""
-    (told,) = re.findall(rf"<title[^>]*>{title}</title>\s*<desc[^>]*>(.*?)</desc>", page.html())
-    return sorted(names, key=lambda name: told.index(f"{name}: "))
+    """Return the names in the order in which the chart of that title describes them."""
+    (description,) = re.findall(
+        rf"<title[^>]*>{title}</title>\s*<desc[^>]*>(.*?)</desc>", page.html()
+    )
+    return sorted(names, key=lambda name: description.index(f"{name}: "))
 
 
 BINS = {"as trained": [(0.1, 0.2, 30), (0.9, 0.8, 30)], "calibrated": [(0.2, 0.2, 60)]}
 
 
-def test_a_summary_has_what_was_found() -> None:
+def test_results_have_metrics_reliability_and_columns() -> None:
     results = [
         {"model": "OurModel", "on": "test.csv", "log_loss": 0.5},
         {"model": "boosting", "fit_seconds": 3.0},
@@ -49,8 +51,8 @@ def test_a_summary_has_what_was_found() -> None:
     add_results(page := Page("Run"), figures, SCHEMA)
     assert sections(page) == ["Figures", "Reliability", "Columns"]
     html = page.html()
-    for said in ("2,345 rows were held out", "1.234"):
-        assert said in html
+    for text in ("2,345 rows were held out", "1.234"):
+        assert text in html
     heads = re.findall(r"<th [^>]*>(.*?)</th>", html)
     assert heads[:3] == ["", "Our Model · test.csv", "boosting"]
     rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in html.split("<tr>")[2:4]]
@@ -61,13 +63,13 @@ def test_a_summary_has_what_was_found() -> None:
         assert f">{cell}<" in html
 
 
-def test_the_reliability_of_two_classes_is_about_the_second() -> None:
+def test_the_reliability_of_two_classes_is_that_of_the_second() -> None:
     add_results(page := Page("Run"), {"reliability": BINS}, SCHEMA, ["no", "yes"])
     assert "The probability is that of class &#x27;yes&#x27;, on" in page.html()
 
 
-def test_a_summary_has_no_more_than_was_found() -> None:
-    """Nothing was held out: there is no temperature, and no reliability."""
+def test_results_without_held_out_rows_have_no_calibration() -> None:
+    """There is no temperature and no reliability diagram."""
     add_results(page := Page("Run"), {"results": [{"rmse": 1.0}]}, SCHEMA)
     assert sections(page) == ["Figures", "Columns"]
     assert "held out" not in page.html() and "temperature" not in page.html()
@@ -79,8 +81,8 @@ def explanation(**changes: Any) -> Explanation:
         "permutation": (0.1, 0.3, 0.2),
         "gradient": (5.0, 6.0, 7.0),
         "attention": (0.5, 0.1, 0.2),
-        "looks": np.array([[0.25, 0.75], [0.5, 0.5]]),
-        "looking": ("age", "job"),
+        "column_attention": np.array([[0.25, 0.75], [0.5, 0.5]]),
+        "attention_columns": ("age", "job"),
         "agreement": {"permutation and gradient": 0.125},
     }
     return Explanation(**settings | changes)
@@ -89,47 +91,47 @@ def explanation(**changes: Any) -> Explanation:
 @pytest.mark.parametrize(
     ("title", "order"),
     (
-        ("Rise of the loss when the column is shuffled", ["job", "town", "age"]),
+        ("Increase of the loss when the column is shuffled", ["job", "town", "age"]),
         (
-            "Mean size of the column's share of the answer, by integrated gradients",
+            "Mean absolute contribution of the column, by integrated gradients",
             ["town", "job", "age"],
         ),
         ("Attention of the summary to the column", ["age", "town", "job"]),
     ),
 )
-def test_each_view_has_its_greatest_first(title: str, order: list[str]) -> None:
+def test_each_measure_shows_the_largest_value_first(title: str, order: list[str]) -> None:
     page = explanation_page(explanation(), model())
-    escaped = title.replace("'", "(?:'|&#x27;|&#39;)")
-    assert order_of(page, escaped, ("age", "job", "town")) == order
+    assert order_of(page, title, ("age", "job", "town")) == order
 
 
-def test_views_that_a_model_does_not_have_are_not_shown() -> None:
+def test_measures_that_a_model_does_not_have_are_not_shown() -> None:
     whole = explanation_page(explanation(), model())
-    assert sections(whole) == ["Which columns matter", "Which columns look at which"]
+    assert sections(whole) == ["Which columns matter", "Attention between columns"]
     assert "permutation and gradient" in whole.html() and "0.125" in whole.html()
     assert whole.html().count("<svg") == whole.html().count("<figcaption>") == 4
     less = explanation_page(
-        explanation(attention=None, looking=(), looks=np.zeros((0, 0))), model()
+        explanation(attention=None, attention_columns=(), column_attention=np.zeros((0, 0))),
+        model(),
     )
     assert sections(less) == ["Which columns matter"]
     assert "Attention of the summary" not in less.html() and less.html().count("<svg") == 2
 
 
-def test_one_row_has_its_strongest_first() -> None:
+def test_a_row_page_shows_the_largest_contribution_first() -> None:
     one = RowExplanation(
         columns=("age", "job", "town"),
         values=("31", "cook", "missing"),
-        shares=(0.5, -2.0, 1.0),
-        answer=1.5,
-        typical=-0.25,
-        about="the log-odds of yes",
+        contributions=(0.5, -2.0, 1.0),
+        output=1.5,
+        baseline=-0.25,
+        output_name="the log-odds of yes",
         probability=0.817,
     )
     page = row_page(one, 17, model())
     html = page.html()
-    assert sections(page) == ["What each column adds"]
-    for said in ("Why paid: row 17", "the log-odds of yes", "1.5", "−0.25", "0.817"):
-        assert said in html
+    assert sections(page) == ["Contribution of each column"]
+    for text in ("Why paid: row 17", "the log-odds of yes", "1.5", "baseline", "−0.25"):
+        assert text in html
     shown = ("age = 31", "job = cook", "town = missing")
-    title = "Share of the difference from a row with nothing known"
+    title = "Contribution to the difference from the baseline"
     assert order_of(page, title, shown) == ["job = cook", "town = missing", "age = 31"]

@@ -4,7 +4,15 @@ import pytest
 import torch
 
 from addnorm.errors import ConfigError
-from addnorm.tabular.prior import INPUTS, TARGETS, Draw, Tables, sample_tables
+from addnorm.tabular.prior import (
+    INPUT_KINDS,
+    TARGET_KINDS,
+    Draw,
+    Tables,
+    _class_clusters,
+    _flip,
+    sample_tables,
+)
 
 
 def sample(seed: int = 0, **changes: object) -> Tables:
@@ -71,19 +79,40 @@ def test_easy_tables_can_be_separated_by_a_line_or_nearly() -> None:
     assert sum(right) / len(right) > 0.85
 
 
-@pytest.mark.parametrize("name", INPUTS)
+@pytest.mark.parametrize("name", INPUT_KINDS)
 def test_inputs(name: str) -> None:
-    x = INPUTS[name](Draw(torch.Generator().manual_seed(0)), 4, 50, 3)
+    x = INPUT_KINDS[name](Draw(torch.Generator().manual_seed(0)), 4, 50, 3)
     assert x.shape == (4, 50, 3) and bool(x.isfinite().all())
     assert bool((x.std(dim=1) > 0.05).all())
 
 
+@pytest.mark.parametrize("classes", (2, 5))
+def test_every_class_has_clusters_of_its_own(classes: int) -> None:
+    draw = Draw(torch.Generator().manual_seed(0))
+    x, target = _class_clusters(draw, 64, 200, 6, classes)
+    assert x.shape == (64, 200, 6) and bool(x.isfinite().all())
+    assert target.shape == (64, 200) and set(target.flatten().tolist()) == set(range(classes))
+    # The nearest row among the others tells the class more often than the largest class does.
+    apart = torch.cdist(x, x) + 1e9 * torch.eye(200)
+    right = target.gather(1, apart.argmin(dim=-1)) == target
+    largest = torch.stack([(target == k).float().mean(dim=1) for k in range(classes)]).amax(dim=0)
+    assert float(right.float().mean()) > float(largest.mean()) + 0.1
+    assert bool((right.float().mean(dim=1) > 0.95).any())  # some tables are easy
+
+
+def test_labels_are_flipped_in_some_tables() -> None:
+    target = torch.zeros(200, 100, dtype=torch.int64)
+    flipped = (_flip(Draw(torch.Generator().manual_seed(0)), target, 4) != 0).float().mean(dim=1)
+    assert 0.5 < float((flipped == 0).float().mean()) < 0.75
+    assert 0.08 < float(flipped.max()) < 0.25
+
+
 @pytest.mark.parametrize("outputs", (1, 4))
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", TARGET_KINDS)
 def test_targets_are_functions_of_the_inputs(name: str, outputs: int) -> None:
     x = torch.randn(4, 60, 3)
     x[:, 1] = x[:, 0]  # equal rows
-    score = TARGETS[name](Draw(torch.Generator().manual_seed(0)), x, outputs)
+    score = TARGET_KINDS[name](Draw(torch.Generator().manual_seed(0)), x, outputs)
     assert score.shape == (4, 60, outputs) and bool(score.isfinite().all())
     assert torch.allclose(score[:, 1], score[:, 0], atol=1e-5)
     assert bool((score.std(dim=1) > 0).any())

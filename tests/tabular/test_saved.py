@@ -1,4 +1,4 @@
-"""A fitted estimator on disk: all that it knew is known again, and nothing else is touched."""
+"""Saved estimators: everything is restored, and damaged files are refused."""
 
 import copy
 import json
@@ -19,7 +19,12 @@ from addnorm.data.table.infer import infer
 from addnorm.errors import SavedError
 from addnorm.files import METADATA_KEY, TABLE_MODEL, TEXT_MODEL, kind_of
 from addnorm.models.saved import read_tensors, write_tensors
-from addnorm.tabular import FTTransformerClassifier, FTTransformerRegressor, load, save
+from addnorm.tabular import (
+    FTTransformerClassifier,
+    FTTransformerRegressor,
+    load_estimator,
+    save_estimator,
+)
 from addnorm.tabular.saved import FITTED_VALUES
 from tests.tabular.data import QUICK, people
 
@@ -27,12 +32,12 @@ X, Y = people(60)
 
 
 @pytest.mark.trains
-def test_what_was_learnt_and_found_is_known_again(tmp_path: Path) -> None:
+def test_everything_fitted_is_restored(tmp_path: Path) -> None:
     model = FTTransformerClassifier(**QUICK | {"epochs": 2}).fit(X, Y)
-    save(model, tmp_path / "new" / "m")
+    save_estimator(model, tmp_path / "new" / "m")
     torch.manual_seed(4)
     state = torch.get_rng_state()
-    again: Any = load(tmp_path / "new" / "m")
+    again: Any = load_estimator(tmp_path / "new" / "m")
     assert torch.equal(torch.get_rng_state(), state), "loading draws nothing"
     for name in FITTED_VALUES:
         assert getattr(again, name, None) == getattr(model, name, None), name
@@ -42,47 +47,47 @@ def test_what_was_learnt_and_found_is_known_again(tmp_path: Path) -> None:
     assert again.classes_.dtype == model.classes_.dtype
     assert np.array_equal(again.predict_proba(X), model.predict_proba(X))
     again.fit(X, Y)
-    assert again.n_features_in_ == 4, "and it can be fitted anew"
+    assert again.n_features_in_ == 4, "it can be fitted again"
 
 
 @pytest.mark.trains
-def test_columns_without_names_have_none_later(tmp_path: Path) -> None:
+def test_unnamed_columns_stay_unnamed(tmp_path: Path) -> None:
     rows = np.random.default_rng(0).normal(size=(40, 3))
     model = FTTransformerRegressor(**QUICK | {"epochs": 1}).fit(rows, rows[:, 0])
-    save(model, tmp_path)
-    again: Any = load(str(tmp_path))
+    save_estimator(model, tmp_path)
+    again: Any = load_estimator(str(tmp_path))
     assert not hasattr(again, "feature_names_in_") and not hasattr(again, "classes_")
     assert again.n_features_in_ == 3 and again.mean_ == model.mean_
     assert np.array_equal(again.predict(rows), model.predict(rows))
 
 
 @pytest.mark.trains
-def test_parameters_that_are_no_plain_values_are_left_to_their_defaults(tmp_path: Path) -> None:
-    given = QUICK | {"epochs": 1, "random_state": np.random.RandomState(0), "schema": infer(X)}
-    model = FTTransformerClassifier(**given).fit(X, Y)
-    save(model, tmp_path)
-    params = load(tmp_path).get_params()
+def test_parameters_that_json_cannot_hold_get_their_defaults(tmp_path: Path) -> None:
+    parameters = QUICK | {"epochs": 1, "random_state": np.random.RandomState(0), "schema": infer(X)}
+    model = FTTransformerClassifier(**parameters).fit(X, Y)
+    save_estimator(model, tmp_path)
+    params = load_estimator(tmp_path).get_params()
     assert params["random_state"] is None and params["schema"] is None
     assert params["width"] == 16 and params["epochs"] == 1
 
 
 @pytest.mark.trains
-def test_a_model_is_written_over_whole(tmp_path: Path) -> None:
+def test_saving_again_overwrites_all_files(tmp_path: Path) -> None:
     first = FTTransformerClassifier(**QUICK | {"epochs": 1}).fit(X, Y)
     second = FTTransformerClassifier(**QUICK | {"epochs": 1, "width": 24}).fit(X, Y)
     for model in (first, second):
-        save(model, tmp_path)
-    assert np.array_equal(load(tmp_path).predict_proba(X), second.predict_proba(X))  # type: ignore[attr-defined]
+        save_estimator(model, tmp_path)
+    assert np.array_equal(load_estimator(tmp_path).predict_proba(X), second.predict_proba(X))  # type: ignore[attr-defined]
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"model.safetensors", "schema.toml", "report.json"}
 
 
 @pytest.mark.trains
-def test_a_directory_must_be_possible(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_created(tmp_path: Path) -> None:
     model = FTTransformerClassifier(**QUICK | {"epochs": 1}).fit(X, Y)
     (tmp_path / "file").write_text("")
     with pytest.raises(SavedError, match=r"file/m' cannot be created: Not a directory"):
-        save(model, tmp_path / "file" / "m")
+        save_estimator(model, tmp_path / "file" / "m")
 
 
 # ── Damaged, of another kind or version, or not consistent ────────────────────────────────────────
@@ -95,13 +100,13 @@ def fitted() -> FTTransformerClassifier:
 
 @pytest.fixture
 def path(fitted: FTTransformerClassifier, tmp_path: Path) -> Path:
-    save(fitted, tmp_path)
+    save_estimator(fitted, tmp_path)
     return tmp_path / "model.safetensors"
 
 
 def refuse(path: Path, message: str) -> None:
     with pytest.raises(SavedError, match=message):
-        load(path.parent)
+        load_estimator(path.parent)
 
 
 @pytest.mark.trains
@@ -115,9 +120,9 @@ def test_a_bit_flipped_anywhere_is_refused(path: Path) -> None:
         changed[place // 8] ^= 1 << place % 8
         path.write_bytes(bytes(changed))
         with pytest.raises(SavedError):
-            load(path.parent)
+            load_estimator(path.parent)
     path.write_bytes(content)
-    load(path.parent)
+    load_estimator(path.parent)
 
 
 @pytest.mark.trains
@@ -139,7 +144,7 @@ def test_files_that_are_not_regular(path: Path) -> None:
 
 
 @pytest.mark.trains
-def test_the_kind_decides(path: Path) -> None:
+def test_files_of_another_kind_are_refused(path: Path) -> None:
     assert kind_of(path) == "table-model"
     with pytest.raises(SavedError, match=r"must be a text model: it is a table model\. Check the "):
         read_tensors(path, *TEXT_MODEL)
@@ -167,15 +172,15 @@ def test_other_formats_are_refused(path: Path) -> None:
 def test_equal_estimators_give_equal_bytes(
     fitted: FTTransformerClassifier, path: Path, tmp_path: Path
 ) -> None:
-    save(fitted, tmp_path / "again")
+    save_estimator(fitted, tmp_path / "again")
     assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes()
-    save(load(tmp_path), tmp_path / "loaded")
+    save_estimator(load_estimator(tmp_path), tmp_path / "loaded")
     assert (tmp_path / "loaded" / path.name).read_bytes() == path.read_bytes()
 
 
 def test_only_a_fitted_estimator_is_saved(tmp_path: Path) -> None:
     with pytest.raises(SavedError, match="only a fitted estimator can be saved"):
-        save(FTTransformerClassifier(), tmp_path)
+        save_estimator(FTTransformerClassifier(), tmp_path)
 
 
 @pytest.mark.trains
@@ -199,7 +204,7 @@ def test_a_temperature_that_is_not_finite_is_not_written(
     broken.temperature_ = value
     message = f"cannot be written: fitted.temperature_ must be finite: got {value}"
     with pytest.raises(SavedError, match=message):
-        save(broken, tmp_path)
+        save_estimator(broken, tmp_path)
     assert not any(tmp_path.iterdir())
 
 
@@ -316,8 +321,8 @@ def test_values_that_are_not_finite_are_null_in_the_report(
     reported = copy.copy(fitted)
     reported.report_ = {"loss": float("nan"), "valid": {"nll": float("inf")}}
     reported.minutes = float("inf")
-    save(reported, tmp_path)
-    again = load(tmp_path)
+    save_estimator(reported, tmp_path)
+    again = load_estimator(tmp_path)
     assert again.report_ == {"loss": None, "valid": {"nll": None}}
     assert json.loads((tmp_path / "report.json").read_text()) == again.report_
     assert again.minutes is None, "as for every parameter that JSON does not have"

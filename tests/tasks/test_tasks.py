@@ -1,4 +1,4 @@
-"""Each task from its files to a run: what is read, split, learnt, measured and kept."""
+"""The text tasks: reading, splits, batches, losses, metrics and fingerprints."""
 
 import math
 from pathlib import Path
@@ -9,16 +9,16 @@ import torch
 from torch.nn import functional
 
 from addnorm import load
-from addnorm.config import Config
+from addnorm.config import Config, ModelConfig
 from addnorm.data.text.masking import mask_tokens
 from addnorm.data.text.special_tokens import BEGIN, END, IGNORE, PAD
 from addnorm.errors import ConfigError, InputError
 from addnorm.runs.resolve import resolve
 from addnorm.runs.run import Run
-from addnorm.tasks import find_task
+from addnorm.tasks import find_task, text_task_of
 from addnorm.tasks.base import TextTask
 from addnorm.tasks.masked import HELD_OUT_SEED, read_texts
-from tests.runs.common import TASKS, Trained, answer, label, lines, wish, write
+from tests.runs.common import TASKS, Trained, answer, label, lines, request_for, write
 
 
 def text_task(name: str) -> type[TextTask]:
@@ -28,10 +28,10 @@ def text_task(name: str) -> type[TextTask]:
 
 
 def read(task: str, folder: Path, *settings: str, **train: Any) -> tuple[TextTask, Config]:
-    asked = wish(task, folder, *settings, **train)
-    found = text_task(task).read(asked.over(Config()))
-    config = resolve(asked, found.facts())
-    return found.bind(config), config
+    request = request_for(task, folder, *settings, **train)
+    task_with_data = text_task(task).read(request.over(Config()))
+    config = resolve(request, task_with_data.facts())
+    return task_with_data.bind(config), config
 
 
 @pytest.mark.slow
@@ -52,12 +52,13 @@ def test_a_run_directory_is_complete(task: str, trained: Trained) -> None:
     assert run.summary["finished"] and run.summary["best"]["loss"] in held
     assert "<svg" in (run.path / "summary.html").read_text()
     assert Config.load(run.path / "config.toml") == run.config
-    sections = {name: getattr(run.config, name).left_out() for name in ("data", "train", "run")}
-    given = {"valid_source", "valid_target", "text", "label", "max_rows"}
-    given |= set() if task == "translate" else {"target"}
-    given |= {"max_length"} if task == "language" else set()
-    assert set(sections["data"]) == given
-    assert sections["train"] == ["epochs"] and set(sections["run"]) == {"minutes", "start"}
+    sections = {name: getattr(run.config, name).unset_fields() for name in ("data", "train", "run")}
+    unset = {"valid_source", "valid_target", "text", "label", "max_rows"}
+    unset |= set() if task == "translate" else {"target"}
+    unset |= {"max_length"} if task == "language" else set()
+    assert set(sections["data"]) == unset
+    assert sections["train"] == ["epochs", "lora", "lora_alpha", "freeze"]
+    assert set(sections["run"]) == {"minutes", "start"}
     model = load(run.path / "best")
     assert model.config == run.config.model
     (tokenizer,) = run.tokenizers.values()
@@ -65,29 +66,29 @@ def test_a_run_directory_is_complete(task: str, trained: Trained) -> None:
     assert run.config.data.tokenizer == "characters" == tokenizer.kind
 
 
-def naive_loss(task: str, run: Run, found: TextTask) -> float:
-    """Row by row, without padding: the mean over all targets."""
+def naive_loss(task: str, run: Run, bound: TextTask) -> float:
+    """Return the mean loss over all targets, row by row and without padding."""
     model, (tokenizer,) = run.model, run.tokenizers.values()
     total, count = 0.0, 0
-    asked: Any = found
+    bound_task: Any = bound
     if task == "language":
-        length, stream = run.config.model.length, asked.valid.long()
+        length, stream = run.config.model.length, bound_task.valid.long()
         for start in range(0, len(stream) - 1, length):
             ids = stream[start : start + length + 1]
             logits = model(ids[None, :-1])[0]
             total += float(functional.cross_entropy(logits, ids[1:], reduction="sum"))
             count += len(ids) - 1
         return total / count
-    rows = asked.valid.sources if task == "translate" else asked.valid
-    rows = asked.valid[0] if task == "classify" else rows
+    rows = bound_task.valid.sources if task == "translate" else bound_task.valid
+    rows = bound_task.valid[0] if task == "classify" else rows
     for i, row in enumerate(rows):
         if task == "translate":
-            target = asked.valid.targets[i]
+            target = bound_task.valid.targets[i]
             inputs = torch.tensor([[*row, END]]), torch.tensor([[BEGIN, *target]])
             logits, wanted = model(*inputs)[0], torch.tensor([*target, END])
         elif task == "classify":
             logits = model(torch.tensor([[BEGIN, *row, END]]))
-            wanted = torch.tensor([asked.valid[1].targets[i]])
+            wanted = torch.tensor([bound_task.valid[1].targets[i]])
         else:
             generator = torch.Generator().manual_seed(hash((HELD_OUT_SEED, 0, i)) % 2**63)
             ids = torch.tensor([BEGIN, *row, END])
@@ -103,20 +104,20 @@ def naive_loss(task: str, run: Run, found: TextTask) -> float:
 @pytest.mark.parametrize("task", TASKS)
 def test_the_held_out_loss_is_that_of_single_rows(task: str, trained: Trained) -> None:
     run = Run.open(trained[task])
-    found = text_task(task).read(run.config, run.tokenizers).bind(run.config)
-    said = found.evaluate(run.model)
-    assert said["loss"] == pytest.approx(naive_loss(task, run, found), rel=1e-5)
-    assert said["loss"] == pytest.approx(run.summary["best"]["loss"], rel=1e-6)
+    bound = text_task(task).read(run.config, run.tokenizers).bind(run.config)
+    metrics = bound.evaluate(run.model)
+    assert metrics["loss"] == pytest.approx(naive_loss(task, run, bound), rel=1e-5)
+    assert metrics["loss"] == pytest.approx(run.summary["best"]["loss"], rel=1e-6)
     if task != "classify":
-        assert said["perplexity"] == pytest.approx(math.exp(said["loss"]))
+        assert metrics["perplexity"] == pytest.approx(math.exp(metrics["loss"]))
     if task == "language":
         text = (trained.data / "book.txt").read_text()
         held = text[int(len(text) * 0.9) :]
-        bits = said["loss"] / math.log(2) * len(found.valid) / len(held.encode())  # type: ignore[attr-defined]
-        assert said["bits_per_byte"] == pytest.approx(bits)
+        bits = metrics["loss"] / math.log(2) * len(bound.valid) / len(held.encode())  # type: ignore[attr-defined]
+        assert metrics["bits_per_byte"] == pytest.approx(bits)
 
 
-def test_pairs_are_split_by_source_and_what_was_found_is_said(tmp_path: Path) -> None:
+def test_pairs_are_split_by_source_with_notes(tmp_path: Path) -> None:
     folder = write(tmp_path)
     first, *rest = lines(60)
     sources = [first, *rest, "", first.upper(), rest[0], rest[1]]
@@ -140,22 +141,22 @@ def test_pairs_are_split_by_source_and_what_was_found_is_said(tmp_path: Path) ->
         assert part.targets == [one.encode(text)[:20] for text in part.pairs.target]
 
 
-def test_given_validation_files_are_used_and_overlap_is_said(tmp_path: Path) -> None:
+def test_validation_files_are_used_and_overlap_is_noted(tmp_path: Path) -> None:
     folder, other = write(tmp_path / "one"), write(tmp_path / "two", 20)
     more = [f"data.valid_source={str(other / 'a.source')!r}"]
     more.append(f"data.valid_target={str(other / 'a.target')!r}")
     task, _ = read("translate", folder, *more)
     parts: Any = task
     assert len(parts.train.sources) == 120 and len(parts.valid.sources) == 20
-    assert "20 of the sources to validate with are also learnt from." in task.notes
+    assert "20 of the validation sources also occur in training." in task.notes
     task, _ = read("classify", folder, f"data.valid_source={str(other / 'labelled.csv')!r}")
-    assert "20 of the texts to validate with are also learnt from." in task.notes
+    assert "20 of the validation texts also occur in training." in task.notes
     task, _ = read("masked", folder, f"data.valid_source={str(other / 'texts.txt')!r}")
     parts = task
     assert len(parts.train) == 120 and len(parts.valid) == 20
     task, _ = read("language", folder, f"data.valid_source={str(other / 'book.txt')!r}")
     text = (other / "book.txt").read_text()
-    assert f"{other / 'book.txt'}: {len(text):,} characters to validate with." in task.notes
+    assert f"{other / 'book.txt'}: {len(text):,} characters read for validation." in task.notes
     assert len(task.valid) == len(text)  # type: ignore[attr-defined]
 
 
@@ -175,44 +176,44 @@ def test_a_book_is_split_at_its_end(data: Path) -> None:
     parts: Any = task
     assert one.decode(parts.train.tolist()) == text[:cut]
     assert one.decode(parts.valid.tolist()) == text[cut:]
-    assert f"the last {len(text) - cut:,} characters are held out to validate with." in task.notes
+    assert f"the last {len(text) - cut:,} characters are held out for validation." in task.notes
     # Each token but the first is a target once in an epoch.
     targets = sum(task.tokens(task.batch(part)) for part in task.plan(0))
     assert targets == cut - 1 and task.size == cut
     with pytest.raises(InputError, match=r"a text must be long enough for two parts"):
         short = data / "short.txt"
         short.write_text("a")
-        wished = wish("language", data, f"data.source={str(short)!r}")
-        text_task("language").read(wished.over(Config()))
+        request = request_for("language", data, f"data.source={str(short)!r}")
+        text_task("language").read(request.over(Config()))
 
 
 def test_a_classifier_knows_its_labels(data: Path) -> None:
-    task, config = read("classify", data)
+    task, config = read("classify", data, "data.token_dropout=0")
     parts: Any = task
     assert parts.labels == ("no", "yes") and config.model.outputs == 2
     counts = {name: parts.train[1].labels.count(name) for name in parts.labels}
     assert f"2 labels: no {counts['no']}, yes {counts['yes']}." in task.notes
-    for batch, part in ((task.batch(part), part[2]) for part in task.plan(0)):
+    for batch, part in ((task.batch(part), part[1]) for part in task.plan(0)):
         for row, target, i in zip(batch["inputs"], batch["targets"], part, strict=True):
             text = task.tokenizers["text"].decode([int(t) for t in row if t > 2])
             assert parts.labels[int(target)] == label(text) == parts.train[1].labels[i]
 
 
-def test_masked_text_is_hidden_alike_wherever_it_stands(data: Path) -> None:
-    """What is hidden depends on epoch and text only: not on batch size, nor on the workers."""
+def test_masks_depend_on_epoch_and_text_alone(data: Path) -> None:
+    """The masks of a text depend neither on the batch size nor on the number of workers."""
     small, large = (read("masked", data, batch=size)[0] for size in (128, 100_000))
     for epoch in (0, 1):
         (part,) = large.plan(epoch)
         whole = large.batch(part)
-        places = {i: place for place, i in enumerate(part[2])}
+        places = {i: place for place, i in enumerate(part[1])}
         for piece in small.plan(epoch):
             batch = small.batch(piece)
-            for row, i in enumerate(piece[2]):
+            for row, i in enumerate(piece[1]):
                 for name in ("inputs", "targets"):
                     one, other = batch[name][row], whole[name][places[i]]
                     fill = PAD if name == "inputs" else IGNORE
                     assert one[one != fill].tolist() == other[other != fill].tolist()
-    epochs = [large.collate(range(30), train=True) for large.place in ((0, 0), (1, 0))]
+    epochs = [large.collate(range(30), epoch=epoch) for epoch in (0, 1)]
     assert not torch.equal(epochs[0]["targets"], epochs[1]["targets"])
     share = (epochs[0]["targets"] != IGNORE).sum() / (epochs[0]["inputs"] >= 4).sum()
     assert 0.1 < float(share) < 0.2
@@ -228,28 +229,33 @@ def test_texts_of_a_table_are_pretrained_on_by_column(data: Path) -> None:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_worker_without_examples_says_nothing(task: str, data: Path) -> None:
-    found, _ = read(task, data)
-    for batch in (found.batch((0, 0, [])), found._collate([], train=False)):
-        assert found.tokens(batch) == 0 and len(batch["targets"]) == 1
+def test_a_worker_without_examples_has_no_targets(task: str, data: Path) -> None:
+    bound, _ = read(task, data)
+    for batch in (bound.batch((0, [])), bound._collate([], epoch=None)):
+        assert bound.tokens(batch) == 0 and len(batch["targets"]) == 1
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_the_fingerprint_knows_its_data(task: str, data: Path, tmp_path: Path) -> None:
+def test_the_fingerprint_depends_on_the_data(task: str, data: Path, tmp_path: Path) -> None:
     one, same = read(task, data)[0], read(task, data)[0]
     other = read(task, write(tmp_path, seed=1))[0]
     assert one.fingerprint() == same.fingerprint() != other.fingerprint()
     assert len(one.fingerprint()) == 64
 
 
-def test_evaluation_reads_so_many_tokens_at_most(data: Path) -> None:
+def test_evaluation_reads_at_most_max_held_out_tokens(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for task in ("translate", "language", "masked"):
-        found, config = read(task, data)
-        all_of_it = sum(found.tokens(found.collate(p, train=False)) for p in found.held_out())
-        found.max_held_out = 60
-        found = found.bind(config)
-        some = sum(found.tokens(found.collate(p, train=False)) for p in found.held_out())
+        bound, config = read(task, data)
+        all_of_it = sum(bound.tokens(bound.collate(p, epoch=None)) for p in bound.held_out())
+        with monkeypatch.context() as patch:
+            patch.setattr(TextTask, "max_held_out", 60)
+            limited = bound.bind(config)
+        some = sum(bound.tokens(bound.collate(p, epoch=None)) for p in limited.held_out())
         assert 0 < some < min(60, all_of_it), task
+        whole = limited.with_all_held_out().bind(config)
+        assert len(whole.held_out()) == len(bound.held_out()) and limited.max_held_out == 200_000
 
 
 @pytest.mark.parametrize(
@@ -265,20 +271,20 @@ def test_a_metric_must_be_of_the_task(task: str, metric: str, message: str, data
         read(task, data, metric=metric)
 
 
-def test_bleu_may_decide(data: Path) -> None:
-    found, config = read("translate", data, metric="bleu")
-    assert found.higher_is_better
+def test_bleu_can_be_the_metric(data: Path) -> None:
+    bound, config = read("translate", data, metric="bleu")
+    assert bound.higher_is_better
     from addnorm import build
 
     with torch.no_grad():
-        figures = found.evaluate(build(config).eval())
-    assert set(figures) == {"loss", "perplexity", "bleu"} and 0 <= figures["bleu"] <= 100
+        metrics = bound.evaluate(build(config).eval())
+    assert set(metrics) == {"loss", "perplexity", "bleu"} and 0 <= metrics["bleu"] <= 100
     assert not read("translate", data)[0].higher_is_better
 
 
-def test_nothing_to_learn_from_is_an_error(data: Path) -> None:
+def test_missing_training_data_is_an_error(data: Path) -> None:
     for task in TASKS:
-        with pytest.raises(ConfigError, match=r"data.source must name .*: nothing was given"):
+        with pytest.raises(ConfigError, match=r"data.source must name .*: it is not set"):
             text_task(task).read(Config())
     empty = data / "blank.txt"
     empty.write_text("\n \n")
@@ -286,16 +292,16 @@ def test_nothing_to_learn_from_is_an_error(data: Path) -> None:
         read("masked", data, f"data.source={str(empty)!r}")
 
 
-def test_a_limit_holds_for_every_task(trained: Trained) -> None:
-    """Rows of a table, lines of texts and of a book."""
+def test_max_rows_limits_every_task(trained: Trained) -> None:
+    """Rows of a table, and lines of text files."""
     for task in TASKS:
-        found, _ = read(task, trained.data, "data.max_rows=50")
-        asked: Any = found
+        bound, _ = read(task, trained.data, "data.max_rows=50")
+        bound_task: Any = bound
         if task == "language":
             text = (trained.data / "book.txt").read_text().splitlines(keepends=True)
-            assert len(asked.train) + len(asked.valid) == len("".join(text[:50]))
+            assert len(bound_task.train) + len(bound_task.valid) == len("".join(text[:50]))
         else:
-            parts = [asked.train, asked.valid]
+            parts = [bound_task.train, bound_task.valid]
             parts = [part[0] for part in parts] if task == "classify" else parts
             parts = [part.sources for part in parts] if task == "translate" else parts
             assert sum(map(len, parts)) == 50
@@ -303,7 +309,7 @@ def test_a_limit_holds_for_every_task(trained: Trained) -> None:
 
 @pytest.mark.parametrize("column", ["2", "text", None])
 @pytest.mark.parametrize("heads", [True, False])
-def test_a_header_is_no_text_to_learn(column: str | None, heads: bool, tmp_path: Path) -> None:
+def test_a_header_is_not_a_text(column: str | None, heads: bool, tmp_path: Path) -> None:
     rows = [f"{n},{line} and more of it" for n, line in enumerate(lines(30))]
     (tmp_path / "a.csv").write_text("\n".join(["id,text", *rows] if heads else rows) + "\n")
     config = Config.parse(f"[data]\nsource = {str(tmp_path / 'a.csv')!r}")
@@ -324,7 +330,7 @@ def test_a_header_of_one_column(tmp_path: Path) -> None:
         assert len(read_texts(Config(), str(path))[0]) == count
 
 
-def test_a_label_seen_once_can_be_left_out(tmp_path: Path) -> None:
+def test_a_label_that_occurs_once_can_be_dropped(tmp_path: Path) -> None:
     write(tmp_path)
     with (tmp_path / "labelled.csv").open("a") as file:
         file.write("da da,perhaps\n")
@@ -332,6 +338,15 @@ def test_a_label_seen_once_can_be_left_out(tmp_path: Path) -> None:
         InputError, match=r"'perhaps' only in line 122\. .* data\.on_rare_label=drop"
     ):
         read("classify", tmp_path)
-    found, _ = read("classify", tmp_path, "data.on_rare_label=drop")
-    assert found.model_fields()["outputs"] == 2
-    assert any("a label that occurs only once" in note for note in found.notes)
+    bound, _ = read("classify", tmp_path, "data.on_rare_label=drop")
+    assert bound.model_fields()["outputs"] == 2
+    assert any("a label that occurs only once" in note for note in bound.notes)
+
+
+def test_the_text_task_of_a_model_is_by_mode_and_head() -> None:
+    small = ModelConfig(mode="decoder", vocab=32, width=16, depth=1, heads=2)
+    assert text_task_of(small) == "language"
+    assert text_task_of(small.replace(mode="encoder-decoder")) == "translate"
+    assert text_task_of(small.replace(mode="encoder", head="masked")) == "masked"
+    with pytest.raises(ConfigError, match=r"head=none has no text task. .* try model.head=masked"):
+        text_task_of(small.replace(mode="encoder", head="none"))

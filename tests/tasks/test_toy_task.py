@@ -1,4 +1,4 @@
-"""A new task is one class and one row in TASKS: everything else works as for the others."""
+"""A new task is one class and one row in TASKS: all else works as for the other tasks."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -15,7 +15,7 @@ from addnorm.cli.main import main
 from addnorm.config import Config
 from addnorm.errors import InputError
 from addnorm.tasks import TASKS, TaskEntry
-from addnorm.tasks.base import BEST, DataFacts, Figures, Say, Task, Trained, say_nothing
+from addnorm.tasks.base import BEST, DataFacts, Metrics, Say, Task, Trained, say_nothing
 from addnorm.training.loop import Batch, Loop
 
 
@@ -42,17 +42,17 @@ class TrainedToy(Trained):
 
     @torch.no_grad()
     def extend(self, x: float) -> float:
-        """Return the y of an x."""
+        """Return the y of the line at x."""
         return float(self.model(torch.tensor([[x]])))
 
-    def evaluate(self, *data: Any, say: Say = say_nothing, **options: Any) -> Figures:
+    def evaluate(self, *data: Any, say: Say = say_nothing, **options: Any) -> Metrics:
         task = Toy.read(self.config).bind(self.config)
         with torch.no_grad():
             return dict(task.evaluate(self.model))
 
 
 class Toy(Task):
-    """Learn a line through points: a file with "x y" on each line."""
+    """Fit a line through points: a file with "x y" on each line."""
 
     name, trained, unit, epochs = "toy", TrainedToy, "points", 4.0
     train_defaults: ClassVar[dict[str, Any]] = {"lr": 0.1, "batch": 4}
@@ -116,7 +116,7 @@ class Toy(Task):
         batch = self.batch(torch.arange(len(self.points)))
         return {"loss": float(self.loss(model, batch, len(self.points)))}
 
-    def cost(self, model: nn.Module) -> Figures:
+    def cost(self, model: nn.Module) -> Metrics:
         return {"parameters": 2, "step_flops": 8 * self.size, "activation_bytes": 0}
 
     def describe_model(self, parameters: int) -> str:
@@ -142,7 +142,7 @@ def points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.trains
-def test_it_is_trained_opened_evaluated_and_used(points: Path, tmp_path: Path) -> None:
+def test_the_toy_task_is_trained_opened_evaluated_and_used(points: Path, tmp_path: Path) -> None:
     run = addnorm.train("toy", points, out=tmp_path / "run", progress=False)
     assert run.summary["finished"] and run.summary["steps"] == 16 and run.summary["epochs"] >= 3
     assert run.record.notes == ["16 points read."]
@@ -150,8 +150,8 @@ def test_it_is_trained_opened_evaluated_and_used(points: Path, tmp_path: Path) -
     assert opened.task == "toy" and opened.extend(0.5) == run.extend(0.5)
     assert opened.evaluate() == pytest.approx(run.summary["best"])
     assert "extend" in dir(opened) and "task toy" in repr(opened)
-    assert "points learnt from" in (run.path / "summary.html").read_text()
-    with pytest.raises(InputError, match="trained for toy: it can extend, not translate"):
+    assert "points trained on" in (run.path / "summary.html").read_text()
+    with pytest.raises(InputError, match=r"toy: it has no verb 'translate'\. Its verbs: extend"):
         opened.translate("a")
 
 
@@ -160,7 +160,9 @@ class PowerCut(Exception):
 
 
 @pytest.mark.trains
-def test_it_is_resumed(points: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_toy_task_is_resumed(
+    points: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     addnorm.train("toy", points, out=tmp_path / "whole", progress=False)
     step = Loop._step
 
@@ -181,20 +183,20 @@ def test_it_is_resumed(points: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.trains
-def test_the_command_line_knows_it(
+def test_the_toy_task_on_the_command_line(
     points: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["train", "toy", "--help"])
-    said = capsys.readouterr().out
-    assert stop.value.code == 0 and "Fit a line through points." in said and "--source" in said
-    assert "addnorm train toy points.txt --out runs/line" in said and "--target" not in said
+    output = capsys.readouterr().out
+    assert stop.value.code == 0 and "Fit a line through points." in output and "--source" in output
+    assert "addnorm train toy points.txt --out runs/line" in output and "--target" not in output
     assert main(["train", "toy", str(points), "--dry-run", "--json"]) == 0
     assert '"parameters": 2' in capsys.readouterr().out
     assert main(["train", "toy", str(points), "--out", str(tmp_path / "run")]) == 0
-    shown = capsys.readouterr()
-    assert "a line; 2 parameters." in shown.err and "trained after 16 steps" in shown.out
-    assert "16 points read." in shown.err and "points/s" in shown.out
+    output = capsys.readouterr()
+    assert "a line; 2 parameters." in output.err and "trained after 16 steps" in output.out
+    assert "16 points read." in output.err and "points/s" in output.out
     assert main(["evaluate", str(tmp_path / "run")]) == 0 and capsys.readouterr().out
     assert main(["runs", str(tmp_path)]) == 0 and "toy" in capsys.readouterr().out
     assert main(["train", "toy", "--target", "y"]) == 2

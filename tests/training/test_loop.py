@@ -1,4 +1,4 @@
-"""The loop on a small real task: exact resume, accumulation, averages, bad steps, signals."""
+"""The loop on a small task: exact resume, accumulation, averages, skipped steps, signals."""
 
 import math
 import shutil
@@ -21,20 +21,29 @@ from addnorm.errors import SavedError
 from addnorm.files import CHECKPOINT_STATE, FAILED_STEP_BATCH, FAILED_STEP_MODEL
 from addnorm.models.saved import read_tensors, write_tensors
 from addnorm.training import checkpoint
-from addnorm.training.loop import Batch, DivergedError, Loop, LoopSettings, Observer, Step
+from addnorm.training.loop import (
+    Batch,
+    DivergedError,
+    Loop,
+    LoopSettings,
+    Observer,
+    Step,
+    TrainingState,
+    _is_better,
+)
 from addnorm.training.optimizer import make_optimizer
 from addnorm.training.schedule import make_schedule
 from tests.portable import training
 
 
 class Counting:
-    """Next tokens of sequences that count in threes, some of them shorter than others."""
+    """A task: the next token of sequences that count by threes, of different lengths."""
 
     metric, higher_is_better = "loss", False
 
     def __init__(self, size: int = 4) -> None:
         self.size = size
-        self.spoil: Callable[[int], bool] = lambda start: False
+        self.is_bad: Callable[[int], bool] = lambda start: False
         self.figures: list[float] = []
 
     def plan(self, epoch: int) -> Sequence[int]:
@@ -52,7 +61,7 @@ class Counting:
 
     def loss(self, model: nn.Module, batch: Batch, total: int) -> Tensor:
         loss = token_loss(model, model.hidden(batch["ids"]), batch["targets"], total=total)
-        return loss * math.nan if self.spoil(int(batch["start"])) else loss
+        return loss * math.nan if self.is_bad(int(batch["start"])) else loss
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         if self.figures:
@@ -86,7 +95,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.trains
-def test_it_learns() -> None:
+def test_training_reduces_the_loss() -> None:
     loop, _ = make(90, dropout=0.0, evaluate_every=10)
     loop.run()
     losses = [row["loss"] for row in loop.state.history]
@@ -94,8 +103,8 @@ def test_it_learns() -> None:
 
 
 @pytest.mark.trains
-def test_accumulated_parts_are_one_big_batch() -> None:
-    """Parts with different numbers of targets: only a mean over all tokens comes out equal."""
+def test_accumulated_parts_equal_one_large_batch() -> None:
+    """The parts have different numbers of targets: only a mean over all tokens is equal."""
 
     class Whole(Counting):
         def plan(self, epoch: int) -> Sequence[int]:
@@ -146,7 +155,7 @@ import sys, time
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from tests.training_loop.test_loop import make
+from tests.training.test_loop import make
 from addnorm.training.loop import Observer
 
 class Slow(Observer):
@@ -186,7 +195,7 @@ def test_a_killed_process_resumes_to_the_same_bits(tmp_path: Path) -> None:
     with run_script(tmp_path / "killed", 0.0) as last:
         out, errors = last.communicate(timeout=120)
         assert last.returncode == 0, errors
-    assert int((out.split() or ["31"])[0]) > 5, "it began anew instead of resuming"
+    assert int((out.split() or ["31"])[0]) > 5, "it started over instead of resuming"
     one = checkpoint.read(checkpoint.steps(tmp_path / "whole")[-1])
     other = checkpoint.read(checkpoint.steps(tmp_path / "killed")[-1])
     assert same(one.weights, other.weights)
@@ -196,7 +205,7 @@ def test_a_killed_process_resumes_to_the_same_bits(tmp_path: Path) -> None:
 @pytest.mark.trains
 def test_an_interrupt_finishes_the_step_saves_and_can_be_resumed(tmp_path: Path) -> None:
     loop, _ = make(20, run=tmp_path)
-    heard: list[str] = []
+    messages: list[str] = []
 
     class Interrupt(Observer):
         def on_step(self, loop: Loop, step: Step) -> None:
@@ -204,13 +213,13 @@ def test_an_interrupt_finishes_the_step_saves_and_can_be_resumed(tmp_path: Path)
                 signal.raise_signal(signal.SIGINT)
 
         def on_message(self, loop: Loop, text: str) -> None:
-            heard.append(text)
+            messages.append(text)
 
     loop.observers.append(Interrupt())
     before = signal.getsignal(signal.SIGINT)
     progress = loop.run()
     assert progress.step == 5 and not progress.finished
-    assert heard == ["stopping after this step; interrupt again to stop immediately."]
+    assert messages == ["stopping after this step; interrupt again to stop immediately."]
     assert signal.getsignal(signal.SIGINT) is before
     again, _ = make(20, run=tmp_path)
     assert again.resume()
@@ -234,8 +243,8 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path, file:
     newest = checkpoint.steps(tmp_path)[-1]
     damage(newest / file)
     notes: list[str] = []
-    found = checkpoint.newest(tmp_path, notes)
-    assert found is not None and found.plain["step"] == 6
+    saved = checkpoint.newest(tmp_path, notes)
+    assert saved is not None and saved.plain["step"] == 6
     assert len(notes) == 1 and notes[0].startswith("skipped step-00000008: ")
 
 
@@ -251,26 +260,26 @@ def test_a_checkpoint_of_another_model_or_version_is_refused(tmp_path: Path) -> 
     loop, _ = make(2, run=tmp_path)
     loop.run()
     other = build(presets.gpt2(vocab=16, width=8, depth=1, heads=2))
-    found = checkpoint.newest(tmp_path, [])
-    assert found is not None
+    saved = checkpoint.newest(tmp_path, [])
+    assert saved is not None
     with pytest.raises(SavedError, match="is of another model"):
-        checkpoint.restore_(found, other, make_optimizer(other, "adamw", lr=1.0))
-    path = found.path / "state.safetensors"
+        checkpoint.restore_(saved, other, make_optimizer(other, "adamw", lr=1.0))
+    path = saved.path / "state.safetensors"
     tensors, content = read_tensors(path, *CHECKPOINT_STATE)
     write_tensors(path, tensors, CHECKPOINT_STATE.kind, 99, content)
     with pytest.raises(SavedError, match="checkpoint state of format 99; this addnorm reads forma"):
-        checkpoint.read(found.path)
+        checkpoint.read(saved.path)
     write_tensors(path, tensors, *CHECKPOINT_STATE, content | {"step": 1})
     with pytest.raises(SavedError, match=r"must be of one step: weights.* of step 2, state.* 1\.$"):
-        checkpoint.read(found.path)
-    shutil.copy(found.path / "weights.safetensors", path)
+        checkpoint.read(saved.path)
+    shutil.copy(saved.path / "weights.safetensors", path)
     with pytest.raises(SavedError, match="must be a checkpoint state: it is a checkpoint model"):
-        checkpoint.read(found.path)
-    save_file(tensors, found.path / "weights.safetensors", {"format": "addnorm", "version": "1"})
+        checkpoint.read(saved.path)
+    save_file(tensors, saved.path / "weights.safetensors", {"format": "addnorm", "version": "1"})
     with pytest.raises(
         SavedError, match=r"checkpoint model of format 1; .* Train it again, or use"
     ):
-        checkpoint.read(found.path)
+        checkpoint.read(saved.path)
 
 
 @pytest.mark.trains
@@ -289,42 +298,42 @@ def test_values_that_are_not_finite_and_the_order_of_keys_survive_a_checkpoint(
 
 
 @pytest.mark.trains
-def test_a_step_that_is_not_finite_is_not_applied_and_is_kept(tmp_path: Path) -> None:
+def test_a_step_that_is_not_finite_is_skipped_and_saved(tmp_path: Path) -> None:
     loop, task = make(7, run=tmp_path)
-    heard: list[str] = []
-    seen: list[tuple[dict[str, Tensor], bool]] = []
+    messages: list[str] = []
+    weights_at_steps: list[tuple[dict[str, Tensor], bool]] = []
 
-    class Watch(Observer):
+    class Recorder(Observer):
         def on_gradients(self, loop: Loop, step: int) -> None:
-            seen.append((weights(loop), False))
+            weights_at_steps.append((weights(loop), False))
 
         def on_step(self, loop: Loop, step: Step) -> None:
-            before, _ = seen.pop()
+            before, _ = weights_at_steps.pop()
             assert same(before, weights(loop)) is (not step.applied or step.rate == 0)
-            seen.append((before, step.applied))
+            weights_at_steps.append((before, step.applied))
 
         def on_message(self, loop: Loop, text: str) -> None:
-            heard.append(text)
+            messages.append(text)
 
-    loop.observers.append(Watch())
+    loop.observers.append(Recorder())
     bad = task.plan(0)[2]
-    task.spoil = lambda start: start == bad
+    task.is_bad = lambda start: start == bad
     progress = loop.run()
-    assert [applied for _, applied in seen][:6] == [True, True, False, True, True, True]
+    assert [applied for _, applied in weights_at_steps][:6] == [True, True, False, True, True, True]
     assert progress.finished and progress.skipped_in_a_row == 0
     folder = tmp_path / "cases" / "step-00000003"
-    assert len(heard) == 1
-    assert heard[0].startswith("step 3: the loss is nan; the step was skipped")
-    assert str(folder) in heard[0]
-    kept, content = read_tensors(folder / "batch-0.safetensors", *FAILED_STEP_BATCH)
-    assert int(kept["start"]) == bad and content == {"step": 3}
+    assert len(messages) == 1
+    assert messages[0].startswith("step 3: the loss is nan; the step was skipped")
+    assert str(folder) in messages[0]
+    saved, content = read_tensors(folder / "batch-0.safetensors", *FAILED_STEP_BATCH)
+    assert int(saved["start"]) == bad and content == {"step": 3}
     _, content = read_tensors(folder / "weights.safetensors", *FAILED_STEP_MODEL)
     assert content == {"step": 3}
 
 
-def test_too_many_bad_steps_end_the_run() -> None:
+def test_too_many_skipped_steps_end_the_run() -> None:
     loop, task = make(50, max_skipped_steps=4)
-    task.spoil = lambda start: True
+    task.is_bad = lambda start: True
     with pytest.raises(DivergedError, match=r"4 steps in a row were not finite.*Try a lower"):
         loop.run()
     assert loop.state.step == 4
@@ -334,50 +343,76 @@ def test_too_many_bad_steps_end_the_run() -> None:
 def test_patience_stops_and_the_best_is_kept() -> None:
     loop, task = make(50, evaluate_every=1, patience=3)
     task.figures = [5.0, 4.0, 4.5, 3.0, 3.0, 3.5, 3.1, 1.0]
-    kept: list[int] = []
-    loop.on_best = lambda model: kept.append(loop.state.step)
+    best_steps: list[int] = []
+    loop.on_best = lambda model: best_steps.append(loop.state.step)
     progress = loop.run()
     assert (progress.step, progress.best, progress.best_step) == (7, 3.0, 4)
-    assert kept == [1, 2, 4]
+    assert best_steps == [1, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "loss", "better"),
+    [(0.9, 9.0, True), (0.7, 0.1, False), (0.8, 0.4, True), (0.8, 0.5, False), (0.8, 0.6, False)],
+)
+def test_equal_metrics_are_decided_by_the_loss(accuracy: float, loss: float, better: bool) -> None:
+    history = [{"step": 3, "accuracy": 0.8, "loss": 0.5}, {"step": 6, "accuracy": 0.6, "loss": 0.1}]
+    state = TrainingState(step=9, best=0.8, best_step=3, history=history)
+    task = Counting()
+    task.metric, task.higher_is_better = "accuracy", True
+    assert _is_better({"accuracy": accuracy, "loss": loss}, state, task) == better
+    assert not _is_better({"accuracy": math.nan, "loss": 0.1}, state, task)
+    assert _is_better({"accuracy": 0.0, "loss": 9.0}, TrainingState(), task)
+    assert not _is_better({"accuracy": 0.8}, state, task)
+
+
+@pytest.mark.trains
+def test_tokens_are_counted_as_the_task_reads_them() -> None:
+    loop, task = make(2)
+    loop.run()
+    assert loop.state.tokens == sum(task.tokens(task.batch(part)) for part in task.plan(0)[:2])
+    loop, task = make(2)
+    task.tokens_read = lambda batch: batch["ids"].numel()  # type: ignore[attr-defined]
+    loop.run()
+    assert loop.state.tokens == 2 * 4 * 8
 
 
 @pytest.mark.trains
 def test_the_mean_of_the_last_weights() -> None:
     loop, _ = make(12, evaluate_every=2, average=3)
-    seen: list[dict[str, Tensor]] = []
+    states: list[dict[str, Tensor]] = []
 
-    class Watch(Observer):
+    class Recorder(Observer):
         def on_step(self, loop: Loop, step: Step) -> None:
             if step.number % 2 == 0:
-                seen.append(weights(loop))
+                states.append(weights(loop))
 
-    loop.observers.append(Watch())
+    loop.observers.append(Recorder())
     loop.run()
     mean = loop.averaged_weights()
     assert mean is not None
     for name, tensor in mean.items():
-        wanted = sum(row[name] for row in seen[-3:]) / 3
-        torch.testing.assert_close(tensor, wanted)
-    assert same(weights(loop), seen[-1]), "evaluating must put the model's own weights back"
+        expected = sum(row[name] for row in states[-3:]) / 3
+        torch.testing.assert_close(tensor, expected)
+    assert same(weights(loop), states[-1]), "evaluation must restore the model's own weights"
 
 
 @pytest.mark.trains
 def test_the_exponential_average() -> None:
     loop, _ = make(6, ema=0.8)
-    wanted: dict[str, Tensor] = {}
+    expected: dict[str, Tensor] = {}
 
-    class Watch(Observer):
+    class Recorder(Observer):
         def on_step(self, loop: Loop, step: Step) -> None:
             for name, tensor in weights(loop).items():
-                old = wanted.get(name, tensor)
-                wanted[name] = 0.8 * old + 0.2 * tensor
+                old = expected.get(name, tensor)
+                expected[name] = 0.8 * old + 0.2 * tensor
 
-    loop.observers.append(Watch())
+    loop.observers.append(Recorder())
     loop.run()
-    found = loop.averaged_weights()
-    assert found is not None
-    for name, tensor in found.items():
-        torch.testing.assert_close(tensor, wanted[name])
+    averages = loop.averaged_weights()
+    assert averages is not None
+    for name, tensor in averages.items():
+        torch.testing.assert_close(tensor, expected[name])
 
 
 @pytest.mark.trains
@@ -385,12 +420,12 @@ def test_the_rate_follows_the_schedule_and_the_norm_is_clipped() -> None:
     loop, _ = make(8, clip=1e-3)
     rates: list[float] = []
 
-    class Watch(Observer):
+    class Recorder(Observer):
         def on_step(self, loop: Loop, step: Step) -> None:
             rates.append(step.rate)
             assert step.norm > 1e-3
 
-    loop.observers.append(Watch())
+    loop.observers.append(Recorder())
     loop.run()
     schedule = make_schedule("cosine", warmup=3, steps=8)
     assert rates == pytest.approx([1e-2 * schedule(step) for step in range(1, 9)])

@@ -1,4 +1,4 @@
-"""The loss from hidden states is the plain cross-entropy of the logits, which it never holds."""
+"""The loss from hidden states equals the cross-entropy of the logits, without storing them."""
 
 from itertools import pairwise
 from typing import Any
@@ -35,16 +35,16 @@ class Case:
         return [self.hidden, self.weight, *([] if self.bias is None else [self.bias])]
 
     def ours(self, **settings: Any) -> Tensor:
-        given = (self.hidden, self.weight, self.targets)
-        return linear_cross_entropy(*given, bias=self.bias, **settings)
+        arguments = (self.hidden, self.weight, self.targets)
+        return linear_cross_entropy(*arguments, bias=self.bias, **settings)
 
-    def torch_s(self, smoothing: float = 0.0, reduction: str = "mean") -> Tensor:
+    def reference(self, smoothing: float = 0.0, reduction: str = "mean") -> Tensor:
         logits = F.linear(self.hidden, self.weight, self.bias)
         rest = {"label_smoothing": smoothing, "ignore_index": IGNORE, "reduction": reduction}
         return F.cross_entropy(logits, self.targets, **rest)
 
     def agree(self, one: Tensor, two: Tensor, tolerance: float = 1e-10) -> None:
-        """Equal values and equal gradients of hidden states, matrix and bias."""
+        """Assert equal values and equal gradients of hidden states, matrix and bias."""
         close(one, two, tolerance)
         gradients = torch.autograd.grad(one, self.parts, retain_graph=True)
         expected = torch.autograd.grad(two, self.parts, retain_graph=True)
@@ -61,7 +61,7 @@ class Case:
 @pytest.mark.parametrize("chunk", (1, 4, COUNT, 100))
 def test_values_and_gradients(smoothing: float, bias: bool, ignored: int, chunk: int) -> None:
     case = Case(ignored, bias)
-    case.agree(case.ours(smoothing=smoothing, chunk=chunk), case.torch_s(smoothing))
+    case.agree(case.ours(smoothing=smoothing, chunk=chunk), case.reference(smoothing))
 
 
 @given(
@@ -76,29 +76,29 @@ def test_values_and_gradients_of_any_case(
 ) -> None:
     torch.manual_seed(seed)
     case = Case(ignored, bias=seed % 2 == 0)
-    case.agree(case.ours(smoothing=smoothing, chunk=chunk), case.torch_s(smoothing))
+    case.agree(case.ours(smoothing=smoothing, chunk=chunk), case.reference(smoothing))
 
 
-def test_any_shape_in_front_is_taken() -> None:
+def test_any_leading_shape_is_accepted() -> None:
     case = Case()
     hidden, targets = case.hidden[:12].view(2, 3, 2, WIDTH), case.targets[:12].view(2, 3, 2)
     flat = linear_cross_entropy(case.hidden[:12], case.weight, case.targets[:12])
     close(linear_cross_entropy(hidden, case.weight, targets), flat)
 
 
-def test_another_number_may_mean_no_target() -> None:
+def test_the_ignored_target_can_be_changed() -> None:
     case = Case(ignored=0)
     logits = F.linear(case.hidden, case.weight, case.bias)
     case.agree(case.ours(ignore=2), F.cross_entropy(logits, case.targets, ignore_index=2))
 
 
-def test_only_wanted_gradients_are_made() -> None:
+def test_only_required_gradients_are_computed() -> None:
     case = Case()
-    for wanted in case.parts:
+    for required in case.parts:
         for part in case.parts:
-            part.requires_grad_(part is wanted)
-        (gradient,) = torch.autograd.grad(case.ours(), wanted)
-        (expected,) = torch.autograd.grad(case.torch_s(), wanted)
+            part.requires_grad_(part is required)
+        (gradient,) = torch.autograd.grad(case.ours(), required)
+        (expected,) = torch.autograd.grad(case.reference(), required)
         close(gradient, expected)
 
 
@@ -107,21 +107,21 @@ def test_only_wanted_gradients_are_made() -> None:
 def test_extreme_logits(scale: float, smoothing: float) -> None:
     case = Case(scale=scale)
     assert F.linear(case.hidden, case.weight).abs().max() > scale
-    case.agree(case.ours(smoothing=smoothing, chunk=5), case.torch_s(smoothing))
+    case.agree(case.ours(smoothing=smoothing, chunk=5), case.reference(smoothing))
 
 
 @pytest.mark.parametrize("sign", (1, -1))
-def test_a_logit_alone_among_extremes(sign: int) -> None:
+def test_one_moderate_logit_between_extremes(sign: int) -> None:
     hidden = torch.ones(2, 1, dtype=torch.float64, requires_grad=True)
     weight = torch.tensor([[1e4], [-1e4], [sign * 1e4]], dtype=torch.float64, requires_grad=True)
     targets = torch.tensor([0, 1])
     ours = linear_cross_entropy(hidden, weight, targets)
-    torch_s = F.cross_entropy(hidden @ weight.t(), targets)
+    reference = F.cross_entropy(hidden @ weight.t(), targets)
     assert ours.isfinite()
-    close(ours, torch_s)
+    close(ours, reference)
     for one, two in zip(
         torch.autograd.grad(ours, (hidden, weight)),
-        torch.autograd.grad(torch_s, (hidden, weight)),
+        torch.autograd.grad(reference, (hidden, weight)),
         strict=True,
     ):
         assert one.isfinite().all()
@@ -133,15 +133,15 @@ def test_a_logit_alone_among_extremes(sign: int) -> None:
     (1.0, 32.0, 1024.0),
 )
 def test_single_precision_of_a_confident_model(scale: float) -> None:
-    """Numbers of few bits, whose sums are exact on every CPU: all rounding is the loss's own."""
+    """Numbers of few bits have exact sums on every CPU: only the loss itself rounds."""
     hidden = torch.randint(-8, 9, (2048, 16)).float() / 8
     weight = scale * torch.randint(-8, 9, (50, 16)).float() / 16
     exact = hidden.double() @ weight.double().t()
     targets = exact.argmax(dim=1)
     expected = F.cross_entropy(exact, targets)
     ours = linear_cross_entropy(hidden, weight, targets).double()
-    torch_s = F.cross_entropy(hidden @ weight.t(), targets).double()
-    assert (torch_s - expected).abs() < 1e-6 * expected
+    reference = F.cross_entropy(hidden @ weight.t(), targets).double()
+    assert (reference - expected).abs() < 1e-6 * expected
     assert (ours - expected).abs() < 1e-6 * expected
 
 
@@ -194,18 +194,18 @@ def test_parts_with_the_total_of_the_whole_add_up(cuts: list[int], smoothing: fl
         )
         for start, stop in pairwise(ends)
     ]
-    case.agree(torch.stack(losses).sum(), case.torch_s(smoothing))
+    case.agree(torch.stack(losses).sum(), case.reference(smoothing))
 
 
 def test_a_total_may_be_any_number() -> None:
     case = Case()
-    case.agree(case.ours(total=5), case.torch_s(reduction="sum") / 5)
-    case.agree(case.ours(total=1), case.torch_s(reduction="sum"))
+    case.agree(case.ours(total=5), case.reference(reduction="sum") / 5)
+    case.agree(case.ours(total=1), case.reference(reduction="sum"))
 
 
 def test_a_total_may_be_a_tensor() -> None:
     case = Case()
-    case.agree(case.ours(total=torch.tensor(5)), case.torch_s(reduction="sum") / 5)
+    case.agree(case.ours(total=torch.tensor(5)), case.reference(reduction="sum") / 5)
 
 
 def test_accumulated_gradients_are_those_of_the_whole_batch() -> None:
@@ -216,16 +216,16 @@ def test_accumulated_gradients_are_those_of_the_whole_batch() -> None:
     whole = [parameter.grad for parameter in model.parameters()]
     model.zero_grad()
     total = int((targets != IGNORE).sum())
-    for some, wanted in zip(ids.split(1), targets.split(1), strict=True):
-        token_loss(model, model.hidden(some), wanted, total=total).backward()
+    for row, row_targets in zip(ids.split(1), targets.split(1), strict=True):
+        token_loss(model, model.hidden(row), row_targets, total=total).backward()
     for parameter, expected in zip(model.parameters(), whole, strict=True):
         close(parameter.grad, expected)
 
 
-# ── The way back ──────────────────────────────────────────────────────────────────────────────────
+# ── Backward pass ─────────────────────────────────────────────────────────────────────────────────
 
 
-def test_gradients_are_scaled_by_what_comes_from_above() -> None:
+def test_gradients_are_scaled_by_the_incoming_gradient() -> None:
     case = Case()
     plain = torch.autograd.grad(case.ours(), case.parts)
     scaled = torch.autograd.grad(3.5 * case.ours(), case.parts)
@@ -233,7 +233,7 @@ def test_gradients_are_scaled_by_what_comes_from_above() -> None:
         close(3.5 * one, two)
 
 
-def test_the_way_back_can_be_gone_twice() -> None:
+def test_backward_can_be_called_twice() -> None:
     case = Case()
     loss = case.ours()
     first = torch.autograd.grad(loss, case.parts, retain_graph=True)
@@ -248,33 +248,33 @@ def test_a_gradient_of_a_gradient_is_refused() -> None:
         torch.autograd.grad(gradient.sum(), case.weight)
 
 
-class GradientMade(Exception):
+class GradientComputed(Exception):
     pass
 
 
 @pytest.fixture
 def no_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*args: Any) -> None:
-        raise GradientMade
+        raise GradientComputed
 
     monkeypatch.setattr("addnorm.training.loss._add_gradients", never)
 
 
-def test_no_gradient_is_made_that_nobody_can_want(no_gradients: None) -> None:
+def test_no_gradient_is_computed_if_none_is_required(no_gradients: None) -> None:
     case = Case()
-    with pytest.raises(GradientMade):
+    with pytest.raises(GradientComputed):
         case.ours()
     for part in case.parts:
         part.requires_grad_(False)
-    close(case.ours(), case.torch_s())
+    close(case.ours(), case.reference())
 
 
 @pytest.mark.parametrize("without", (torch.no_grad, torch.inference_mode))
-def test_no_gradient_is_made_under_no_grad(without: Any, no_gradients: None) -> None:
+def test_no_gradient_is_computed_under_no_grad(without: Any, no_gradients: None) -> None:
     case = Case()
     with without():
         loss = case.ours()
-        close(loss, case.torch_s())
+        close(loss, case.reference())
     assert not loss.requires_grad
 
 
@@ -285,11 +285,11 @@ def test_no_grad_changes_no_bit_of_the_loss() -> None:
     assert torch.equal(loss, case.ours()) and not loss.requires_grad
 
 
-# ── Never all the logits ──────────────────────────────────────────────────────────────────────────
+# ── Memory ────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Largest(torch.utils._python_dispatch.TorchDispatchMode):
-    """Notes the most elements of any tensor that an operation gives."""
+    """Records the largest number of elements of a tensor that an operation returns."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -305,22 +305,22 @@ class Largest(torch.utils._python_dispatch.TorchDispatchMode):
 
 @pytest.mark.parametrize("wants_gradient", (True, False))
 @pytest.mark.parametrize("smoothing", (0.0, 0.1))
-def test_no_more_than_a_chunk_of_logits_is_held(wants_gradient: bool, smoothing: float) -> None:
+def test_only_one_chunk_of_logits_is_stored(wants_gradient: bool, smoothing: float) -> None:
     count, width, words, chunk = 64, 4, 50, 8
     hidden = torch.randn(count, width, requires_grad=wants_gradient)
     weight = torch.randn(words, width, requires_grad=wants_gradient)
     bias, targets = torch.randn(words), torch.randint(0, words, (count,))
     largest = max(chunk * words, count * width, words * width)
-    with Largest() as seen:
+    with Largest() as record:
         loss = linear_cross_entropy(
             hidden, weight, targets, bias=bias, smoothing=smoothing, chunk=chunk
         )
         if wants_gradient:
             loss.backward()
-    assert seen.elements == largest < count * words
-    with Largest() as seen:
+    assert record.elements == largest < count * words
+    with Largest() as record:
         F.cross_entropy(hidden @ weight.t(), targets)
-    assert seen.elements >= count * words  # what the test would see
+    assert record.elements >= count * words  # so all logits would be detected
 
 
 # ── Models ────────────────────────────────────────────────────────────────────────────────────────
@@ -389,7 +389,7 @@ def test_each_position_needs_a_target() -> None:
 
 
 @pytest.mark.parametrize("value", (-1, WORDS, 10**9))
-def test_a_target_must_be_a_token(value: int) -> None:
+def test_a_target_must_be_a_token_id(value: int) -> None:
     case = Case()
     case.targets[4] = value
     message = rf"^targets must be token ids 0 to {WORDS - 1}, or -100 for none: got {value}\.$"
@@ -397,20 +397,20 @@ def test_a_target_must_be_a_token(value: int) -> None:
         case.ours()
 
 
-def test_the_message_names_the_number_that_means_no_target() -> None:
+def test_the_message_names_the_ignored_target() -> None:
     case = Case(ignored=0)
     case.targets[4] = WORDS
     with pytest.raises(InputError, match="or 2 for none"):
         case.ours(ignore=2)
 
 
-def test_targets_must_be_whole_numbers() -> None:
+def test_targets_must_be_integers() -> None:
     case = Case(ignored=0)
     with pytest.raises(InputError, match="targets must be"):
         linear_cross_entropy(case.hidden, case.weight, case.targets.double())
 
 
 @pytest.mark.parametrize("smoothing", (-0.1, 1.5, float("nan")))
-def test_smoothing_must_be_a_share(smoothing: float) -> None:
+def test_smoothing_must_be_at_least_0_and_below_1(smoothing: float) -> None:
     with pytest.raises(InputError, match="smoothing must be"):
         Case().ours(smoothing=smoothing)

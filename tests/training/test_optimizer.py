@@ -1,4 +1,4 @@
-"""Optimizers against their formulas, step by step, and schedules against theirs."""
+"""Optimizers and schedules against their formulas, step by step."""
 
 import math
 from typing import Any
@@ -9,22 +9,29 @@ from torch import Tensor, nn
 
 from addnorm import build, presets
 from addnorm.errors import ConfigError
-from addnorm.training.optimizer import OPTIMIZERS, hidden_matrices, make_optimizer, orthogonal
+from addnorm.training.optimizer import (
+    OPTIMIZERS,
+    hidden_matrices,
+    layer_groups,
+    make_optimizer,
+    orthogonal,
+    set_rate,
+)
 from addnorm.training.schedule import SCHEDULES, make_schedule
 
 
 def steps(name: str, count: int, **settings: Any) -> tuple[nn.Module, list[dict[str, Tensor]]]:
-    """A layer after some steps with known gradients, and those gradients."""
+    """Return a layer after some steps with random gradients, and those gradients."""
     torch.manual_seed(3)
     layer = nn.Linear(5, 3).double()
     optimizer = make_optimizer(layer, name, lr=0.05, **settings)
-    given = []
+    gradients = []
     for _ in range(count):
         for parameter in layer.parameters():
             parameter.grad = torch.randn_like(parameter)
-        given.append({name: p.grad.clone() for name, p in layer.named_parameters()})  # type: ignore[union-attr]
+        gradients.append({name: p.grad.clone() for name, p in layer.named_parameters()})  # type: ignore[union-attr]
         optimizer.step()
-    return layer, given
+    return layer, gradients
 
 
 def start() -> dict[str, Tensor]:
@@ -34,11 +41,11 @@ def start() -> dict[str, Tensor]:
 
 @pytest.mark.trains
 @pytest.mark.parametrize("decay", [0.0, 0.3])
-def test_adamw_is_its_formula_and_spares_vectors(decay: float) -> None:
-    layer, given = steps("adamw", 4, betas=(0.8, 0.9), eps=1e-3, weight_decay=decay)
+def test_adamw_equals_its_formula_and_does_not_decay_vectors(decay: float) -> None:
+    layer, gradients = steps("adamw", 4, betas=(0.8, 0.9), eps=1e-3, weight_decay=decay)
     for name, w in start().items():
         m = v = torch.zeros_like(w)
-        for t, grads in enumerate(given, start=1):
+        for t, grads in enumerate(gradients, start=1):
             g = grads[name]
             m, v = 0.8 * m + 0.2 * g, 0.9 * v + 0.1 * g * g
             w = w - 0.05 * (decay if w.ndim == 2 else 0.0) * w
@@ -47,15 +54,15 @@ def test_adamw_is_its_formula_and_spares_vectors(decay: float) -> None:
 
 
 @pytest.mark.trains
-def test_adafactor_is_its_formula() -> None:
-    layer, given = steps("adafactor", 4)
+def test_adafactor_equals_its_formula() -> None:
+    layer, gradients = steps("adafactor", 4)
 
     def rms(x: Tensor) -> float:
         return float(x.square().mean().sqrt())
 
     for name, w in start().items():
         rows = columns = square = None
-        for t, grads in enumerate(given, start=1):
+        for t, grads in enumerate(gradients, start=1):
             g, b = grads[name], 1 - t**-0.8
             s = g * g + 1e-30
             if g.ndim == 2:
@@ -78,7 +85,7 @@ def test_orthogonal_has_singular_values_near_one() -> None:
 
 
 @pytest.mark.trains
-def test_muon_treats_queries_keys_and_values_apart() -> None:
+def test_muon_orthogonalises_queries_keys_and_values_separately() -> None:
     model = build(presets.llama(vocab=16, width=16, depth=1, heads=2, kv_heads=1, ffn_width=24))
     optimizer = make_optimizer(model, "muon", lr=1e-3)
     attention = model.decoder.stack.blocks[0].sublayers["attention"]
@@ -87,12 +94,12 @@ def test_muon_treats_queries_keys_and_values_apart() -> None:
         parameter.grad = torch.randn_like(parameter)
     gradient = attention.input.weight.grad.clone()
     optimizer.step()
-    pieces = dict(zip(("query", "key", "value"), gradient.split(attention.sizes), strict=True))
-    for name, g in pieces.items():
+    gradients = dict(zip(("query", "key", "value"), gradient.split(attention.sizes), strict=True))
+    for name, g in gradients.items():
         # The first step: m = 0.05 g, u = lerp(g, m, 0.95), the direction of g itself.
         tall = max(1.0, g.shape[0] / g.shape[1]) ** 0.5
-        wanted = before[name] - 66 * 1e-3 * tall * orthogonal(g)
-        torch.testing.assert_close(attention.matrices()[name], wanted, rtol=1e-4, atol=1e-5)
+        expected = before[name] - 66 * 1e-3 * tall * orthogonal(g)
+        torch.testing.assert_close(attention.matrices()[name], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_muon_leaves_embeddings_and_vectors_to_adamw() -> None:
@@ -131,12 +138,12 @@ def test_unknown_names_are_errors() -> None:
         make_schedule("cosin", warmup=1, steps=2)
 
 
-def test_noam_is_the_papers_rate() -> None:
+def test_noam_equals_the_rate_of_the_paper() -> None:
     rate = make_schedule("noam", warmup=4000, steps=100_000)
     peak = 512**-0.5 * 4000**-0.5
     for step in (1, 100, 4000, 50_000):
-        wanted = 512**-0.5 * min(step**-0.5, step * 4000**-1.5)
-        assert peak * rate(step) == pytest.approx(wanted)
+        expected = 512**-0.5 * min(step**-0.5, step * 4000**-1.5)
+        assert peak * rate(step) == pytest.approx(expected)
     assert peak * rate(4000) == pytest.approx(6.988e-4, rel=1e-3)
 
 
@@ -154,3 +161,20 @@ def test_cosine_and_linear_end_at_the_floor() -> None:
         assert rate(50) == pytest.approx(0.2 + 0.8 * half)
     quarter = make_schedule("cosine", warmup=0, steps=100)(25)
     assert quarter == pytest.approx((1 + math.cos(math.pi / 4)) / 2)
+
+
+def test_rates_fall_from_the_head_to_the_embeddings() -> None:
+    model = build(presets.bert(vocab=11, width=8, depth=2, heads=2, head="class", outputs=3))
+    groups = layer_groups(model, 0.1, 1.0, 0.5)
+    rates = {id(part): group["lr"] for group in groups for part in group["params"]}
+    wanted = {"head.output.weight": 1.0, "tokens.weight": 0.125, "encoder.norm.bias": 0.125}
+    wanted |= {f"encoder.stack.blocks.{n}.addnorms.ffn.norm.weight": 0.25 * 2**n for n in (0, 1)}
+    named = dict(model.named_parameters())
+    assert {name: rates[id(named[name])] for name in wanted} == wanted
+    assert len(rates) == len(named), "every parameter is in one group"
+    assert all((p.ndim >= 2) == (g["weight_decay"] > 0) for g in groups for p in g["params"])
+    made = make_optimizer(model, "adamw", lr=1.0, groups=groups)
+    assert set_rate(made, 0.1) == pytest.approx(0.1)
+    assert sorted({group["lr"] for group in made.param_groups}) == pytest.approx(
+        [0.0125, 0.025, 0.05, 0.1]
+    )

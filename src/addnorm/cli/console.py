@@ -1,16 +1,16 @@
-"""Messages to the user, which are not results: on stderr."""
+"""Messages to the user, on stderr; results go to stdout."""
 
 import sys
 
 
 def say(text: str) -> None:
-    """Print a message; of several workers only the first one prints."""
+    """Print a message on stderr; of several workers, only the first prints."""
     if is_first_worker():
         print(text, file=sys.stderr, flush=True)
 
 
 def is_first_worker() -> bool:
-    """Whether this is the only process, or the first of several."""
+    """Return whether this is the only process, or the first of several workers."""
     if "torch" not in sys.modules:
         return True
     from addnorm.training.parallel import torchrun_ranks

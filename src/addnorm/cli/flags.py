@@ -1,4 +1,4 @@
-"""Flags that several verbs share."""
+"""Flags of several verbs."""
 
 import argparse
 
@@ -7,7 +7,7 @@ def add_set(
     parser: argparse.ArgumentParser,
     help: str = "change one field of the configuration; may be repeated",
 ) -> None:
-    """`--set section.field=value`, the one way to a field of the configuration."""
+    """Add `--set section.field=value`, which sets any field of the configuration."""
     parser.add_argument(
         "--set",
         dest="settings",

@@ -1,4 +1,4 @@
-"""Verbs that look and do not change anything: cost, show, list."""
+"""Verbs that show models, configurations and variants: cost, show, list."""
 
 import argparse
 import inspect
@@ -10,18 +10,18 @@ from addnorm.section import Section, describe
 
 
 def cost(args: argparse.Namespace) -> None:
-    """Print what a model costs."""
-    from addnorm.models.size import cost as count
+    """Print the parameters, operations and memory of a model."""
+    from addnorm.models import size
 
-    found = count(find(args.config, args.settings), args.length, args.batch)
+    table = size.cost(find(args.config, args.settings), args.length, args.batch)
     if args.json:
-        print(to_json(found.to_dict()))
+        print(to_json(table.to_dict()))
         return
-    print(f"{args.config}: {found}")
+    print(f"{args.config}: {table}")
 
 
 def show(args: argparse.Namespace) -> None:
-    """Print a configuration as TOML, with help beside each field if asked."""
+    """Print a configuration as TOML; with --fields, with a comment on each field."""
     config = find(args.config, args.settings)
     text = config.dump()
     if args.fields:
@@ -30,23 +30,26 @@ def show(args: argparse.Namespace) -> None:
 
 
 def _with_help(config: Config) -> str:
-    """The TOML with each field's line of help beside it; fields left out come as comments."""
+    """Return the TOML with a comment on each field; fields without a value are comments, too."""
     lines = []
-    about: dict[str, str] = {}
+    descriptions: dict[str, str] = {}
     for line in config.dump().splitlines():
         name, equals, _ = line.partition(" = ")
         if line.startswith("["):
             section: Section = getattr(config, line.strip("[]"))
-            about = describe(section.__class__)
+            descriptions = describe(section.__class__)
             lines.append(line)
-            lines += [f"# {item} is left out: {about[item]}" for item in section.left_out()]
+            unset = section.unset_fields()
+            lines += [f"# {item} is not set: {descriptions[item]}" for item in unset]
         else:
-            lines.append(f"{line:<44} # {about[name]}" if equals and name in about else line)
+            lines.append(
+                f"{line:<44} # {descriptions[name]}" if equals and name in descriptions else line
+            )
     return "\n".join(lines) + "\n"
 
 
 def list_variants(args: argparse.Namespace) -> None:
-    """Print the rows of one table of variants: name and formula."""
+    """Print the names and formulas of all variants of one kind."""
     rows = _variants(args.kind)
     if args.json:
         print(to_json(rows))
@@ -73,8 +76,8 @@ def _variants(kind: str) -> dict[str, str]:
         "positions": dict(POSITIONS),
         "ffns": {name: kind for name, (kind, _) in FEEDFORWARDS.items()},
     }
-    return {name: _first_line(row) for name, row in tables[kind].items()}
+    return {name: _summary_line(row) for name, row in tables[kind].items()}
 
 
-def _first_line(thing: object) -> str:
-    return (inspect.getdoc(thing) or "").partition("\n")[0]
+def _summary_line(variant: object) -> str:
+    return (inspect.getdoc(variant) or "").partition("\n")[0]

@@ -1,6 +1,7 @@
-"""The parser and the table of commands. Nothing heavy is imported here: --help must be instant."""
+"""The parser and the table of commands. It imports no heavy package, so that --help is fast."""
 
 import argparse
+import csv
 import importlib
 import os
 import sys
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from addnorm import __version__
-from addnorm.cli import clinic, predict, train
+from addnorm.cli import clinic, completion, interop, predict, train
 from addnorm.cli.flags import add_set
 from addnorm.cpu import reduce_thread_spinning
 from addnorm.errors import AddnormError, ConfigError, nearest
@@ -21,11 +22,11 @@ MISUSE, FAILURE, INTERRUPTED = 2, 1, 130
 
 @dataclass(frozen=True)
 class Command:
-    """One verb: what it does, its flags, the function that does it, and commands that work."""
+    """One verb: its help, the function that runs it, its flags, and example commands."""
 
     help: str
     action: str
-    """module:function, imported when the verb is used."""
+    """module:function, which is imported when the verb is used."""
     flags: Callable[[argparse.ArgumentParser], None]
     examples: tuple[str, ...]
 
@@ -37,15 +38,19 @@ def _target_flags(parser: argparse.ArgumentParser, what: str) -> None:
 
 def _cost_flags(parser: argparse.ArgumentParser) -> None:
     _target_flags(parser, "a preset's name, a TOML file or a saved model")
-    parser.add_argument("--length", type=int, metavar="N", help="positions a sequence")
-    parser.add_argument("--batch", type=int, default=1, metavar="B", help="sequences (default 1)")
+    parser.add_argument(
+        "--length", type=int, metavar="N", help="positions per sequence (default: model.length)"
+    )
+    parser.add_argument(
+        "--batch", type=int, default=1, metavar="B", help="sequences per batch (default 1)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _show_flags(parser: argparse.ArgumentParser) -> None:
     _target_flags(parser, "a preset's name, a TOML file or a saved model")
     parser.add_argument(
-        "--fields", action="store_true", help="explain every field next to its value"
+        "--fields", action="store_true", help="add a comment to each field that explains it"
     )
 
 
@@ -56,10 +61,14 @@ def _list_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _demo_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--to", default="de", metavar="CODE", help="language (default de)")
-    parser.add_argument("--minutes", type=float, default=2.5, help="time to train (default 2.5)")
+    parser.add_argument(
+        "--to", default="de", metavar="CODE", help="language to translate to (default de)"
+    )
+    parser.add_argument("--minutes", type=float, default=2.5, help="training time (default 2.5)")
     parser.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
-    parser.add_argument("--out", metavar="FOLDER", help="where to write (default runs/demo-CODE)")
+    parser.add_argument(
+        "--out", metavar="FOLDER", help="folder for the results (default runs/demo-CODE)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -75,7 +84,7 @@ COMMANDS: dict[str, Command] = {
         ),
     ),
     "evaluate": Command(
-        "evaluate a run on new files: loss, BLEU, chrF, accuracy, AUC, bits per byte",
+        "evaluate a run on other files: loss, BLEU, chrF, accuracy, AUC, bits per byte",
         "addnorm.cli.predict:evaluate",
         predict.add_evaluate_flags,
         (
@@ -85,7 +94,7 @@ COMMANDS: dict[str, Command] = {
         ),
     ),
     "translate": Command(
-        "translate lines with a trained run",
+        "translate the lines of a file with a trained run",
         "addnorm.cli.predict:translate",
         predict.add_translate_flags,
         (
@@ -103,7 +112,7 @@ COMMANDS: dict[str, Command] = {
         ),
     ),
     "classify": Command(
-        "label texts with a trained run",
+        "classify the lines of a file with a trained run",
         "addnorm.cli.predict:classify",
         predict.add_classify_flags,
         (
@@ -118,7 +127,7 @@ COMMANDS: dict[str, Command] = {
         ("addnorm schema adult.csv --target income", "addnorm schema adult.csv -o schema.toml"),
     ),
     "predict": Command(
-        "predict the rows of a file of any size with a trained table run",
+        "predict a column for each row of a file with a trained table run",
         "addnorm.cli.predict:predict",
         predict.add_predict_flags,
         (
@@ -128,40 +137,68 @@ COMMANDS: dict[str, Command] = {
         ),
     ),
     "explain": Command(
-        "show which columns matter, for all rows or for one",
+        "explain an output: words, layers and heads of a text; columns of a table or one row",
         "addnorm.cli.predict:explain",
         predict.add_explain_flags,
         (
             "addnorm explain runs/adult new.csv --row 17",
-            "addnorm explain runs/adult adult.csv --out explained.html",
+            "addnorm explain runs/ende 'a man rides a bicycle' --report why.html",
+        ),
+    ),
+    "import": Command(
+        "read a Hugging Face directory as a run, without transformers",
+        "addnorm.cli.interop:import_directory",
+        interop.add_import_flags,
+        (
+            "addnorm import models/minilm runs/minilm",
+            "addnorm train classify reviews.csv --from models/minilm --out runs/stars",
+        ),
+    ),
+    "export": Command(
+        "write a run as a Hugging Face directory, verified by reading it again",
+        "addnorm.cli.interop:export",
+        interop.add_export_flags,
+        (
+            "addnorm export runs/stars exported/stars",
+            "addnorm export runs/book exported/book --architecture llama --json",
+            "addnorm export runs/ende exported/ende --to ctranslate2 --precision int8",
+        ),
+    ),
+    "embed": Command(
+        "turn texts into vectors: mean-pooled, of length 1",
+        "addnorm.cli.interop:embed",
+        interop.add_embed_flags,
+        (
+            "echo 'what a joy' | addnorm embed models/minilm --json",
+            "addnorm embed models/minilm texts.txt -o vectors.npy",
         ),
     ),
     "clinic": Command(
-        "examine a Transformer: will it train, what is wrong, what to try",
+        "examine a model: predict whether it will train, find problems, suggest remedies",
         "addnorm.cli.clinic:clinic",
         clinic.clinic_flags,
         clinic.CLINIC_EXAMPLES,
     ),
     "race": Command(
-        "train variants of a configuration side by side and rank them",
+        "train variants of a configuration and rank them by their results",
         "addnorm.cli.clinic:race",
         clinic.race_flags,
         clinic.RACE_EXAMPLES,
     ),
     "runs": Command(
-        "list runs and their best scores",
+        "list runs and their best metrics",
         "addnorm.cli.predict:runs",
         predict.add_runs_flags,
         ("addnorm runs", "addnorm runs /tmp --json"),
     ),
     "cost": Command(
-        "show parameters, operations and memory of a model, part by part",
+        "show the parameters, operations and memory of each part of a model",
         "addnorm.cli.inspect:cost",
         _cost_flags,
         ("addnorm cost base --length 64 --batch 32", "addnorm cost gpt2-medium --json"),
     ),
     "show": Command(
-        "show the configuration of a preset, file or saved model, as TOML",
+        "show the configuration of a preset, file or saved model as TOML",
         "addnorm.cli.inspect:show",
         _show_flags,
         ("addnorm show bert --fields", "addnorm show gpt2 --set model.addnorm=layerscale"),
@@ -173,16 +210,22 @@ COMMANDS: dict[str, Command] = {
         ("addnorm list", "addnorm list presets"),
     ),
     "demo": Command(
-        "train a translator of dates, amounts and names in minutes, and show how it works",
+        "train a small translation model in minutes, and show how it works",
         "addnorm.cli.demo:demo",
         _demo_flags,
         ("addnorm demo", "addnorm demo --to fr --minutes 3"),
+    ),
+    "completion": Command(
+        "print a script that completes verbs, tasks and options in bash, zsh or fish",
+        "addnorm.cli.completion:completion",
+        completion.add_completion_flags,
+        ("addnorm completion bash", "addnorm completion zsh", "addnorm completion fish"),
     ),
 }
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose mistakes are errors like all others, with the nearest known name."""
+    """A parser that raises ConfigError, with the nearest known name for an unknown one."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}. See {self.prog} --help")
@@ -193,7 +236,7 @@ class Parser(argparse.ArgumentParser):
             raise ConfigError(f"there is no {action.dest} {value!r}. {advice}")
 
     def flags(self) -> list[str]:
-        """Return the options that it knows."""
+        """Return the names of all options."""
         return [flag for action in self._actions for flag in action.option_strings]
 
 
@@ -204,7 +247,7 @@ def _add_command(
         name,
         help=help,
         description=help[0].upper() + help[1:] + ".",
-        epilog="try:\n  " + "\n  ".join(examples),
+        epilog="examples:\n  " + "\n  ".join(examples),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     flags(parser)
@@ -213,21 +256,30 @@ def _add_command(
 
 
 def _no_flags(parser: argparse.ArgumentParser) -> None:
-    """Add nothing: the verb is listed, and not the one that is used."""
+    """Add no flags: another verb is used, and this one is only listed."""
 
 
 def make_parser(verb: str | None = None, *, tasks: bool = True) -> Parser:
-    """Return the parser of all verbs, with the options of all of them, or of one alone.
+    """Return the parser of all verbs.
 
-    Without `tasks`, `train` knows none: --resume takes no task.
+    Parameters
+    ----------
+    verb : the verb whose options are added; None for those of all verbs.
+    tasks : whether `train` takes a task, which it does not with --resume.
     """
     parser = Parser(
         prog="addnorm",
         description="Build, train, examine and explain Transformers.",
-        epilog="addnorm VERB --help explains a verb and ends with commands to try.",
+        epilog="addnorm VERB --help describes a verb and ends with example commands.",
     )
     parser.add_argument("--version", action="version", version=f"addnorm {__version__}")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_argument(
+        "--unpacked-limit",
+        type=int,
+        metavar="BYTES",
+        help="bytes that a .gz file may unpack to (default: 256 MiB, or 50 times its size)",
+    )
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb", required=True)
     for name, command in COMMANDS.items():
         flags = command.flags if verb in (None, name) else _no_flags
@@ -249,12 +301,12 @@ def _add_tasks(parser: Parser, command: Command) -> None:
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the parsed command line; an unknown option gets the nearest known one."""
-    place = next((i for i, word in enumerate(arguments) if not word.startswith("-")), 0)
-    verb, rest = "".join(arguments[place : place + 1]), list(arguments[place + 1 :])
+    first = next((i for i, word in enumerate(arguments) if not word.startswith("-")), 0)
+    verb, rest = "".join(arguments[first : first + 1]), list(arguments[first + 1 :])
     resume = verb == "train" and any(word.partition("=")[0] == "--resume" for word in rest)
     if verb == "train" and not resume:
         rest = _name_task(rest)
-    words = [*arguments[: place + 1], *rest]
+    words = [*arguments[: first + 1], *rest]
     args, unknown = make_parser(verb, tasks=not resume).parse_known_args(words)
     if not unknown:
         return args
@@ -269,7 +321,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _name_task(words: list[str]) -> list[str]:
-    """Return `FILE.toml ...` as `TASK --config FILE.toml ...`; the task must be the first word."""
+    """Return `FILE.toml ...` as `TASK --config FILE.toml ...`; the task must come first."""
     if not words or words[0] in ("-h", "--help"):
         return words
     if words[0].startswith("-"):
@@ -281,8 +333,8 @@ def _name_task(words: list[str]) -> list[str]:
     path = words[0]
     task = RunRequest.load(path).task
     if task not in TASKS:
-        wrong = "got none." if task is None else f"got {task!r}. {nearest(task, TASKS)}"
-        raise ConfigError(f"run.task of {path} must be one of {', '.join(TASKS)}: {wrong}")
+        problem = "got none." if task is None else f"got {task!r}. {nearest(task, TASKS)}"
+        raise ConfigError(f"run.task of {path} must be one of {', '.join(TASKS)}: {problem}")
     return [task, "--config", path, *words[1:]]
 
 
@@ -291,6 +343,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     try:
         args = parse(words)
+        if args.unpacked_limit is not None:
+            from addnorm.data.text.files import limits
+
+            limits.unpacked = args.unpacked_limit
         module, _, function = args.action.partition(":")
         getattr(importlib.import_module(module), function)(args)
         sys.stdout.flush()
@@ -298,16 +354,54 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "--debug" in words:
             traceback.print_exc()
         print(f"addnorm: {error}", file=sys.stderr)
-        # A run that diverged or lost a worker is no misuse.
+        # A run that diverged or lost a worker failed; everything else is misuse.
         return FAILURE if isinstance(error, ArithmeticError | RuntimeError) else MISUSE
     except KeyboardInterrupt:
         print("addnorm: stopped.", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader is gone, as with `| head`: nothing is wrong, and nothing more can be written.
+        # The reader has closed the pipe, as `| head` does: nothing more can be written.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILURE
+    except Exception as error:
+        known = describe_failure(error)
+        if known is None:
+            raise
+        if "--debug" in words:
+            traceback.print_exc()
+        message, code = known
+        print(f"addnorm: {message}", file=sys.stderr)
+        return code
     return 0
+
+
+def describe_failure(error: Exception) -> tuple[str, int] | None:
+    """Return a message and an exit code for an error of the system or of input; else None.
+
+    None means a bug of addnorm, whose traceback is worth showing. The errors here should have been
+    caught where more is known about them: this is the last net.
+    """
+    reason = " ".join(str(error).split()) or type(error).__name__
+    is_allocation = isinstance(error, RuntimeError) and any(
+        words in reason for words in ("can't allocate memory", "out of memory", "overflowed")
+    )
+    if isinstance(error, MemoryError) or is_allocation:
+        return (
+            f"there is not enough memory ({reason[:200]}). Try a smaller batch, model or file.",
+            FAILURE,
+        )
+    if isinstance(error, RecursionError):
+        return "the input is nested too deeply. Simplify it.", MISUSE
+    if type(error).__module__.partition(".")[0] == "pyarrow":
+        return f"the table cannot be read: {reason[:200]}. Save it as CSV.", MISUSE
+    if isinstance(error, csv.Error):
+        return f"the table cannot be read: {reason}. Check its quotes and separators.", MISUSE
+    if isinstance(error, OSError):
+        named = "" if error.filename is None else f"{error.filename!r}: "
+        is_input = isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError)
+        hint = "Check the path." if is_input else "Check the permissions and the free disk space."
+        return f"{named}{error.strerror or reason}. {hint}", MISUSE if is_input else FAILURE
+    return None
 
 
 def run() -> NoReturn:

@@ -1,13 +1,13 @@
 """Verbs that use a trained run: evaluate, translate, generate, classify, predict, explain, runs.
 
-And `schema`, which shows how a table would be read.
+Also `schema`, which shows how the columns of a table would be read.
 """
 
 import argparse
 import csv
 import dataclasses
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,26 +21,39 @@ if TYPE_CHECKING:
 
 
 def _add_run(parser: argparse.ArgumentParser, *, int8: bool = False) -> None:
-    parser.add_argument("run", metavar="RUN", help="directory of a run")
+    parser.add_argument("run", metavar="RUN", help="directory of a run, or of Hugging Face")
     if int8:
-        parser.add_argument("--int8", action="store_true", help="8-bit weights: faster on a CPU")
+        parser.add_argument(
+            "--int8", action="store_true", help="use 8-bit weights: faster on a CPU"
+        )
 
 
 def _add_beam(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--beam", type=int, default=5, help="hypotheses a sentence (default 5)")
+    parser.add_argument("--beam", type=int, default=5, help="hypotheses per sentence (default 5)")
 
 
 def _add_json(parser: argparse.ArgumentParser, help: str = "print JSON") -> None:
     parser.add_argument("--json", action="store_true", help=help)
 
 
+def _add_stream(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--stream",
+        action="store_true",
+        help="answer each line before reading the next (slower; the default in a terminal)",
+    )
+
+
 def add_evaluate_flags(parser: argparse.ArgumentParser) -> None:
     _add_run(parser, int8=True)
     parser.add_argument(
-        "file", nargs="?", metavar="FILE", help="text or table (default: the held-out texts)"
+        "file",
+        nargs="?",
+        metavar="FILE",
+        help="text or table to evaluate on (default: the held-out texts)",
     )
-    parser.add_argument("--source", help="lines to translate")
-    parser.add_argument("--target", help="their translations")
+    parser.add_argument("--source", metavar="FILE", help="lines to translate")
+    parser.add_argument("--target", metavar="FILE", help="translations of these lines")
     _add_beam(parser)
     _add_json(parser)
 
@@ -48,25 +61,50 @@ def add_evaluate_flags(parser: argparse.ArgumentParser) -> None:
 def add_translate_flags(parser: argparse.ArgumentParser) -> None:
     _add_run(parser, int8=True)
     parser.add_argument(
-        "file", nargs="?", default="-", metavar="FILE", help="lines to translate (default: stdin)"
+        "file",
+        nargs="?",
+        default="-",
+        metavar="FILE",
+        help="file with lines to translate (default: stdin)",
     )
     _add_beam(parser)
-    parser.add_argument("--nbest", type=int, default=1, help="translations a line (default 1)")
-    parser.add_argument("--penalty", default="length", help="length penalty: length, gnmt or none")
-    parser.add_argument("--alpha", type=float, default=1.0, help="exponent of the penalty")
-    parser.add_argument("--workers", type=int, default=1, help="batches decoded at a time")
-    parser.add_argument("--scores", action="store_true", help="also print scores")
-    _add_json(parser, "print JSON, one line each")
+    parser.add_argument(
+        "--nbest",
+        type=int,
+        default=1,
+        help="translations per line (default 1); more than --beam raises --beam to the same number",
+    )
+    parser.add_argument(
+        "--penalty", default="length", help="length penalty: length (default), gnmt or none"
+    )
+    parser.add_argument(
+        "--alpha", type=float, default=1.0, help="exponent of the penalty (default 1)"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=1, help="batches decoded in parallel (default 1)"
+    )
+    parser.add_argument(
+        "--scores", action="store_true", help="also print the score of each translation"
+    )
+    _add_stream(parser)
+    _add_json(parser, "print one line of JSON per sentence")
 
 
 def add_generate_flags(parser: argparse.ArgumentParser) -> None:
     _add_run(parser, int8=True)
     parser.add_argument("--prompt", required=True, help="text to continue")
     parser.add_argument("--tokens", type=int, default=300, help="tokens to add (default 300)")
-    parser.add_argument("--temperature", type=float, default=0.8, help="0 is greedy (default 0.8)")
-    parser.add_argument("--top-k", type=int, help="only the k most probable tokens")
     parser.add_argument(
-        "--top-p", type=float, help="only the most probable tokens, up to this total probability"
+        "--temperature",
+        type=float,
+        default=0.8,
+        help="sampling temperature; 0 is greedy (default 0.8)",
+    )
+    parser.add_argument("--top-k", type=int, help="sample only from the k most probable tokens")
+    parser.add_argument(
+        "--top-p",
+        type=float,
+        help="sample only from the most probable tokens, up to this total probability",
     )
     parser.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
     _add_json(parser)
@@ -75,8 +113,13 @@ def add_generate_flags(parser: argparse.ArgumentParser) -> None:
 def add_classify_flags(parser: argparse.ArgumentParser) -> None:
     _add_run(parser)
     parser.add_argument(
-        "file", nargs="?", default="-", metavar="FILE", help="one text a line (default: stdin)"
+        "file",
+        nargs="?",
+        default="-",
+        metavar="FILE",
+        help="one text per line, or a .csv or .tsv file with a column of texts (default: stdin)",
     )
+    _add_stream(parser)
     _add_json(parser, "print all probabilities as JSON")
 
 
@@ -86,46 +129,62 @@ def add_predict_flags(parser: argparse.ArgumentParser) -> None:
         "file", metavar="FILE", help="rows to predict: .csv, .tsv, .parquet or .feather"
     )
     parser.add_argument(
-        "-o", "--out", metavar="FILE", help="write .csv, .tsv or .parquet with all columns"
+        "-o", "--out", metavar="FILE", help="write all columns to a .csv, .tsv or .parquet file"
     )
     parser.add_argument(
-        "--proba", action="store_true", help="also give the probability of each class"
+        "--proba", action="store_true", help="also output the probability of each class"
     )
-    _add_json(parser, "print JSON, one line each")
+    _add_json(parser, "print one line of JSON per row")
 
 
 def add_explain_flags(parser: argparse.ArgumentParser) -> None:
     _add_run(parser)
     parser.add_argument(
-        "file", metavar="FILE", help="rows to explain; with their target, unless --row"
+        "file",
+        metavar="TEXT|FILE",
+        help="a text or a file of texts; for a table, rows to explain, with the target column "
+        "unless --row is used",
     )
-    parser.add_argument("--row", type=int, metavar="N", help="explain one row, counted from 1")
-    parser.add_argument("--out", metavar="FILE.html", help="also write a page with pictures")
+    parser.add_argument(
+        "--row", type=int, metavar="N", help="explain one row or one line, counted from 1"
+    )
+    parser.add_argument("--report", metavar="FILE.html", help="also write an HTML page with charts")
     _add_json(parser)
 
 
 def add_schema_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", help="a table: .csv, .tsv, .parquet or .feather")
+    parser.add_argument(
+        "file", metavar="FILE", help="table to read: .csv, .tsv, .parquet or .feather"
+    )
     parser.add_argument("--target", metavar="COLUMN", help="column to predict")
     parser.add_argument(
-        "-o", "--out", metavar="FILE.toml", help="write the schema; edit it and pass --schema"
+        "-o",
+        "--out",
+        metavar="FILE.toml",
+        help="write the schema to a file, to edit and pass with --schema",
     )
     _add_json(parser)
 
 
 def add_runs_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "folder", nargs="?", default="runs", metavar="FOLDER", help="where to look (default runs)"
+        "folder",
+        nargs="?",
+        default="runs",
+        metavar="FOLDER",
+        help="folder to search (default runs)",
     )
     _add_json(parser)
 
 
 def evaluate(args: argparse.Namespace) -> None:
-    """Print figures on files that a run was not trained on."""
+    """Print metrics on files that a run was not trained on."""
     from addnorm.runs.run import Run
 
     if args.file is not None and args.source is not None:
-        raise ConfigError(f"one file to evaluate on, not two: {args.file!r} and {args.source!r}.")
+        raise ConfigError(
+            f"there must be one file to evaluate on: got {args.file!r} and {args.source!r}."
+        )
     run = Run.open(args.run, int8=args.int8)
     if run.task == "table" and args.target is not None:
         raise ConfigError("--target is for translations, not for tables. Leave it out.")
@@ -133,30 +192,34 @@ def evaluate(args: argparse.Namespace) -> None:
     options = {} if args.target is None else {"target": args.target}
     if run.task == "translate":
         options["beam"] = args.beam
-    figures = run.evaluate(*([source] if source else []), say=say, **options)
+    metrics = run.evaluate(*([source] if source else []), say=say, **options)
     if args.json:
-        print(to_json(figures))
+        print(to_json(metrics))
         return
-    for name, value in figures.items():
-        percent = name in ("accuracy", "f1", "exact")
-        shown = f"{value:.1%}" if percent else f"{value:.4g}" if isinstance(value, float) else value
+    for name, value in metrics.items():
+        is_share = name in ("accuracy", "f1", "exact")
+        shown = (
+            f"{value:.1%}" if is_share else f"{value:.4g}" if isinstance(value, float) else value
+        )
         print(f"{name.replace('_', ' '):<22} {shown}")
 
 
 def translate(args: argparse.Namespace) -> None:
-    """Print the translation of each line."""
+    """Print the translation of each line; that of a blank line is a blank line."""
     from addnorm.generate import Decoding
 
-    trained, nbest = _open(args, "translate", int8=args.int8).trained, args.nbest
+    trained, nbest = open_with_verb(args, "translate", int8=args.int8).trained, args.nbest
+    if nbest > args.beam > 0:
+        say(f"--nbest {nbest} is above --beam {args.beam}: searching with --beam {nbest}.")
     decoding = Decoding(
         beam=max(args.beam, nbest) if args.beam > 0 else args.beam,
         nbest=nbest,
         penalty=args.penalty,
         alpha=args.alpha,
         workers=args.workers,
-        read_ahead=1 if args.file == "-" and sys.stdin.isatty() else 1024,
+        read_ahead=1 if _answers_each_line(args) else Decoding.read_ahead,
     )
-    translations = trained.iter_translations(_lines(args.file), decoding)
+    translations = trained.iter_translations(read_lines_of(args.file), decoding)
     for number, answers in enumerate(translations, start=1):
         if args.json:
             rows = [
@@ -173,8 +236,8 @@ def translate(args: argparse.Namespace) -> None:
 
 
 def generate(args: argparse.Namespace) -> None:
-    """Print what a language model writes after a prompt."""
-    run = _open(args, "generate", int8=args.int8)
+    """Print a prompt and its continuation by a language model."""
+    run = open_with_verb(args, "generate", int8=args.int8)
     names = ("tokens", "temperature", "top_k", "top_p", "seed")
     answer = run.generate(args.prompt, **{name: getattr(args, name) for name in names})
     if args.json:
@@ -186,23 +249,26 @@ def generate(args: argparse.Namespace) -> None:
 
 
 def classify(args: argparse.Namespace) -> None:
-    """Print the most probable label of each line, with its probability."""
-    for row in _open(args, "classify").trained.iter_labels(_lines(args.file)):
+    """Print the most probable label of each text, with its probability; both empty for a blank."""
+    trained = open_with_verb(args, "classify").trained
+    texts = _stdin_lines() if args.file == "-" else trained.iter_file_texts(args.file, say)
+    chunk = {"chunk": 1} if _answers_each_line(args) else {}
+    for row in trained.iter_labels(texts, **chunk):
         if args.json:
             print(to_json(row, indent=None), flush=True)
             continue
-        label = max(row, key=row.__getitem__)
-        print(f"{label}\t{row[label]:.4f}", flush=True)
+        label = max(row, key=row.__getitem__, default="")
+        print(f"{label}\t{row[label]:.4f}" if row else "\t", flush=True)
 
 
 def predict(args: argparse.Namespace) -> None:
-    """Predict the rows of a file, part by part."""
+    """Predict the rows of a file in parts, so that memory does not grow with the file."""
     from addnorm.data.table.reader import open_table_writer
     from addnorm.tasks.table import UnknownValues
 
-    trained = _open(args, "predict").trained
+    trained = open_with_verb(args, "predict").trained
     if args.out is not None and Path(args.out).resolve() == Path(args.file).resolve():
-        raise ConfigError(f"-o must name another file than the one that is read: {args.out!r}.")
+        raise ConfigError(f"-o must differ from the file that is read: both are {args.out!r}.")
     if args.proba:
         trained.require_classes("--proba")
     unknown = UnknownValues(trained.estimator.encoder_)
@@ -235,10 +301,14 @@ def predict(args: argparse.Namespace) -> None:
 
 
 def explain(args: argparse.Namespace) -> None:
-    """Print which columns matter, or what each adds to the prediction of one row."""
+    """Print an explanation of the output for a text, for the rows of a table, or for one row."""
+    run = open_with_verb(args, "explain")
+    if run.task != "table":
+        _explain_text(run.trained, args)
+        return
     from addnorm.tabular.explain import Explanation
 
-    trained = _open(args, "explain").trained
+    trained = run.trained
     explanation = trained.explain(args.file, args.row, say=say)
     if isinstance(explanation, Explanation):
         _print_explanation(explanation, trained.estimator, args)
@@ -246,15 +316,25 @@ def explain(args: argparse.Namespace) -> None:
         _print_row_explanation(explanation, trained.estimator, args)
 
 
+def _explain_text(trained: Any, args: argparse.Namespace) -> None:
+    is_file = Path(args.file).is_file() if len(args.file) < 256 else False
+    texts = list(read_lines_of(args.file)) if is_file else args.file
+    explanation = trained.explain(texts, args.row, say=say)
+    if args.report is not None:
+        say(f"page: {explanation.page().write(args.report)}")
+    print(to_json(explanation.to_dict()) if args.json else explanation)
+
+
 def _print_explanation(
     explanation: "Explanation", estimator: Any, args: argparse.Namespace
 ) -> None:
     from addnorm.tabular.page import explanation_page
 
-    if args.out is not None:
-        say(f"page: {explanation_page(explanation, estimator).write(args.out)}")
+    if args.report is not None:
+        say(f"page: {explanation_page(explanation, estimator).write(args.report)}")
     if args.json:
-        print(to_json({**vars(explanation), "looks": explanation.looks.tolist()}))
+        attention_map = explanation.column_attention.tolist()
+        print(to_json({**vars(explanation), "column_attention": attention_map}))
         return
     print(f"{'':24}{'permutation':>14}{'gradient':>12}{'attention':>12}")
     for name, rise in explanation.ranked():
@@ -263,23 +343,30 @@ def _print_explanation(
         print(f"{name[:23]:24}{rise:14.4f}{explanation.gradient[i]:12.4f}{attention}")
     agreement = ", ".join(f"{pair} {value:.2f}" for pair, value in explanation.agreement.items())
     print(f"\nagreement of ranks: {agreement}")
+    for one, other, size, h in explanation.interactions[:5]:
+        print(f"interaction {size:10.4f} (H {h:.2f})  {one} and {other}")
 
 
-def _print_row_explanation(one: "RowExplanation", estimator: Any, args: argparse.Namespace) -> None:
+def _print_row_explanation(
+    explanation: "RowExplanation", estimator: Any, args: argparse.Namespace
+) -> None:
     from addnorm.tabular.page import row_page
 
-    if args.out is not None:
-        say(f"page: {row_page(one, args.row, estimator).write(args.out)}")
+    if args.report is not None:
+        say(f"page: {row_page(explanation, args.row, estimator).write(args.report)}")
     if args.json:
-        print(to_json(vars(one) | {"row": args.row}))
+        print(to_json(vars(explanation) | {"row": args.row}))
         return
-    sure = "" if one.probability is None else f" (probability {one.probability:.4g})"
+    probability = explanation.probability
+    note = "" if probability is None else f" (probability {probability:.4g})"
     print(
-        f"row {args.row}: {one.about} is {one.answer:.4g}{sure}; "
-        f"baseline (all values missing): {one.typical:.4g}"
+        f"row {args.row}: {explanation.output_name} is {explanation.output:.4g}{note}; "
+        f"baseline (mean of {explanation.baseline_name}): {explanation.baseline:.4g}"
     )
-    for name, value, share in one.ranked():
+    for name, value, share in explanation.ranked():
         print(f"  {share:+10.4f}  {name} = {value}")
+    for one, other, effect in explanation.interactions[:3]:
+        print(f"  {effect:+10.4f}  {one} and {other}: joint effect beyond the sum of both")
 
 
 def schema(args: argparse.Namespace) -> None:
@@ -301,11 +388,11 @@ def schema(args: argparse.Namespace) -> None:
 
 
 def runs(args: argparse.Namespace) -> None:
-    """List runs and their best figures."""
-    from addnorm.runs.loggers import say_figures, say_time
+    """List runs and their best metrics."""
+    from addnorm.runs.loggers import format_duration, format_metrics
     from addnorm.runs.run import list_runs
 
-    rows = list_runs(args.folder, lambda error: say(f"left out: {error}"))
+    rows = list_runs(args.folder, lambda error: say(f"not listed: {error}"))
     if args.json:
         print(to_json(rows))
         return
@@ -314,15 +401,17 @@ def runs(args: argparse.Namespace) -> None:
         return
     width = max(len(row["run"]) for row in rows) + 2
     for row in rows:
-        known = "seconds" in row
-        state = "finished" if row.get("finished") else "stopped" if known else "running or killed"
-        time = say_time(row["seconds"]) if known else ""
-        best = say_figures(row.get("best") or {})
+        has_summary = "seconds" in row
+        state = (
+            "finished" if row.get("finished") else "stopped" if has_summary else "running or killed"
+        )
+        time = format_duration(row["seconds"]) if has_summary else ""
+        best = format_metrics(row.get("best") or {})
         print(f"{row['run']:<{width}}{row['task']:<11}{state:<18}{time:>8}  {best}")
 
 
 class ReadingBar:
-    """A progress bar of a file that is read, on stderr where that is a terminal."""
+    """A progress bar for reading a file, on stderr if that is a terminal."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -349,7 +438,7 @@ class ReadingBar:
 
 
 def _print_scored(scored: "dict[str, Array]", done: int, as_json: bool) -> None:
-    """Print new columns as lines of .csv, or a line of JSON for each row, counted from 1."""
+    """Print predicted columns as .csv, or a line of JSON for each row, counted from 1."""
     lines = zip(*(column.tolist() for column in scored.values()), strict=True)
     if as_json:
         for row, line in enumerate(lines, start=done + 1):
@@ -361,8 +450,8 @@ def _print_scored(scored: "dict[str, Array]", done: int, as_json: bool) -> None:
     writer.writerows(lines)
 
 
-def _open(args: argparse.Namespace, verb: str, *, int8: bool = False) -> Any:
-    """Return a run that has a verb."""
+def open_with_verb(args: argparse.Namespace, verb: str, *, int8: bool = False) -> Any:
+    """Return a run, or raise VerbError if it does not have the verb."""
     from addnorm.runs.run import Run
 
     run = Run.open(args.run, int8=int8)
@@ -370,18 +459,25 @@ def _open(args: argparse.Namespace, verb: str, *, int8: bool = False) -> Any:
     return run
 
 
-def _lines(path: str) -> Iterator[str]:
-    """Yield the lines of a file, or of stdin as they arrive."""
-    if path == "-":
-        for number, line in enumerate(sys.stdin.buffer, start=1):
-            try:
-                yield line.decode().rstrip("\r\n")
-            except UnicodeDecodeError:
-                raise InputError(
-                    f"the standard input must be UTF-8 text: line {number} is not. If it is "
-                    "Latin-1, convert it: iconv -f LATIN1 -t UTF-8."
-                ) from None
-        return
+def _answers_each_line(args: argparse.Namespace) -> bool:
+    """Return whether every line is answered before the next one is read."""
+    return bool(args.stream) or (args.file == "-" and sys.stdin.isatty())
+
+
+def read_lines_of(path: str) -> Iterable[str]:
+    """Return the lines of a file, or of stdin as they arrive."""
     from addnorm.data.text.files import read_lines
 
-    yield from read_lines(path)
+    return _stdin_lines() if path == "-" else read_lines(path)
+
+
+def _stdin_lines() -> Iterator[str]:
+    """Yield the lines of stdin as they arrive."""
+    for number, line in enumerate(sys.stdin.buffer, start=1):
+        try:
+            yield line.decode().rstrip("\r\n")
+        except UnicodeDecodeError:
+            raise InputError(
+                f"the standard input must be UTF-8 text: line {number} is not. If it is "
+                "Latin-1, convert it: iconv -f LATIN1 -t UTF-8."
+            ) from None

@@ -1,9 +1,8 @@
-"""The verb `train`: its flags for every task, and what it prints."""
+"""The verb `train`: its flags for every task, and its output."""
 
 import argparse
-import sys
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from addnorm.cli.console import is_first_worker, say
@@ -15,7 +14,7 @@ from addnorm.section import describe
 from addnorm.tasks import TASKS
 
 if TYPE_CHECKING:
-    from addnorm.runs.train import PlannedRun
+    from addnorm.runs.train import Observers, PlannedRun
 
 RESUME_ALONE = (
     "--resume takes no other options than --board, --clinic and --json. To start a new run with "
@@ -24,8 +23,13 @@ RESUME_ALONE = (
 NO_TASK = (
     f"train needs a task ({', '.join(TASKS)}), a TOML file or --resume RUN as its first argument."
 )
-COLUMNS = {"data.text", "data.label", "table.target", "table.groups"}
-"""Fields that name a column."""
+COLUMN_OPTIONS = {"data.text", "data.label", "table.target", "table.groups"}
+"""Fields whose option takes the name of a column."""
+FILE_OPTIONS = {
+    *("data.source", "data.target", "data.valid_source", "data.valid_target"),
+    *("table.schema", "table.test", "table.unlabelled"),
+}
+"""Fields whose option takes a file."""
 
 
 def add_train_flags(parser: argparse.ArgumentParser) -> None:
@@ -38,8 +42,8 @@ def add_task_flags(task: str) -> Callable[[argparse.ArgumentParser], None]:
     """Return a function that adds the flags of `addnorm train TASK`."""
 
     def add(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("file", nargs="?", metavar="FILE", help="file to learn from")
-        parser.add_argument("--config", metavar="FILE.toml", help="settings from a file")
+        parser.add_argument("file", nargs="?", metavar="FILE", help="file to train on")
+        parser.add_argument("--config", metavar="FILE.toml", help="read settings from a file")
         plain = Config()
         for name, path in TASKS[task].options.items():
             section, _, field = path.partition(".")
@@ -50,19 +54,26 @@ def add_task_flags(task: str) -> Callable[[argparse.ArgumentParser], None]:
             if isinstance(value, bool):
                 parser.add_argument(flag, action="store_true", default=None, help=text)
             else:
-                shown = "COLUMN" if path in COLUMNS else name.rpartition("_")[2].upper()
-                parser.add_argument(flag, dest=name, metavar=shown, help=text)
+                metavar = "COLUMN" if path in COLUMN_OPTIONS else name.upper()
+                metavar = "FILE" if path in FILE_OPTIONS else metavar
+                number = int if isinstance(value, int) else str
+                parser.add_argument(flag, dest=name, metavar=metavar, help=text, type=number)
         parser.add_argument("--out", metavar="RUN", help="directory for the run")
         parser.add_argument(
-            "--from", dest="start", metavar="RUN", help="start from the weights of this run"
+            "--from",
+            dest="start",
+            metavar="RUN",
+            help="start from the weights of this run or Hugging Face directory",
         )
         parser.add_argument(
-            "--minutes", type=float, help="time to train (default: chosen from the data)"
+            "--minutes", type=float, help="training time (default: chosen from the data)"
         )
         parser.add_argument("--seed", type=int, help="random seed (default 0)")
         add_set(parser)
         parser.add_argument(
-            "--dry-run", action="store_true", help="show what would be trained, and stop"
+            "--dry-run",
+            action="store_true",
+            help="show the configuration and the expected duration, and stop",
         )
         _add_output_flags(parser)
 
@@ -70,9 +81,11 @@ def add_task_flags(task: str) -> Callable[[argparse.ArgumentParser], None]:
 
 
 def _add_output_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--board", action="store_true", help="also write figures for TensorBoard")
+    parser.add_argument("--board", action="store_true", help="also write metrics for TensorBoard")
     parser.add_argument(
-        "--clinic", action="store_true", help="examine the model while it trains; warn early"
+        "--clinic",
+        action="store_true",
+        help="examine the model during training and warn of problems",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -82,7 +95,7 @@ def _as_phrase(text: str) -> str:
 
 
 def train(args: argparse.Namespace) -> None:
-    """Train a model, or continue to."""
+    """Start a run, or resume one."""
     from addnorm.cpu import keep_memory
 
     keep_memory()
@@ -97,7 +110,9 @@ def train(args: argparse.Namespace) -> None:
     if args.task is None:
         raise ConfigError(NO_TASK)
     if args.file is not None and args.source is not None:
-        raise ConfigError(f"one file to learn from, not two: {args.file!r} and {args.source!r}.")
+        raise ConfigError(
+            f"there must be one file to train on: got {args.file!r} and {args.source!r}."
+        )
     if args.out is None and not args.dry_run:
         raise ConfigError("--out must name a directory for the run. Try --out runs/first.")
     names = (*TASKS[args.task].options, "start", "minutes", "seed")
@@ -110,23 +125,15 @@ def train(args: argparse.Namespace) -> None:
     _finish(start_run(request, args.out, observers=_observers(args), say=say), args)
 
 
-def _observers(args: argparse.Namespace) -> Callable[[Path], Any]:
-    from addnorm.runs.loggers import make_loggers
+def _observers(args: argparse.Namespace) -> "Observers":
+    from addnorm.runs.loggers import make_observers
 
-    def make(path: Path) -> list[Any]:
-        loggers = make_loggers(path, terminal=sys.stderr.isatty(), board=args.board)
-        if not args.clinic:
-            return [*loggers]
-        from addnorm.clinic.training_monitor import TrainingMonitor
-
-        return [*loggers, TrainingMonitor(path)]
-
-    return make
+    return partial(make_observers, board=args.board, clinic=args.clinic)
 
 
 def _show_plan(planned: "PlannedRun", args: argparse.Namespace) -> None:
-    """Print what would be trained, what it costs and how long it takes."""
-    from addnorm.runs.loggers import say_time
+    """Print the configuration, the cost of a step and the expected duration."""
+    from addnorm.runs.loggers import format_duration
 
     config, times = planned.config, planned.times
     assert times is not None
@@ -140,49 +147,49 @@ def _show_plan(planned: "PlannedRun", args: argparse.Namespace) -> None:
         print(to_json({"config": config.dump(), **facts}))
         return
     print(config.dump())
-    print(f"# {facts['parameters']:,} parameters; {facts['step_flops']:.3g} operations a step")
-    print(f"# {times.step:.3f} s a step, {times.evaluation:.2f} s an evaluation, measured here")
-    print(f"# expected duration: {say_time(times.total(config))}")
+    print(f"# {facts['parameters']:,} parameters; {facts['step_flops']:.3g} operations per step")
+    print(f"# measured: {times.step:.3f} s per step, {times.evaluation:.2f} s per evaluation")
+    print(f"# expected duration: {format_duration(times.total(config))}")
 
 
 def _finish(outcome: Any, args: argparse.Namespace) -> None:
-    """Print the summary; on stderr, how to resume what was stopped."""
+    """Print the summary, and on stderr how to resume a run that was stopped."""
     if not is_first_worker():
         return
-    run, figures = outcome.run, outcome.run.summary
+    run, summary = outcome.run, outcome.run.summary
     if args.json:
-        print(to_json({"run": str(run.path), **figures}))
+        print(to_json({"run": str(run.path), **summary}))
     else:
-        _print_summary(run, figures)
-    if not figures["finished"]:
+        _print_summary(run, summary)
+    if not summary["finished"]:
         say(f"resume with: addnorm train --resume {run.path}")
         raise KeyboardInterrupt
 
 
-def _print_summary(run: Any, figures: dict[str, Any]) -> None:
+def _print_summary(run: Any, summary: dict[str, Any]) -> None:
     from addnorm.report import sparkline
-    from addnorm.runs.loggers import say_figures, say_time
+    from addnorm.runs.loggers import format_duration, format_metrics
     from addnorm.tasks import find_task
 
     losses = [row.get("valid_loss") for row in run.history]
     curve = [loss for loss in losses if isinstance(loss, int | float)]
-    if figures["best"]:
-        print(f"best at step {figures['best_step']:,}: {say_figures(figures['best'])}")
+    if summary["best"]:
+        print(f"best at step {summary['best_step']:,}: {format_metrics(summary['best'])}")
     if any(curve):
         print(f"held-out loss  {sparkline(curve, 50)}")
-    if "results" in figures:
-        print_results(figures["results"])
-    done = "trained" if figures["finished"] else "stopped"
-    speed = figures["tokens"] / max(figures["seconds"], 1e-9)
+    if "results" in summary:
+        print_results(summary["results"])
+    state = "trained" if summary["finished"] else "stopped"
+    speed = summary["tokens"] / max(summary["seconds"], 1e-9)
     print(
-        f"{done} after {figures['steps']:,} steps, {say_time(figures['seconds'])}, "
+        f"{state} after {summary['steps']:,} steps, {format_duration(summary['seconds'])}, "
         f"{speed:,.0f} {find_task(run.task).unit}/s"
     )
     print(f"model: {run.path / 'best'}   page: {run.path / 'summary.html'}")
 
 
 def print_results(results: list[dict[str, Any]]) -> None:
-    """Print figures as a table, a line for each model and the rows it was evaluated on."""
+    """Print metrics as a table, with a line for each model and set of rows."""
     names = dict.fromkeys(n for row in results for n in row if n not in ("model", "on"))
     heads = [name.replace("_seconds", " s").replace("_", " ") for name in names]
     print(f"{'':42}" + "".join(f"{head:>11}" for head in heads))

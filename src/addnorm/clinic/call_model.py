@@ -223,16 +223,23 @@ def sees_future(model: nn.Module, batch: ClinicBatch) -> bool | None:
 
 @dataclass(frozen=True)
 class Objective:
-    """The loss that is minimised, and its description."""
+    """The loss that is minimised, and its description.
+
+    Parameters
+    ----------
+    loss : from the model's output and the batch's targets to a scalar.
+    description : what the loss is, in a few words.
+    cross_entropy : whether the loss of a uniform answer is the log of the number of classes.
+    random_targets : whether the targets are drawn at random for one batch, so that nothing learnt
+        from it holds for another.
+    by_rows : whether the loss can be measured for some of the rows, not only for whole batches.
+    """
 
     loss: Loss
     description: str
     cross_entropy: bool = False
-    """A uniform answer costs the log of the number of classes."""
     random_targets: bool = False
-    """The targets are drawn at random for one batch: nothing can be learnt for another."""
     by_rows: bool = True
-    """The loss of some of the rows is measured too; if not, only that of whole batches."""
 
     def __call__(self, model: nn.Module, batch: ClinicBatch) -> Tensor:
         return self.value(call_model(model, batch), batch)

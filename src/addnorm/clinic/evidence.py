@@ -45,31 +45,60 @@ from addnorm.config import ModelConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """The measurements of one model. What could not be measured is None or empty."""
+    """The measurements of one model. What could not be measured is None or empty.
+
+    Parameters
+    ----------
+    model : class name of the model
+    parameters : number of its parameters
+    causal : whether later positions should be hidden: as configured, or because they are the labels
+    untrained : whether nothing has been trained yet
+    without_positions : whether the model is configured without positions
+    loss : loss of the batch
+    loss_description : what the loss is
+    uniform_loss : log of the number of classes: the loss of a uniform answer
+    answer_deviation : standard deviation of the answer
+    seconds : duration of the examination
+    sites : measurements of every residual connection
+    dependency_map : for each site, the share of each branch in its sum
+    signs : by site: + or −, how the branch joins the stream
+    norms : where the norms stand
+    amplification : relative variance of the change of each sum when the weights change
+    weight_change : relative size of the weight change behind `amplification`
+    growth : how `amplification` grows with depth
+    attention : statistics of each attention sublayer
+    activations : statistics of each activation function
+    non_finite : the first result that is not finite
+    non_finite_input : name of the first input that is not finite
+    non_finite_weight : name of the first weight that is not finite
+    largest_value : largest value of the forward pass
+    norm_gains : the gain of each norm
+    weight_gain : median over the branches' matrices; 1 is that of Glorot and Bengio
+    sharpness : sharpness of the loss
+    plan : the planned training
+    rehearsals : by name: `planned`, and if that fails, what else was tried
+    alternatives : if the plan fails and the model is of addnorm: other arrangements, built and
+        rehearsed
+    experiments : results of the experiments with the input
+    notes : further remarks
+    """
 
     model: str
     parameters: int
     causal: bool
-    """Later positions should be hidden: by the configuration, or because they are the labels."""
     untrained: bool
-    """Nothing has been trained yet."""
     without_positions: bool = False
-    """The configuration has no positions."""
     loss: float
     loss_description: str
     uniform_loss: float | None
-    """log of the number of classes: the loss of a uniform answer."""
     answer_deviation: float
-    """Standard deviation of the answer."""
     seconds: float = 0.0
     sites: Sequence[SiteMeasurement] = ()
     dependency_map: Sequence[Mapping[str, float]] = ()
     signs: Mapping[str, str] = field(default_factory=dict)
-    """By site: + or −, how the branch joins the stream."""
     norms: NormPlacement = field(default_factory=NormPlacement)
     amplification: Sequence[float] = ()
     weight_change: float = 0.01
-    """Relative size of the weight change behind `amplification`."""
     growth: Growth | None = None
     attention: Sequence[AttentionStats] = ()
     activations: Sequence[ActivationStats] = ()
@@ -79,18 +108,15 @@ class Evidence:
     largest_value: float = 0.0
     norm_gains: Sequence[NormGain] = ()
     weight_gain: float | None = None
-    """Median over the branches' matrices; 1 is that of Glorot and Bengio."""
     sharpness: Sharpness | None = None
     plan: TrainingPlan | None = None
     rehearsals: Mapping[str, Rehearsal] = field(default_factory=dict)
-    """By name: `planned`, and if that fails, what else was tried."""
     alternatives: Mapping[str, Alternative] = field(default_factory=dict)
-    """If the plan fails and the model is of addnorm: other arrangements, built and rehearsed."""
     experiments: ExperimentResults = field(default_factory=ExperimentResults)
     notes: Sequence[str] = ()
 
     def all_rehearsals(self) -> dict[str, Rehearsal]:
-        """Every rehearsal by name, those of other arrangements too."""
+        """Return every rehearsal by name, including those of other arrangements."""
         others = {name: other.rehearsal for name, other in self.alternatives.items()}
         return {**self.rehearsals, **others}
 
@@ -110,7 +136,7 @@ def gather_evidence(
     causal: bool | None = None,
     sharpness: bool = True,
 ) -> Evidence:
-    """Measure everything; the model is left unchanged. The parameters are those of `examine`.
+    """Measure everything and return it; the model is left unchanged.
 
     Parameters
     ----------
@@ -120,8 +146,8 @@ def gather_evidence(
     """
     start = time.perf_counter()
     batch = batches[0]
-    non_finite_input = _first_non_finite(batch.arguments)
-    non_finite_weight = _first_non_finite(dict(model.named_parameters()))
+    non_finite_input = _name_of_non_finite(batch.arguments)
+    non_finite_weight = _name_of_non_finite(dict(model.named_parameters()))
     with unchanged(model):
         objective = choose_objective(model, batch, loss)
         trace = trace_stream(model, batch)
@@ -199,7 +225,8 @@ def _rehearse(
     return {"rehearsals": rehearsals, "alternatives": others}
 
 
-def _first_non_finite(named: Mapping[str, Any]) -> str | None:
+def _name_of_non_finite(named: Mapping[str, Any]) -> str | None:
+    """Return the name of the first tensor that is not finite."""
     tensors = ((name, value) for name, value in named.items() if isinstance(value, Tensor))
     return next((name for name, tensor in tensors if not bool(tensor.isfinite().all())), None)
 

@@ -1,4 +1,4 @@
-"""The examination of a model: measure it, apply the rules, show the result."""
+"""Examine a model: measure it, apply the rules, show the result."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -100,6 +100,7 @@ def examine(
 
     Examples
     --------
+    >>> import torch
     >>> from addnorm import build, presets
     >>> model = build(presets.gpt2(vocab=11, width=8, depth=2, heads=2))
     >>> examination = examine(model, torch.randint(11, (4, 8)), sharpness=False)

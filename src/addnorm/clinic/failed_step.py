@@ -37,8 +37,7 @@ from addnorm.files import (
     to_json,
     write_document,
 )
-from addnorm.models.build import build
-from addnorm.models.saved import read_tensors, write_tensors
+from addnorm.models.saved import build_with, read_tensors, write_tensors
 
 CASE_FILE, CASE_WEIGHTS, CASE_RNG = "case.json", "weights.safetensors", "random.safetensors"
 NO_TARGET = -100
@@ -65,15 +64,22 @@ class StepSettings:
 
 @dataclass(frozen=True)
 class StepReport:
-    """What a forward and a backward pass of a step's batches show."""
+    """What a forward and a backward pass of a step's batches show.
+
+    Parameters
+    ----------
+    loss : loss of the step
+    first_non_finite : the first result that is not finite: operation and module
+    non_finite_weights : weights that are not finite
+    non_finite_gradients : gradients that are not finite
+    largest_sites : the sites whose sum is largest, with its root mean square
+    """
 
     loss: float
     first_non_finite: str | None
-    """The first result that is not finite: operation and module."""
     non_finite_weights: tuple[str, ...]
     non_finite_gradients: tuple[str, ...]
     largest_sites: tuple[tuple[str, float], ...]
-    """The sites whose sum is largest, with its root mean square."""
 
     def text(self) -> str:
         """Return the report in a few lines."""
@@ -91,13 +97,19 @@ class StepReport:
 
 @dataclass(frozen=True)
 class Case:
-    """A replayed case: what was recorded at the time, and the report of the replay."""
+    """A replayed case: what was recorded at the time, and the report of the replay.
+
+    Parameters
+    ----------
+    step : number of the step, if known
+    kind : not finite, or spike
+    loss : the loss of the step at the time; None if it was not finite or not recorded
+    report : report of the replay
+    """
 
     step: int | None
     kind: str
-    """not finite, or spike."""
     loss: float | None
-    """The loss of the step at the time; None if it was not finite or not recorded."""
     report: StepReport
 
     def text(self) -> str:
@@ -136,7 +148,7 @@ def report_step(
                 for name, grad in weights.items()
                 if name not in non_finite and not bool(grad.isfinite().all())
             ]
-            first = first or _first_non_finite(trace)
+            first = first or _describe_non_finite(trace)
             largest = max(largest, _largest_sites(trace), key=lambda sites: [s for _, s in sites])
     wrong = [name for name, p in model.named_parameters() if not bool(p.isfinite().all())]
     return StepReport(loss, first, tuple(wrong), tuple(non_finite), largest)
@@ -153,7 +165,7 @@ def cross_entropy(answer: Tensor, targets: Tensor, smoothing: float = 0.0) -> Te
     )
 
 
-def _first_non_finite(trace: Trace) -> str | None:
+def _describe_non_finite(trace: Trace) -> str | None:
     first = trace.stats.non_finite
     return None if first is None else f"{first.operation} in {first.path or 'the model'}"
 
@@ -205,14 +217,12 @@ def replay(folder: str | Path) -> Case:
             "runs/mine/cases/step-00000412."
         )
     config = Config.parse(read_text(path), source=str(path))
-    model = build(config)
     weights, _ = read_tensors(folder / CASE_WEIGHTS, *FAILED_STEP_MODEL)
     try:
-        model.load_state_dict(weights)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[-1].strip()
+        model = build_with(config, weights, folder)
+    except SavedError as error:
         raise SavedError(
-            f"the weights of the case in {str(folder)!r} do not fit the run's config.toml: {reason}"
+            f"the weights of the case in {str(folder)!r} do not fit the run's config.toml: {error}"
         ) from None
     batches = sorted(folder.glob("batch-*.safetensors"))
     if not batches:

@@ -17,52 +17,81 @@ MAX_ATTENTION_WEIGHTS = 2**24
 
 @dataclass(frozen=True)
 class AttentionStats:
-    """One attention sublayer, head by head."""
+    """One attention sublayer, head by head.
+
+    Parameters
+    ----------
+    path : the module
+    entropy : mean over the queries of −Σ a log a / log n, n the keys that a query sees: 1 is
+        uniform
+    largest : the largest logit that is not masked, minus the mean of those
+    spread : standard deviation of the logits
+    """
 
     path: str
     entropy: tuple[float, ...]
-    """Mean over the queries of −Σ a log a / log n, n the keys that a query sees: 1 is uniform."""
     largest: tuple[float, ...]
-    """The largest logit that is not masked, minus the mean of those."""
     spread: tuple[float, ...]
-    """Standard deviation of the logits."""
 
 
 @dataclass(frozen=True)
 class ActivationStats:
-    """One activation function."""
+    """One activation function.
+
+    Parameters
+    ----------
+    path : the module
+    kind : name of the function
+    count : number of units
+    positions : number of positions in the batch
+    dead : share of units whose output is zero at every position
+    saturated : for tanh and sigmoid: share of values at the flat ends
+    """
 
     path: str
     kind: str
     count: int
     positions: int
     dead: float
-    """Share of units whose output is zero at every position."""
     saturated: float
-    """For tanh and sigmoid: share of values at the flat ends."""
 
 
 @dataclass(frozen=True)
 class NonFinite:
-    """The first result, in forward order, that is not finite."""
+    """The first result, in forward order, that is not finite.
+
+    Parameters
+    ----------
+    path : the module
+    operation : the operation
+    dtype : dtype of its result
+    count : number of values that are not finite
+    source : which of the operation's arguments were not finite: `weights`, `inputs`, or none ("")
+    """
 
     path: str
     operation: str
     dtype: str
     count: int
     source: str
-    """Which of the operation's arguments were not finite: `weights`, `inputs`, or none ("")."""
 
 
 @dataclass
 class ForwardStats:
-    """Statistics that the tracer collects while the model runs."""
+    """Statistics that the tracer collects while the model runs.
+
+    Parameters
+    ----------
+    attention : each attention sublayer
+    activations : each activation function
+    non_finite : the first result that is not finite
+    largest : the largest of all results
+    """
 
     attention: list[AttentionStats] = field(default_factory=list)
     activations: list[ActivationStats] = field(default_factory=list)
     non_finite: NonFinite | None = None
     largest: float = 0.0
-    """The largest of all results."""
 
     def update(
         self, name: str, args: Any, kwargs: Any, out: Any, operands: list[Tensor], path: str
@@ -101,7 +130,7 @@ class ForwardStats:
             return
         if math.isinf(size) and _is_mask(result):
             return
-        wrong = [t for t in operands if t.is_floating_point() and not _is_finite(t)]
+        wrong = [t for t in operands if t.is_floating_point() and not _is_finite_or_mask(t)]
         source = "" if not wrong else "weights" if any(t.requires_grad for t in wrong) else "inputs"
         dtype = str(result.dtype).removeprefix("torch.")
         count = int((~result.isfinite()).sum())
@@ -118,7 +147,7 @@ def _is_mask(tensor: Tensor) -> bool:
     return bool((tensor.isfinite() | (tensor == -math.inf)).all())
 
 
-def _is_finite(tensor: Tensor) -> bool:
+def _is_finite_or_mask(tensor: Tensor) -> bool:
     return bool(tensor.isfinite().all()) or _is_mask(tensor)
 
 

@@ -32,18 +32,24 @@ MIN_CHANGE_FLOAT64 = 1e-10
 
 @dataclass(frozen=True)
 class ExperimentResults:
-    """Results of the experiments; None where one was not possible."""
+    """Results of the experiments; None where one was not possible.
+
+    Parameters
+    ----------
+    sees_future : whether an answer moves when a later token of the same sequence changes
+    padding_change : change of the answers at real positions when padding is removed, relative to
+        their standard deviation
+    swappable_positions : positions p whose token may be swapped with that at p + 1 without effect
+        on later ones
+    token_share : share of the variance of the first block's input that depends on the tokens
+    label_shift : the labels at t are the tokens at t + shift; None if no shift fits
+    """
 
     sees_future: bool | None = None
-    """An answer moves when a later token of the same sequence changes."""
     padding_change: float | None = None
-    """Change of the answers at real positions when padding is removed, over their deviation."""
     swappable_positions: tuple[int, ...] | None = None
-    """Positions p whose token may be swapped with that at p + 1 without effect on later ones."""
     token_share: float | None = None
-    """Share of the variance of the first block's input that depends on the tokens."""
     label_shift: int | None = None
-    """The labels at t are the tokens at t + shift; None if no shift fits."""
 
 
 def run_experiments(

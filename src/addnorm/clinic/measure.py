@@ -22,7 +22,23 @@ from addnorm.clinic.residual_trace import Site, StreamNode, Trace
 
 @dataclass(frozen=True)
 class SiteMeasurement:
-    """The measurements of one site."""
+    """The measurements of one site.
+
+    Parameters
+    ----------
+    name : name of the site
+    path : module that computes the sum
+    role : attention, memory or ffn
+    shortcut : scale of the shortcut
+    branch : scale of the branch
+    total : scale of the sum
+    dependency : Var[f] / Var[x + f]
+    stream_gradient : norm of the loss's gradient with respect to the sum
+    weight_gradient : norm of the loss's gradient with respect to the branch's parameters
+    outlier : largest channel of the sum over the median channel, by root mean square
+    position_variance : share of the sum's variance that is between the positions of a sequence
+    trainable : share of the branch's parameters that require a gradient
+    """
 
     name: str
     path: str
@@ -32,15 +48,10 @@ class SiteMeasurement:
     total: float
     dependency: float
     stream_gradient: float
-    """Norm of the loss's gradient with respect to the sum."""
     weight_gradient: float
-    """Norm of the loss's gradient with respect to the branch's parameters."""
     outlier: float
-    """Largest channel of the sum over the median channel, by root mean square."""
     position_variance: float
-    """Share of the sum's variance that is between the positions of a sequence."""
     trainable: float
-    """Share of the branch's parameters that require a gradient."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +68,20 @@ class NormPlacement:
 
 @dataclass(frozen=True)
 class NormGain:
-    """The gain vector of one norm."""
+    """The gain vector of one norm.
+
+    Parameters
+    ----------
+    name : name of the norm
+    size : root mean square of the gain
+    largest : largest absolute value of the gain
+    uniform : whether all its values are equal, as before any training
+    """
 
     name: str
     size: float
     largest: float
     uniform: bool
-    """All its values are equal: it has not been trained."""
 
 
 # ── Sites ─────────────────────────────────────────────────────────────────────────────────────────
@@ -159,7 +177,7 @@ def dependency_map(trace: Trace) -> list[dict[str, float]]:
     for number, node in enumerate(trace.nodes):
         own: dict[str, Tensor] = {}
         if node.start is not None:
-            own["input"] = _plain(node.start)
+            own["input"] = _detached_float(node.start)
         for parent, rescalings in node.parents:
             for name, component in components[parent].items():
                 for rescaling in rescalings:
@@ -171,9 +189,9 @@ def dependency_map(trace: Trace) -> list[dict[str, float]]:
         if node.site is not None:
             site = trace.sites[node.site]
             sign = -1.0 if site.sign == "−" else 1.0
-            own[site.name] = sign * _plain(site.branch)
+            own[site.name] = sign * _detached_float(site.branch)
             if site.node == number:
-                total = float(_plain(site.total).var())
+                total = float(_detached_float(site.total).var())
                 rows[node.site] = {
                     name: float(part.var()) / total if total > 0 else 0.0
                     for name, part in own.items()
@@ -190,7 +208,7 @@ def _count_children(nodes: Sequence[StreamNode]) -> dict[int, int]:
     return count
 
 
-def _plain(tensor: Tensor) -> Tensor:
+def _detached_float(tensor: Tensor) -> Tensor:
     return tensor.detach().float()
 
 

@@ -1,4 +1,4 @@
-"""An examination as an HTML page, and as a fragment for notebooks."""
+"""Format an examination as an HTML page, and as a fragment for notebooks."""
 
 from html import escape
 from typing import TYPE_CHECKING
@@ -29,7 +29,7 @@ def examination_page(examination: "Examination") -> Page:
     """Return a page with the findings, the figures, and a chart of every measurement."""
     e = examination.evidence
     page = Page("The clinic", headline(examination))
-    _facts(page, e)
+    _facts_section(page, e)
     page.section("Findings")
     if not examination.findings:
         page.remark("No findings.", "good")
@@ -42,20 +42,20 @@ def examination_page(examination: "Examination") -> Page:
     for note in e.notes:
         page.text(note[0].upper() + note[1:] + ".")
     if e.rehearsals:
-        _rehearsals(page, e)
+        _rehearsals_section(page, e)
     if e.sites:
-        _stream(page, e)
-        _gradients(page, e)
+        _stream_section(page, e)
+        _gradients_section(page, e)
     if e.amplification:
-        _amplification(page, e)
+        _amplification_section(page, e)
     if e.attention:
-        _attention(page, e)
+        _attention_section(page, e)
     if e.sites:
-        _sites(page, e)
+        _sites_section(page, e)
     return page
 
 
-def _facts(page: Page, e: "Evidence") -> None:
+def _facts_section(page: Page, e: "Evidence") -> None:
     facts: list[tuple[str, str | int | float | None]] = [
         ("parameters", e.parameters),
         ("loss", e.loss),
@@ -71,7 +71,7 @@ def _facts(page: Page, e: "Evidence") -> None:
     page.facts(facts)
 
 
-def _rehearsals(page: Page, e: "Evidence") -> None:
+def _rehearsals_section(page: Page, e: "Evidence") -> None:
     page.section("Rehearsal of the training")
     series = {
         name: [(float(i + 1), loss) for i, loss in enumerate(rehearsal.losses)]
@@ -85,7 +85,7 @@ def _rehearsals(page: Page, e: "Evidence") -> None:
     )
 
 
-def _stream(page: Page, e: "Evidence") -> None:
+def _stream_section(page: Page, e: "Evidence") -> None:
     page.section("The residual stream")
     at = range(1, len(e.sites) + 1)
     page.figure(
@@ -133,7 +133,7 @@ def _stream(page: Page, e: "Evidence") -> None:
         )
 
 
-def _gradients(page: Page, e: "Evidence") -> None:
+def _gradients_section(page: Page, e: "Evidence") -> None:
     page.section("Gradients")
     at = [float(i) for i in range(1, len(e.sites) + 1)]
     page.figure(
@@ -154,7 +154,7 @@ def _gradients(page: Page, e: "Evidence") -> None:
     )
 
 
-def _amplification(page: Page, e: "Evidence") -> None:
+def _amplification_section(page: Page, e: "Evidence") -> None:
     page.section("Amplification")
     law = "" if e.growth is None else f" Here: {e.growth.law}, exponent {e.growth.exponent:.2f}."
     points = [(float(i + 1), value) for i, value in enumerate(e.amplification)]
@@ -171,7 +171,7 @@ def _amplification(page: Page, e: "Evidence") -> None:
     )
 
 
-def _attention(page: Page, e: "Evidence") -> None:
+def _attention_section(page: Page, e: "Evidence") -> None:
     page.section("Attention")
     heads = max(len(a.entropy) for a in e.attention)
     sites = [site.name for site in e.sites if site.role != "ffn"]
@@ -198,7 +198,7 @@ def _shorten(path: str, length: int = 22) -> str:
     return path if len(path) <= length else "…" + path[1 - length :]
 
 
-def _sites(page: Page, e: "Evidence") -> None:
+def _sites_section(page: Page, e: "Evidence") -> None:
     page.section("Every site")
     page.table(
         ["site", "shortcut", "branch", "sum", "dependency", "gradient", "outlier"],

@@ -34,7 +34,7 @@ from addnorm.layers.init import measure_
 from addnorm.models.build import build
 
 REHEARSAL_STEPS, MIN_REHEARSAL_STEPS = 48, 12
-"""Steps of a rehearsal, and those of one however large the model."""
+"""Steps of a rehearsal, and the fewest steps of one of a large model."""
 MEASURE_EVERY = 8
 """Steps between two measurements of the stream."""
 MAX_REHEARSAL_OPERATIONS = 2e12
@@ -72,15 +72,21 @@ class TrainingPlan:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """The losses of a rehearsal, and the variance between positions."""
+    """The losses of a rehearsal, and the variance between positions.
+
+    Parameters
+    ----------
+    losses : loss of each step's batch, before the step
+    before : loss of the batch that no step uses, before the first step
+    after : the same, after the last step
+    position_variance : share of the last site's variance between positions: before, every few
+        steps, after
+    """
 
     losses: tuple[float, ...]
-    """Of each step's batch, before the step."""
     before: float
     after: float
-    """Of the batch that no step uses."""
     position_variance: tuple[float, ...]
-    """Share of the last site's variance between positions: before, every few steps, after."""
 
     @property
     def gain(self) -> float:
@@ -128,7 +134,7 @@ def rehearse(
     """
     weights = [p for p in model.parameters() if p.requires_grad]
     originals = [p.detach().clone() for p in weights]
-    lessons = training_batches(batches, objective)
+    train_batches = training_batches(batches, objective)
     ramp = max(1, steps // 2) if warmup else 1
     before, first = _loss_and_variance(model, batches[0], objective)
     variances = [first]
@@ -136,7 +142,7 @@ def rehearse(
     losses = []
     try:
         for step in range(1, steps + 1):
-            loss = objective(model, lessons[step % len(lessons)])
+            loss = objective(model, train_batches[step % len(train_batches)])
             losses.append(float(loss.detach()))
             if not math.isfinite(losses[-1]):
                 break
@@ -227,7 +233,7 @@ def affordable_steps(model: nn.Module, batch: ClinicBatch) -> int:
 def rehearse_alternatives(
     model: nn.Module, batches: Sequence[ClinicBatch], objective: Objective, plan: TrainingPlan
 ) -> dict[str, Alternative]:
-    """Build a model of addnorm anew with other arrangements, and rehearse the same plan.
+    """Rebuild a model of addnorm with other arrangements, and rehearse the same plan.
 
     Parameters
     ----------
@@ -244,7 +250,7 @@ def rehearse_alternatives(
             continue
         torch.manual_seed(0)
         try:
-            other = build(config.replace(addnorm=kind)).eval()
+            other = build(config.replace(addnorm=kind, decoder_addnorm=None)).eval()
         except ConfigError:
             continue  # this configuration does not allow the arrangement
         if kind == "admin":

@@ -66,35 +66,52 @@ class StreamNode:
 
 @dataclass
 class Site:
-    """One sum where a branch joins the stream."""
+    """One sum where a branch joins the stream.
+
+    Parameters
+    ----------
+    name : name of the site
+    path : the module in whose forward pass the sum is computed
+    branch_path : the module that computes the branch
+    role : attention, memory or ffn
+    shortcut : the shortcut a
+    branch : the branch b
+    total : their sum
+    sign : +, or − if one is subtracted from the other
+    node : the node of the stream after the sum
+    weights : names of the parameters that the branch uses
+    shortcut_norm : the norm that computes the shortcut, if one does
+    """
 
     name: str
     path: str
-    """The module in whose forward pass the sum is computed."""
     branch_path: str
-    """The module that computes the branch."""
     role: str
-    """attention, memory or ffn."""
     shortcut: Tensor
     branch: Tensor
     total: Tensor
     sign: str
-    """+, or − if one is subtracted from the other."""
     node: int
     weights: tuple[str, ...]
-    """Names of the parameters that the branch uses."""
     shortcut_norm: str | None = None
-    """The norm that computes the shortcut, if one does."""
 
 
 @dataclass
 class Trace:
-    """The residual stream of one forward pass."""
+    """The residual stream of one forward pass.
+
+    Parameters
+    ----------
+    sites : every site, in forward order
+    nodes : every state of the stream
+    normed : each norm of the stream: its module, and the node that it reads
+    stats : statistics of the forward pass
+    output : the model's own output
+    """
 
     sites: list[Site] = field(default_factory=list)
     nodes: list[StreamNode] = field(default_factory=list)
     normed: list[tuple[str, int]] = field(default_factory=list)
-    """Each norm of the stream: its module, and the node that it reads."""
     stats: ForwardStats = field(default_factory=ForwardStats)
     output: Any = None
 
@@ -223,16 +240,16 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             factors = ()
         elif name == "mul" and not _same_memory(operands):
             other = args[1] if self._lineages.get(_key_or_none(args[0])) is main else args[0]
-            factors = (Rescaling(_plain(other)),)
+            factors = (Rescaling(_detached(other)),)
         elif name == "div":
             if self._lineages.get(_key_or_none(args[0])) is not main:
                 return
-            factors = (Rescaling(1 / _plain(args[1])),)
+            factors = (Rescaling(1 / _detached(args[1])),)
         elif name in NORM_OPERATIONS:
             gain = args[2] if len(args) > 2 and args[2] is not None else 1.0
             scale = out[2] if name == "native_layer_norm" else out[1]
             factors = (
-                Rescaling(_plain(gain) * _plain(scale), centred=name == "native_layer_norm"),
+                Rescaling(_detached(gain) * _detached(scale), centred=name == "native_layer_norm"),
             )
             self.trace.normed.append((self.module_stack[-1], node))
         if factors is not None:
@@ -350,7 +367,7 @@ def _same_memory(operands: list[Tensor]) -> bool:
     return len(operands) > 1 and _key(operands[0]) == _key(operands[1])
 
 
-def _plain(value: Any) -> Any:
+def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) else float(value)
 
 

@@ -2,8 +2,8 @@
 
 A rule has a condition over the measurements, the evidence it quotes, the reason why that matters
 and a remedy. A condition returns the values that the evidence quotes if the rule applies, else
-None. Severities: a `problem` will not train or gives wrong answers; a `warning` often ends so; a
-`note` is worth knowing.
+None. Severities: a `problem` will not train or gives wrong answers; a `warning` often leads to
+that; a `note` is worth knowing.
 
 The thresholds are set so that the broken models of the tests are found and the healthy ones are
 not; bench/clinic_limits.py prints the measurements of both. The file is long because the rules are
@@ -40,7 +40,16 @@ Quoted = Mapping[str, Any] | None
 
 @dataclass(frozen=True)
 class Finding:
-    """A rule that applies to a model."""
+    """A rule that applies to a model.
+
+    Parameters
+    ----------
+    name : what is wrong, in a few words.
+    severity : problem, warning or note.
+    evidence : the measurements that show it, as a sentence.
+    reason : why it matters.
+    remedy : what to try.
+    """
 
     name: str
     severity: str
@@ -51,17 +60,22 @@ class Finding:
 
 @dataclass(frozen=True)
 class Rule:
-    """A condition, and the words of the finding where it holds."""
+    """A condition, and the finding if it holds.
+
+    Parameters
+    ----------
+    name, severity, reason : as in the finding.
+    condition : returns the values to quote, or None if the rule does not apply.
+    evidence : format string for those values.
+    remedy : what to try, or a function of the measurements that returns it.
+    """
 
     name: str
     severity: str
     condition: Callable[[Evidence], Quoted]
-    """Returns the values to quote, or None if the rule does not apply."""
     evidence: str
-    """A format string for those values."""
     reason: str
     remedy: str | Callable[[Evidence], str]
-    """What to try, or a function that says it in view of the measurements."""
 
 
 def apply_rules(evidence: Evidence) -> list[Finding]:
@@ -340,7 +354,7 @@ RULES: tuple[Rule, ...] = (
         lambda e: _quote_if(e.sites and len(_zero_branches(e)) == len(e.sites)),
         "every branch starts at zero",
         "As in ReZero (2003.04887), Fixup and zero-initialised projections.",
-        "Nothing, if that is intended.",
+        "Nothing, if this is intended.",
     ),
     Rule(
         "frozen layer", "warning",

@@ -27,12 +27,18 @@ MAX_OPERATIONS = 5e10
 
 @dataclass(frozen=True)
 class Sharpness:
-    """The largest eigenvalues, and the learning rates they allow."""
+    """The largest eigenvalues, and the learning rates they allow.
+
+    Parameters
+    ----------
+    plain : largest eigenvalue of the Hessian
+    adam : largest eigenvalue of the Hessian preconditioned as Adam does
+    iterations : iterations of the method of Lanczos
+    beta : β₁ of Adam
+    """
 
     plain: float
-    """Largest eigenvalue of the Hessian."""
     adam: float
-    """Largest eigenvalue of the Hessian preconditioned as Adam does."""
     iterations: int
     beta: float = 0.9
 

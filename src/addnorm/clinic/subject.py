@@ -1,6 +1,5 @@
 """The subject of an examination: a model, batches for it, its loss and the planned training."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,8 +13,9 @@ from addnorm.clinic.examination import Examination, examine
 from addnorm.clinic.failed_step import cross_entropy
 from addnorm.clinic.random_batch import draw_batches
 from addnorm.clinic.rehearsal import REHEARSAL_STEPS, TrainingPlan
-from addnorm.config import Config, ModelConfig
-from addnorm.errors import ConfigError, InputError, SavedError, require
+from addnorm.config import Config
+from addnorm.errors import InputError, SavedError, require
+from addnorm.files import read_json
 from addnorm.layers.init import measure_
 from addnorm.models.build import build
 
@@ -27,17 +27,24 @@ MAX_LENGTH = 128
 
 @dataclass(frozen=True)
 class Subject:
-    """A model to examine, with what the examination needs."""
+    """A model to examine, with what the examination needs.
+
+    Parameters
+    ----------
+    model : the model
+    batches : the first is examined, a rehearsal learns from the others
+    source : where the batches are from, as a sentence
+    plan : the planned training, if it is to be rehearsed
+    loss : the loss; by default the one that `examine` chooses
+    config : the whole configuration, if the model was built from one
+    """
 
     model: nn.Module
     batches: Sequence[ClinicBatch]
-    """The first is examined, a rehearsal learns from the others."""
     source: str
-    """Where the batches are from, as a sentence."""
     plan: TrainingPlan | None = None
     loss: Objective | None = None
     config: Config | None = None
-    """The whole configuration, if the model was built from one."""
 
     def examine(self, *, sharpness: bool = True) -> Examination:
         """Examine the model."""
@@ -69,7 +76,7 @@ def subject_from_config(config: Config, plan: TrainingPlan | None = None) -> Sub
     torch.manual_seed(config.run.seed)
     model = build(config)
     subject = subject_with_random_batches(model, plan)
-    if config.model.addnorm == "admin":
+    if config.model.has_admin:
         measure_(model, lambda: call_model(model, subject.batches[0]))
     return replace(subject, plan=plan or plan_from_config(config), config=config)
 
@@ -102,19 +109,6 @@ def _task_loss(output: Any, targets: Tensor) -> Tensor:
     return cross_entropy(answer_of(output), targets) / (targets >= 0).sum()
 
 
-def text_task_of(model: ModelConfig) -> str:
-    """Return the text task that a model is for, by its mode and head."""
-    if model.mode == "encoder":
-        tasks = {"masked": "masked", "class": "classify"}
-        if model.head not in tasks:
-            raise ConfigError(
-                f"an encoder with head={model.head} has no text task. Leave out the text, or try "
-                "model.head=masked."
-            )
-        return tasks[model.head]
-    return "language" if model.mode == "decoder" else "translate"
-
-
 # ── Models of transformers ────────────────────────────────────────────────────────────────────────
 
 
@@ -141,11 +135,11 @@ def subject_from_transformers(
     """
     library = require("transformers", "huggingface")
     try:
-        name = json.loads((path / "config.json").read_text(encoding="utf-8"))["architectures"][0]
+        name = read_json(path / "config.json")["architectures"][0]
         kind = getattr(library, name)
         model: nn.Module = kind.from_pretrained(path, local_files_only=True, use_safetensors=True)
     except (OSError, KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        reason = _first_line(error)
+        reason = _short_reason(error)
         raise SavedError(f"{str(path)!r} is not a model of transformers: {reason}") from None
     if lines is None:
         return subject_with_random_batches(model, plan)
@@ -163,7 +157,9 @@ def _encode_lines(
     try:
         tokenizer = library.AutoTokenizer.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError, TypeError, KeyError, ImportError) as error:
-        raise SavedError(f"{str(path)!r} has no tokenizer for text: {_first_line(error)}") from None
+        raise SavedError(
+            f"{str(path)!r} has no tokenizer for text: {_short_reason(error)}"
+        ) from None
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     batches = []
     max_length = min(getattr(tokenizer, "model_max_length", MAX_LENGTH), MAX_LENGTH)
@@ -183,5 +179,5 @@ def _encode_lines(
     return batches
 
 
-def _first_line(error: Exception) -> str:
+def _short_reason(error: Exception) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,4 +1,4 @@
-"""An examination as text for a terminal."""
+"""Format an examination as text for a terminal."""
 
 from typing import TYPE_CHECKING
 
@@ -81,7 +81,7 @@ def _figures(e: "Evidence") -> list[str]:
 
 
 def describe_schedule(e: "Evidence") -> str:
-    """Return the planned learning rate, the stable one, and the warm-up that would be needed."""
+    """Return the planned learning rate, the stable one, and the warm-up that is needed."""
     assert e.plan is not None
     warmup = f"warm-up over {e.plan.warmup:,} steps" if e.plan.warmup else "no warm-up"
     planned = f"peak {e.plan.lr:g}, {warmup}"

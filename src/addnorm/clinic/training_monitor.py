@@ -25,7 +25,7 @@ from addnorm.clinic.failed_step import StepSettings, is_spike, report_step, writ
 from addnorm.clinic.measure import dependency, position_variance
 from addnorm.clinic.residual_trace import trace_stream
 from addnorm.errors import ConfigError
-from addnorm.files import read_text, to_json, write_whole
+from addnorm.files import JOURNAL_LIMIT, read_text, to_json, write_whole
 
 SIGNALS_FILE = "clinic.jsonl"
 SIGNAL_STEPS = 100
@@ -37,7 +37,10 @@ MAX_CASES = 3
 
 
 class TrainingMonitor:
-    """An observer of the training loop that measures the stream every `every` steps."""
+    """An observer of the training loop that measures the stream every `every` steps.
+
+    Signals and cases are written to `path`, by default the directory of the run.
+    """
 
     def __init__(self, path: Path | None = None, every: int = SIGNAL_STEPS) -> None:
         self.path, self.every = path, every
@@ -62,7 +65,7 @@ class TrainingMonitor:
             )
         self.path = self.path or loop.run_directory
         if self.path is not None and (self.path / SIGNALS_FILE).is_file():
-            lines = read_text(self.path / SIGNALS_FILE).splitlines(keepends=True)
+            lines = read_text(self.path / SIGNALS_FILE, JOURNAL_LIMIT).splitlines(keepends=True)
             kept = [line for line in lines if _step(line) <= loop.state.step]
             write_whole(self.path / SIGNALS_FILE, "".join(kept).encode())
         state = loop.model.state_dict()
@@ -80,6 +83,7 @@ class TrainingMonitor:
         torch._foreach_copy_(list(self.weights.values()), self.model_weights)
 
     def on_step(self, loop: Any, step: Any) -> None:
+        """Measure the signals if they are due; save a case if the step failed."""
         if not step.applied:
             self._save_case(loop, step, "not finite")
         else:
@@ -91,11 +95,14 @@ class TrainingMonitor:
         self._save_rng_state(loop)
 
     def on_evaluate(self, loop: Any, figures: Mapping[str, float], better: bool) -> None:
+        """Save the RNG state, which an evaluation may change."""
         self._save_rng_state(loop)
 
-    def on_message(self, loop: Any, text: str) -> None: ...
+    def on_message(self, loop: Any, text: str) -> None:
+        """Do nothing."""
 
-    def on_end(self, loop: Any) -> None: ...
+    def on_end(self, loop: Any) -> None:
+        """Do nothing."""
 
     def _save_rng_state(self, loop: Any) -> None:
         # A replay runs on the CPU, so the RNG state of another device is of no use to it.
@@ -125,7 +132,7 @@ class TrainingMonitor:
         if self.cases > MAX_CASES:
             return
         batches = step_batches(loop)
-        if "targets" not in batches[0]:  # rows of a table: the loss is their task's own
+        if "targets" not in batches[0]:  # rows of a table, whose loss is that of their task
             loop.log(f"clinic, step {step.number}: {kind}; its loss was {step.loss:.4g}.")
             return
         train = getattr(getattr(loop.task, "config", None), "train", None)

@@ -19,7 +19,7 @@ from addnorm.errors import InputError, nearest
 
 
 class DelimitedFormat(NamedTuple):
-    """How the columns of a file are separated, and whether fields may be quoted."""
+    """The separator of columns, and whether fields may be quoted."""
 
     separator: str
     quoted: bool
@@ -32,7 +32,7 @@ DELIMITED_FORMATS = {
 """By file extension, the formats in the order they are tried.
 
 In a .tsv a quotation mark is part of the text, unless only quoting gives every row the same number
-of columns: published corpora do not quote, and a stray mark would join lines.
+of columns: published corpora do not quote, and an unpaired mark would join lines.
 """
 SEPARATOR_NAMES = {"\t": "tabs", ",": "commas", ";": "semicolons", "|": "bars"}
 PARSE_CHUNK = 1000
@@ -65,7 +65,7 @@ class DelimitedFile:
         if self.format != formats[0]:
             quoting = ", with quoted fields" if self.format.separator == "\t" else ""
             name = SEPARATOR_NAMES[self.format.separator]
-            self.notes.append(f"columns are taken as separated by {name}{quoting}.")
+            self.notes.append(f"columns are separated by {name}{quoting}.")
 
     def rows(self) -> Iterator[tuple[int, list[str]]]:
         """Yield each row with the line it begins on, counted from 1.

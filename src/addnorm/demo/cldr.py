@@ -169,7 +169,7 @@ def draw_time(random: Random) -> datetime.time:
 
 
 def draw_number(random: Random, digits: int, decimals: int) -> Decimal:
-    """Return a number with at most so many digits before and after the decimal point.
+    """Return a number with at most `digits` digits and `decimals` decimal places.
 
     All lengths are equally frequent.
     """
@@ -182,7 +182,7 @@ def draw_number(random: Random, digits: int, decimals: int) -> Decimal:
 
 
 def draw_names(cldr: Cldr, random: Random) -> Iterator[Topic]:
-    """Single territories, languages, weekdays and months: they must be memorised."""
+    """Yield single territories, languages, weekdays and months, which must be memorised."""
     for wording, codes in NAME_GROUPS:
         yield from ((f"{wording.__name__} {code}", wording(code)) for code in codes)
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from addnorm.data.text.reading_report import check_positive
 from addnorm.data.text.split import split_by_source
 from addnorm.demo.cldr import PHRASE_KINDS, UNITS, Cldr, PhraseKind, Topic
-from addnorm.errors import InputError
+from addnorm.errors import InputError, require
 
 MAX_WORDS = 12
 """Words that a phrase may have, on either side."""
@@ -57,6 +57,11 @@ class Phrases:
     train: list[Phrase]
     held_out: list[Phrase]
     notes: tuple[str, ...] = ()
+
+    @property
+    def language(self) -> str:
+        """The English name of the language, such as German."""
+        return str(require("babel", "demo").Locale.parse(self.to).get_display_name("en"))
 
     def counts(self) -> dict[str, tuple[int, int]]:
         """Return the number of phrases of each kind: training, held out."""

@@ -84,7 +84,7 @@ class FrozenLinear(nn.Module):
 
     def _save_to_state_dict(self, *rest: object) -> None:
         raise SavedError(
-            f"{self.model_kind} cannot be saved. Save the model it was made from, and call "
+            f"{self.model_kind} cannot be saved. Save the original model, and call "
             f"{self.function} after loading."
         )
 
@@ -123,7 +123,7 @@ class FrozenHead(TokenHead):
 
     def __init__(self, head: TokenHead, embedding: Tensor, make: MakeLinear) -> None:
         nn.Module.__init__(self)
-        self.weight, self.bias, self.scale = None, None, head.scale
+        self.weight, self.bias, self.scale, self.cap = None, None, head.scale, head.cap
         self.output = make(head.matrix(embedding), head.bias)
         head.weight = None
         self.inner = head
@@ -132,7 +132,7 @@ class FrozenHead(TokenHead):
         return self.inner.prepare(x)
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
-        return self.output(self.prepare(x))
+        return self.finish(self.output(self.prepare(x)))
 
 
 # ── Packed float32 ────────────────────────────────────────────────────────────────────────────────

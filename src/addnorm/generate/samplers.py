@@ -1,8 +1,8 @@
 """From logits to the next token: the likeliest, or one sampled from all or the likeliest tokens.
 
 A token is sampled from one uniform number u by inverting the distribution function: it is the first
-at which p_1 + ... + p_i > u. Each sequence has its own uniform numbers, made from its own seed, so
-its tokens do not depend on the batch that it is decoded in.
+at which p_1 + ... + p_i > u. Each sequence has its own uniform numbers, from its own seed, so its
+tokens do not depend on the batch that it is decoded in.
 
 Shapes: logits (rows, vocab); u (rows,); tokens (rows,).
 """
@@ -98,6 +98,10 @@ def sample_index(logits: Tensor, uniform: Tensor) -> Tensor:
     return torch.searchsorted(cumulative, threshold, right=True).squeeze(1)
 
 
+LOWEST_TEMPERATURE = 1e-6
+"""Smallest temperature: logits divided by it stay finite in float32."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sampler:
     """Samples from softmax(logits / temperature), cut to the top k of it and the nucleus of that.
@@ -114,6 +118,12 @@ class Sampler:
             raise InputError(
                 f"temperature must be above 0 and finite: got {self.temperature}. "
                 "For the likeliest token use sampler='greedy'."
+            )
+        if self.temperature < LOWEST_TEMPERATURE:
+            raise InputError(
+                f"temperature must be {LOWEST_TEMPERATURE:g} or more, so that logits stay finite: "
+                f"got {self.temperature:g}. For the likeliest token use sampler='greedy' "
+                "(--temperature 0)."
             )
         if self.top_k is not None and self.top_k < 1:
             raise InputError(f"top_k must be 1 or more: got {self.top_k}. Try 40.")

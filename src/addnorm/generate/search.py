@@ -27,18 +27,23 @@ DROP_SHARE = 8
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One output of a model, with its log-probabilities."""
+    """One output of a model, with its log-probabilities.
+
+    Parameters
+    ----------
+    tokens : Token ids, without the begin and end tokens.
+    score : The log-probability divided by the length penalty; greater is better.
+    log_probability : The sum of the log-probabilities.
+    log_probabilities : Of each token under the model's own distribution, and of the end token if
+        there is one.
+    finished : False if the output was cut at its length limit.
+    """
 
     tokens: tuple[int, ...]
-    """Without the begin and end tokens."""
     score: float
-    """The log-probability divided by the length penalty; greater is better."""
     log_probability: float
-    """The sum of the log-probabilities."""
     log_probabilities: tuple[float, ...]
-    """Of each token under the model's own distribution, and of the end token if there is one."""
     finished: bool
-    """False if the output was cut at its length limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,8 +122,10 @@ def take_tokens(
 ) -> list[Hypothesis]:
     """Return one hypothesis for each sequence, its tokens picked by the sampler.
 
-    `uniform` are the numbers in [0, 1) to sample with, (sequences, tokens); the other parameters
-    are those of `search`.
+    Parameters
+    ----------
+    steps, newest, limits, rules, decoding : As for `search`.
+    uniform : Numbers in [0, 1) to sample with, (sequences, tokens).
     """
     sampler, end = decoding.make_sampler(), -1 if rules.end is None else rules.end
     outputs = Outputs(limits, newest.device)
@@ -208,7 +215,12 @@ SCORE, TOTAL, LENGTH, BEAM, END_LOG_PROB, FINISHED = range(6)
 def beam_search(
     steps: Steps, newest: Tensor, limits: list[int], rules: TokenRules, decoding: Decoding
 ) -> list[list[Hypothesis]]:
-    """Return the `nbest` hypotheses of each sentence, best first; parameters as in `search`."""
+    """Return the `nbest` hypotheses of each sentence, best first.
+
+    Parameters
+    ----------
+    steps, newest, limits, rules, decoding : As for `search`.
+    """
     beams = Beams(limits, rules, decoding, newest.device)
     while len(beams.sentences):
         newest, index, groups = beams.extend(steps.step(newest))
@@ -228,6 +240,11 @@ class Beams:
 
     **Greedy.** With `keep_greedy` the path of likeliest tokens stays in the beam until it ends, if
     necessary in place of the last beam: the best score is never below that of greedy decoding.
+
+    Parameters
+    ----------
+    limits, rules, decoding : As for `search`.
+    device : Where the tensors are.
     """
 
     def __init__(
@@ -302,9 +319,12 @@ class Beams:
     def add_complete(
         self, totals: Tensor, end_log_probs: Tensor, finished: Tensor, which: Tensor
     ) -> None:
-        """Add the beams of the sentences `which` to the complete hypotheses, and keep the best.
+        """Add beams to the complete hypotheses, and keep the best; ties keep the earlier one.
 
-        Shapes: three times (sentences, beams), (sentences,). Ties keep the order of completion.
+        Parameters
+        ----------
+        totals, end_log_probs, finished : Of each beam, (sentences, beams).
+        which : Sentences whose beams are added, (sentences,).
         """
         scores = (totals / self.penalties[self.length]).masked_fill(~which[:, None], float("-inf"))
         beams = torch.arange(totals.shape[1], device=totals.device).expand_as(totals)

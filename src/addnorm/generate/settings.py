@@ -40,6 +40,8 @@ PENALTIES: dict[str, Callable[[float, float], float]] = {
 }
 """Length penalties: functions of the length and the exponent alpha."""
 
+OUTPUT_LIMIT = 1_000_000
+"""Most tokens of an output, besides a multiple of its source: some memory is reserved for each."""
 _NUMBERS = (
     (Integral, "an integer", ("beam", "nbest", "seed", "batch_tokens", "read_ahead", "workers")),
     (Integral | None, "an integer or None", ("top_k",)),
@@ -128,6 +130,12 @@ class Decoding:
                 "max_tokens must be an integer, or a pair (factor, integer), that allows 1 token "
                 f"or more for every source: got {value!r}. Try 100, or (1.0, 50) for the length "
                 "of the source and 50 more."
+            )
+
+        if pair[1] > OUTPUT_LIMIT:
+            raise InputError(
+                f"max_tokens must be at most {OUTPUT_LIMIT:,}: got {pair[1]:,}. Generate a long "
+                "text in parts: pass the end of each part as the next prompt."
             )
 
     def limit(self, length: int) -> int:

@@ -57,8 +57,13 @@ class TranslationSteps:
 class ContinuationSteps:
     """Steps of a decoder that continues prompts, which are padded on the left.
 
-    With a `context`, the model reads at most that many tokens: when they are reached, the older
-    half is dropped and the newer half is read again from position 0.
+    Parameters
+    ----------
+    model : The decoder.
+    prompts : Token ids of each prompt.
+    longest : Positions to allocate in the cache.
+    context : If not None, the most tokens that the model reads: when they are reached, the older
+        half is dropped and the newer half is read again from position 0.
     """
 
     def __init__(

@@ -2,8 +2,8 @@
 
 x is the stream, F the branch (a sublayer, then dropout), N the norm, L the blocks of the stack.
 An arrangement is two classes: the box that joins one branch to the stream (`AddNorm`), and what
-happens before the first block and after the last (`Ends`). It knows its `Place` and nothing else,
-and it alone adjusts the initial weights of its branches. A box takes the branch as a function and
+happens before the first block and after the last (`Ends`). It depends on its `Place` only, and only
+it adjusts the initial weights of its branches. A box takes the branch as a function and
 the norm as a factory, so every arrangement works with every norm in every mode.
 
 To add one: a class with its formula and citation, a row in ADDNORMS, a row in the formula test.
@@ -38,7 +38,7 @@ class Sublayer(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """The place of a box in its stack: all that an arrangement may know about it.
+    """The place of a box in its stack: all that an arrangement may depend on.
 
     Parameters
     ----------
@@ -168,7 +168,14 @@ class Pre(AddNorm):
 
     Xiong et al. 2020 (2002.04745); Wang et al. 2019; Nguyen, Salazar 2019. `shrink` divides the
     initial output projections by √steps (GPT-2: Radford et al. 2019, §2.3); `bare_start` omits the
-    very first norm (FT-Transformer: Gorishniy et al. 2021, §3.3).
+    first norm of the stack (FT-Transformer: Gorishniy et al. 2021, §3.3).
+
+    Parameters
+    ----------
+    place, norm
+        Where the box is, and what makes its norm.
+    shrink, bare_start
+        The two variants above.
     """
 
     ends = FinalNorm
@@ -219,7 +226,7 @@ class Mix(AddNorm):
 
     def __init__(self, place: Place, norm: Norm, *, share: float = 0.25) -> None:
         super().__init__(place, norm)
-        _require(0 <= share <= 1, "share", "from 0 to 1", share)
+        _check_option(0 <= share <= 1, "share", "from 0 to 1", share)
         self.is_post = place.layer < math.floor(share * place.depth + 1e-9)
 
     def forward(self, x: Tensor, f: Branch) -> Tensor:
@@ -358,7 +365,7 @@ class Admin(AddNorm):
     def __init__(self, place: Place, norm: Norm, *, growth: str = "measured") -> None:
         super().__init__(place, norm)
         n = place.steps
-        _require(growth in ("measured", "log"), "growth", "measured or log", growth)
+        _check_option(growth in ("measured", "log"), "growth", "measured or log", growth)
         start = math.sqrt((n + 1) / math.log(n + 1) - 1) if growth == "log" else 1.0
         self.omega = nn.Parameter(torch.full((place.width,), start))
 
@@ -440,6 +447,70 @@ class TFixup(AddNorm):
     def init_(self, sublayer: Sublayer) -> None:
         depth, has_memory = self.place.depth, self.place.steps == 3 * self.place.depth
         sublayer.scale_((9 * depth) ** -0.25 if has_memory else 0.67 * depth**-0.25)
+
+
+class Fixup(AddNorm):
+    """x ← x + a F(x + b) + c,   no norm;   scalars a, b, c, initially 1, 0, 0
+
+    Zhang, Dauphin, Ma 2019 (1901.09321), §3: with n branches of two layers each, the first layer's
+    weights times n^−½, the last layer's 0. The paper also sets the classifier to 0, which is not
+    part of a stack and keeps its own initial weights here.
+    """
+
+    def __init__(self, place: Place, norm: Norm) -> None:
+        super().__init__(place, lambda width: nn.Identity())
+        self.multiplier = nn.Parameter(torch.ones(()))
+        self.bias_before = nn.Parameter(torch.zeros(()))
+        self.bias_after = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor, f: Branch) -> Tensor:
+        return x + self.multiplier * f(x + self.bias_before) + self.bias_after
+
+    def init_(self, sublayer: Sublayer) -> None:
+        sublayer.scale_(self.place.steps**-0.5)
+        with torch.no_grad():
+            sublayer.output.weight.zero_()
+
+    def saved_per_position(self) -> int:
+        return self.place.width
+
+
+class ScaledShortcut(AddNorm):
+    """x ← λx + F(N(x));   out = N(x)
+
+    He et al. 2016 (1603.05027), eq. 6–8; Nguyen, Salazar 2019 (1910.05895), §2.1: the gradient at
+    block l has the factor ∏λ over the boxes above it, which explodes for λ > 1 and vanishes for
+    λ < 1. `shortcut` is λ; `learned` makes it a parameter of each box. With norm=none it is
+    x ← λx + F(x).
+    """
+
+    ends = FinalNorm
+
+    def __init__(
+        self, place: Place, norm: Norm, *, shortcut: float = 0.5, learned: bool = False
+    ) -> None:
+        super().__init__(place, norm)
+        self.shortcut: float | nn.Parameter = shortcut
+        if learned:
+            self.shortcut = nn.Parameter(torch.tensor(float(shortcut)))
+        self.learned = learned
+
+    def forward(self, x: Tensor, f: Branch) -> Tensor:
+        return self.shortcut * x + f(self.norm(x))
+
+    def saved_per_position(self) -> int:
+        return self.place.width if self.learned else 0
+
+
+class NoResidual(AddNorm):
+    """x ← N(F(x)):   no shortcut at all, for comparison
+
+    The network before He et al. 2015 (1512.03385): what a branch does not pass on is lost, the
+    positions of the tokens included.
+    """
+
+    def forward(self, x: Tensor, f: Branch) -> Tensor:
+        return self.norm(f(x))
 
 
 # ── More than one stream ──────────────────────────────────────────────────────────────────────────
@@ -532,6 +603,29 @@ class Combination(nn.Module):
         return total, history
 
 
+class Parallel(AddNorm):
+    """x ← x + Σᵢ Fᵢ(Nᵢ(x)): all branches of a block read the same x;   out = N(x)
+
+    GPT-J and PaLM (Chowdhery et al. 2022, 2204.02311, §2); each branch with its own norm as in
+    GPT-NeoX (Black et al. 2022, 2204.06745, §2.1). The stream is (x, x plus the branches so far).
+    """
+
+    class ends(FinalNorm):
+        def open(self, x: Tensor) -> Stream:
+            return x, x
+
+        def close(self, stream: Stream) -> Tensor:
+            return self.norm(stream[0])
+
+    def forward(self, stream: Stream, f: Branch) -> Stream:
+        x, total = stream
+        total = total + f(self.norm(x))
+        return (total, total) if self.place.last else (x, total)
+
+    def saved_per_position(self) -> int:
+        return 0 if self.place.first else -self.place.width  # the norms save one and the same x
+
+
 class HyperConnections(AddNorm):
     """H ← Aᵣᵀ H + b F(N(aᵀ H))ᵀ,   H the n streams;   out = N(sum of the streams)
 
@@ -544,7 +638,7 @@ class HyperConnections(AddNorm):
     class ends(FinalNorm):
         def __init__(self, width: int, depth: int, norm: Norm, *, streams: int = 4) -> None:
             super().__init__(width, depth, norm)
-            _require(streams > 0, "streams", "1 or more", streams)
+            _check_option(streams > 0, "streams", "1 or more", streams)
             self.streams = streams
 
         def open(self, x: Tensor) -> Stream:
@@ -555,7 +649,7 @@ class HyperConnections(AddNorm):
 
     def __init__(self, place: Place, norm: Norm, *, streams: int = 4) -> None:
         super().__init__(place, norm)
-        _require(streams > 0, "streams", "1 or more", streams)
+        _check_option(streams > 0, "streams", "1 or more", streams)
         one = torch.zeros(streams, 1)
         one[place.step % streams] = 1
         # Columns: a, then Aᵣ, then b.
@@ -583,7 +677,7 @@ class HyperConnections(AddNorm):
         return (2 * len(self.fixed) + 1) * self.place.width
 
 
-def _require(holds: bool, option: str, rule: str, value: object) -> None:
+def _check_option(holds: bool, option: str, rule: str, value: object) -> None:
     if not holds:
         raise ConfigError(f"model.addnorm_options.{option} must be {rule}: got {value!r}.")
 
@@ -601,10 +695,14 @@ ADDNORMS: dict[str, type[AddNorm]] = {
     "rezero": ReZero,
     "layerscale": LayerScale,
     "t-fixup": TFixup,
+    "fixup": Fixup,
+    "scaled": ScaledShortcut,
+    "none": NoResidual,
     "normformer": NormFormer,
     "sub-ln": SubLN,
     "dual": ResiDual,
     "mix": Mix,
     "lns": NormScaling,
+    "parallel": Parallel,
     "hyper": HyperConnections,
 }

@@ -48,6 +48,9 @@ class Attention(nn.Module):
         Module between the mixed values and the output projection.
     local
         Parameters of the position scheme that belong to this layer.
+    window
+        This layer alone sees only keys fewer than this many positions away; the mask decides by
+        default.
     """
 
     input: nn.Linear
@@ -67,10 +70,11 @@ class Attention(nn.Module):
         key_norm: nn.Module | None = None,
         inner: nn.Module | None = None,
         local: nn.Module | None = None,
+        window: int | None = None,
     ) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head_width, self.layer = heads, kv_heads, head_width, layer
-        self.dropout = dropout
+        self.dropout, self.window = dropout, window
         self.sizes = [heads * head_width, kv_heads * head_width, kv_heads * head_width]
         self.make_projections(width, bias != "none")
         self.score = score or DotScore(head_width**-0.5)
@@ -100,7 +104,17 @@ class Attention(nn.Module):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, table: AttentionTable, context: Context
     ) -> Tensor:
-        """Return the mixed values of all heads, (batch, length, heads · head_width)."""
+        """Return the mixed values of all heads, (batch, length, heads · head_width).
+
+        Parameters
+        ----------
+        q, k, v
+            Queries, keys and values, (batch, heads, length, head_width).
+        table
+            Mask and score bias.
+        context
+            Stores the attention weights if it has `maps`.
+        """
         if context.maps is not None:
             with torch.no_grad():
                 weights = attention_weights(q, k, self.score, table.fresh(), self.local)
@@ -128,11 +142,14 @@ class SelfAttention(Attention):
         q, k = self.query_norm(q), self.key_norm(k)
         if context.positions is not None:
             indices = torch.arange(q.shape[2], device=x.device) + context.offset
-            q, k = context.positions.rotate(q, indices), context.positions.rotate(k, indices)
+            windowed = self.window is not None
+            q = context.positions.rotate(q, indices, windowed)
+            k = context.positions.rotate(k, indices, windowed)
             q = context.positions.shift_queries(q, self.local)
         if context.cache is not None:
             k, v = context.cache.write(self.layer, k, v)
-        mixed = self.attend(q, k, v, context.table(q.shape[2], k.shape[2]), context)
+        table = context.table(q.shape[2], k.shape[2], self.window)
+        mixed = self.attend(q, k, v, table, context)
         return self.output(self.inner(mixed))
 
     def attend_from_first(self, x: Tensor, context: Context, count: int) -> Tensor:
@@ -145,10 +162,12 @@ class SelfAttention(Attention):
         q, k, v = self.query_norm(q), self.key_norm(self.split(k)), self.split(v)
         if context.positions is not None:
             indices = torch.arange(x.shape[1], device=x.device)
-            q = context.positions.rotate(q, indices[:count])
-            k = context.positions.rotate(k, indices)
+            windowed = self.window is not None
+            q = context.positions.rotate(q, indices[:count], windowed)
+            k = context.positions.rotate(k, indices, windowed)
             q = context.positions.shift_queries(q, self.local)
         mask, length, positions = context.mask or Mask(), x.shape[1], context.positions
+        mask = mask if self.window is None else mask & Mask.window(self.window)
         table = AttentionTable(mask, length, length, positions=positions, query_range=(0, count))
         return self.output(self.inner(self.attend(q, k, v, table, context)))
 

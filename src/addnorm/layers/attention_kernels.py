@@ -3,11 +3,13 @@
     A = softmax(score(q, k) + bias) over the visible keys;   mixed = A v
 
 torch's fused kernel computes this wherever it supports the score; otherwise it is written out. A
-(query, key) table is made only if the kernel needs it, and a large one a few queries at a time, so
-that memory stays linear in the length.
+(query, key) table is computed only if the kernel needs it, and a large one a few queries at a time,
+so that memory stays linear in the length.
 
 Shapes: q (batch, heads, query, head_width); k, v (batch, kv_heads, key, head_width).
 """
+
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -97,7 +99,15 @@ def mix_values(
 def attention_weights(
     q: Tensor, k: Tensor, score: Score, table: AttentionTable, local: nn.Module
 ) -> Tensor:
-    """Return attention weights, (batch, heads, query, key); all 0 for a query that sees no key."""
+    """Return attention weights, (batch, heads, query, key); all 0 for a query that sees no key.
+
+    Parameters
+    ----------
+    q, k
+        Queries and keys; see the shapes above.
+    score, table, local
+        As for `mix_values`.
+    """
     scores = score(q, k.repeat_interleave(q.shape[1] // k.shape[1], dim=1))
     bias = table.bias(q, local, score.scale)
     scores = scores if bias is None else scores + bias
@@ -116,17 +126,17 @@ def _mix_whole(
     dropout: float,
 ) -> Tensor:
     if not score.fused:
-        weights = F.dropout(attention_weights(q, k, score, table, local), dropout)
-        return weights @ v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
+        return _mix_by_weights(q, k, v, score, table, local, dropout)
     mask, causal = table.mask, False
     if table.fits_kernel(q.device, dropout):
-        causal = mask.hides_future and table.query > 1
+        causal = mask.hides_future and bool(table.query > 1)  # symbolic while exporting
         visible = None if mask.real is None else mask.real[:, None, None, slice(*table.key_range)]
     else:
         visible = table.visible(q.device)
         bias = table.bias(q, local, score.scale)
         visible = visible if bias is None else bias.masked_fill(~visible, float("-inf"))
-    return F.scaled_dot_product_attention(
+    fused = partial(
+        F.scaled_dot_product_attention,
         q,
         k,
         v,
@@ -136,6 +146,29 @@ def _mix_whole(
         scale=score.scale,
         enable_gqa=q.shape[1] != k.shape[1],
     )
+    if torch.compiler.is_compiling():
+        return fused()
+    try:
+        return fused()
+    except NotImplementedError as error:
+        if "forward AD" not in str(error):
+            raise
+        # torch.func.jvp: the fused kernels have no forward-mode derivative.
+        return _mix_by_weights(q, k, v, score, table, local, dropout)
+
+
+def _mix_by_weights(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    score: Score,
+    table: AttentionTable,
+    local: nn.Module,
+    dropout: float,
+) -> Tensor:
+    """Return the mixed values from the table of attention weights, without a fused kernel."""
+    weights = F.dropout(attention_weights(q, k, score, table, local), dropout)
+    return weights @ v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
 
 
 def _mix_in_chunks(

@@ -27,6 +27,16 @@ class Cache:
         Positions to allocate.
     dtype, device
         Type and device of the keys and values.
+
+    Examples
+    --------
+    >>> from addnorm import build, presets
+    >>> model = build(presets.gpt2(vocab=20, width=16, depth=1, heads=2)).eval()
+    >>> cache = model.cache(batch=1, length=8)
+    >>> for token in (1, 2, 3):
+    ...     logits = model(torch.tensor([[token]]), cache=cache)
+    >>> cache.used, torch.allclose(logits, model(torch.tensor([[1, 2, 3]]))[:, -1:], atol=1e-5)
+    (3, True)
     """
 
     def __init__(
@@ -65,6 +75,13 @@ class Cache:
         Shapes are (batch, heads, length, head_width).
         """
         self._check(key.shape[0], key.shape[2])
+        depth, _, _, heads, _, width = self.store.shape
+        if layer >= depth or key.shape[1] != heads or key.shape[3] != width:
+            raise InputError(
+                f"the cache is of another model: it has {depth} layers with {heads} heads of width "
+                f"{width}; layer {layer} here has {key.shape[1]} heads of width {key.shape[3]}. "
+                "Create it with the model's own cache()."
+            )
         stop = self.used + key.shape[2]
         self.store[layer, 0, :, :, self.used : stop] = key
         self.store[layer, 1, :, :, self.used : stop] = value
@@ -75,12 +92,12 @@ class Cache:
         if self.used + length > self.length:
             raise InputError(
                 f"the cache has room for {self.length} positions: got {self.used + length}. "
-                f"Make it with length={self.used + length} or more."
+                f"Create it with length={self.used + length} or more."
             )
         if batch != self.batch:
             raise InputError(
-                f"the cache was made for a batch of {self.batch}: got {batch}. "
-                "Make a cache for this batch."
+                f"the cache is for a batch of {self.batch}: got {batch}. "
+                "Create a cache for this batch."
             )
 
     def extend_padding(self, real: Tensor | None, batch: int, length: int) -> Tensor | None:
@@ -107,6 +124,7 @@ class Cache:
 
     def reorder(self, index: Tensor) -> None:
         """Make row i a copy of row index[i]; the new batch has as many rows as indices."""
+        self._check_index(index)
         if index.shape[0] == self.batch and torch.equal(index[index], index):
             # No row that is copied is overwritten, so they can be copied one by one, in place.
             with torch.no_grad():
@@ -118,6 +136,22 @@ class Cache:
             self._gather(index)
         if self.real is not None:
             self.real = self.real.index_select(0, index)
+
+    def _check_index(self, index: Tensor) -> None:
+        """Raise InputError unless the indices are integers from 0 to the last row, (rows,)."""
+        is_integers = isinstance(index, Tensor) and index.dtype in (torch.int64, torch.int32)
+        if not is_integers or index.ndim != 1 or not len(index):
+            shown = f"{index.dtype} of shape {tuple(index.shape)}" if is_integers else f"{index!r}"
+            raise InputError(
+                f"the rows of a cache are reordered by integers of shape (rows,): got {shown}. Try "
+                "torch.tensor([0, 0, 1])."
+            )
+        low, high = (int(end) for end in index.aminmax())
+        if low < 0 or high >= self.batch:
+            raise InputError(
+                f"the rows of this cache are 0 to {self.batch - 1}: got "
+                f"{low if low < 0 else high}. Check the indices."
+            )
 
     def _gather(self, index: Tensor) -> None:
         """Copy the used part of the rows to the spare buffer, then swap the two buffers."""

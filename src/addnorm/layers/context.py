@@ -1,4 +1,4 @@
-"""What travels beside the stream: masks, the encoder's memory, positions, the key/value cache."""
+"""The inputs of a block besides the stream: masks, memory, positions, the key/value cache."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Context:
-    """All that a block may read besides its stream.
+    """The inputs of a block besides the stream.
 
     Parameters
     ----------
@@ -51,12 +51,14 @@ class Context:
         """Position of the first query: the number of positions decoded before."""
         return 0 if self.cache is None else self.cache.used
 
-    def table(self, query: int, key: int) -> AttentionTable:
-        """Return the table of self-attention."""
-        if "stream" not in self.tables:
-            table = AttentionTable(self.mask or Mask(), query, key, self.offset, self.positions)
-            self.tables["stream"] = table
-        return self.tables["stream"]
+    def table(self, query: int, key: int, window: int | None = None) -> AttentionTable:
+        """Return the table of self-attention, in layers with a window of their own with that."""
+        name = "stream" if window is None else f"stream, window {window}"
+        if name not in self.tables:
+            mask = self.mask or Mask()
+            mask = mask if window is None else mask & Mask.window(window)
+            self.tables[name] = AttentionTable(mask, query, key, self.offset, self.positions)
+        return self.tables[name]
 
     def memory_table(self, query: int, key: int) -> AttentionTable:
         """Return the table of encoder-decoder attention, which has no positions."""

@@ -9,6 +9,34 @@ from torch.nn import functional as F
 
 from addnorm.errors import InputError
 
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+"""Types that token ids may have."""
+
+
+def has_values(x: Tensor) -> bool:
+    """Return whether the values of a tensor can be read now.
+
+    They cannot while torch.compile traces, inside transforms of torch.func, and on `meta`.
+    """
+    if torch.compiler.is_compiling() or x.device.type == "meta":
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+
+def check_tensor(x: object, name: str, example: str) -> None:
+    """Raise InputError unless `x` is a tensor."""
+    if not isinstance(x, Tensor):
+        raise InputError(f"{name} must be a tensor: got {type(x).__name__}. Try {example}.")
+
+
+def check_device(x: Tensor, weight: Tensor, name: str) -> None:
+    """Raise InputError unless `x` is on the same kind of device as the weights."""
+    if x.device.type != weight.device.type:
+        raise InputError(
+            f"{name} must be on the device of the model, {weight.device}: got {x.device}. "
+            f"Try .to({str(weight.device)!r})."
+        )
+
 
 class Tokens(nn.Module):
     """E[id], times √width if `scaled`. Vaswani et al. 2017, §3.4."""
@@ -26,7 +54,8 @@ class Tokens(nn.Module):
 
     def check(self, ids: Tensor) -> None:
         """Raise InputError unless the ids are integers below `vocab`, (batch, length)."""
-        if ids.is_floating_point() or ids.dtype == torch.bool or ids.ndim != 2:
+        check_tensor(ids, "token ids", "torch.tensor([[1, 2, 3]])")
+        if ids.dtype not in INTEGERS or ids.ndim != 2:
             raise InputError(
                 "token ids must be integers of shape (batch, length): "
                 f"got {ids.dtype} of shape {tuple(ids.shape)}."
@@ -35,8 +64,9 @@ class Tokens(nn.Module):
             raise InputError(
                 f"token ids must not be empty: got a tensor of shape {tuple(ids.shape)}."
             )
+        check_device(ids, self.weight, "token ids")
         # On other devices reading values would synchronise; their kernels report a bad id anyway.
-        if ids.device.type == "cpu" and not torch.compiler.is_compiling():
+        if ids.device.type == "cpu" and has_values(ids):
             low, high = (int(end) for end in ids.aminmax())
             if low < 0 or high >= self.vocab:
                 raise InputError(
@@ -106,7 +136,7 @@ class Summary(nn.Module):
 
 def check_finite(x: Tensor, name: str) -> None:
     """Raise InputError if there is a NaN or an infinity, which would spread to the whole batch."""
-    if torch.compiler.is_compiling():
+    if not has_values(x):
         return
     finite = x.isfinite()
     if not bool(finite.all()):
@@ -120,6 +150,13 @@ def check_finite(x: Tensor, name: str) -> None:
 def shift_right(targets: Tensor, start: int) -> Tensor:
     """Return the decoder's input to predict `targets`: the start token, then all but the last.
 
+    Parameters
+    ----------
+    targets : token ids to predict, (batch, length)
+    start : the token that starts a sequence
+
+    Examples
+    --------
     >>> shift_right(torch.tensor([[5, 6, 7]]), start=1).tolist()
     [[1, 5, 6]]
     """

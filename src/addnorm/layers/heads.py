@@ -24,11 +24,22 @@ class TokenHead(nn.Module):
         Add b.
     scaled
         Multiply x by 1/√width first (T5 v1.0).
+    cap
+        Soft cap c on the logits z: c tanh(z / c) (Gemma 2, 2408.00118, §2).
     """
 
-    def __init__(self, width: int, vocab: int, *, tied: bool, bias: bool, scaled: bool) -> None:
+    def __init__(
+        self,
+        width: int,
+        vocab: int,
+        *,
+        tied: bool,
+        bias: bool,
+        scaled: bool,
+        cap: float | None = None,
+    ) -> None:
         super().__init__()
-        self.scale = width**-0.5 if scaled else 1.0
+        self.scale, self.cap = width**-0.5 if scaled else 1.0, cap
         self.weight = None if tied else nn.Parameter(torch.empty(vocab, width))
         self.bias = nn.Parameter(torch.zeros(vocab)) if bias else None
 
@@ -40,21 +51,28 @@ class TokenHead(nn.Module):
         """Return the output matrix, (vocab, width)."""
         return embedding if self.weight is None else self.weight
 
+    def finish(self, logits: Tensor) -> Tensor:
+        """Return the logits after the soft cap, if there is one."""
+        return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
+
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
-        return F.linear(self.prepare(x), self.matrix(embedding), self.bias)
+        return self.finish(F.linear(self.prepare(x), self.matrix(embedding), self.bias))
 
 
 class MaskedHead(TokenHead):
     """logits = W N(gelu(V x + c)) + b: BERT's head for masked tokens.
 
-    Devlin et al. 2019 (1810.04805), §3.1, as in the authors' code. Parameters as for TokenHead, and
-    `norm`, which makes N.
+    Devlin et al. 2019 (1810.04805), §3.1, as in the authors' code. Parameters as for TokenHead,
+    `norm`, which makes N, and the width of the embedding, where that is another (ELECTRA).
     """
 
-    def __init__(self, width: int, vocab: int, norm: Norm, *, tied: bool) -> None:
-        super().__init__(width, vocab, tied=tied, bias=True, scaled=False)
-        self.transform = nn.Linear(width, width)
-        self.norm = norm(width)
+    def __init__(
+        self, width: int, vocab: int, norm: Norm, *, tied: bool, embed_width: int | None = None
+    ) -> None:
+        inner = embed_width or width
+        super().__init__(inner, vocab, tied=tied, bias=True, scaled=False)
+        self.transform = nn.Linear(width, inner)
+        self.norm = norm(inner)
 
     def prepare(self, x: Tensor) -> Tensor:
         return self.norm(F.gelu(self.transform(x)))
@@ -70,7 +88,8 @@ class PooledHead(nn.Module):
     pool
         How positions become one vector: first, mean or last.
     pooler
-        What follows: none, tanh(V · + c) as in BERT, or relu as in FT-Transformer.
+        What follows: none, tanh(V · + c) as in BERT, relu as in FT-Transformer, relu(V · + c) as
+        in DistilBERT (dense-relu) or gelu(V · + c) as in ELECTRA (dense-gelu).
     dropout
         Module applied before W.
     """
@@ -84,6 +103,8 @@ class PooledHead(nn.Module):
             "none": nn.Identity,
             "tanh": lambda: nn.Sequential(nn.Linear(width, width), nn.Tanh()),
             "relu": nn.ReLU,
+            "dense-relu": lambda: nn.Sequential(nn.Linear(width, width), nn.ReLU()),
+            "dense-gelu": lambda: nn.Sequential(nn.Linear(width, width), nn.GELU()),
         }
         self.pooler = poolers[pooler]()
         self.dropout = dropout
@@ -97,7 +118,7 @@ def pool_first(x: Tensor, real: Tensor | None) -> Tensor:
     """Return the first real position, (batch, width)."""
     if real is None:
         return x[:, 0]
-    return x[torch.arange(len(x), device=x.device), real.int().argmax(dim=1)]
+    return x[torch.arange(x.shape[0], device=x.device), real.int().argmax(dim=1)]
 
 
 def pool_mean(x: Tensor, real: Tensor | None) -> Tensor:
@@ -112,7 +133,7 @@ def pool_last(x: Tensor, real: Tensor | None) -> Tensor:
     if real is None:
         return x[:, -1]
     # The running count of real positions first reaches its maximum at the last real position.
-    return x[torch.arange(len(x), device=x.device), real.cumsum(dim=1).argmax(dim=1)]
+    return x[torch.arange(x.shape[0], device=x.device), real.cumsum(dim=1).argmax(dim=1)]
 
 
 POOLS = {"first": pool_first, "mean": pool_mean, "last": pool_last}

@@ -47,9 +47,22 @@ def init_stack_(stack: Stack, fill: Fill) -> None:
 def measure_(model: nn.Module, run: Callable[[], object]) -> dict[str, list[float]]:
     """Set every ω of an Admin model from one forward pass on real data; return the ω of each stack.
 
-    `run` calls the model once. In each stack r starts at 1; each box in turn sets ω ← r, then
-    r ← √(Var[ω ⊙ x] + Var[F(x)]), with variances over all elements of the batch. Liu et al. 2020,
-    §4.2, in training mode as in the authors' code.
+    In each stack r starts at 1; each box in turn sets ω ← r, then r ← √(Var[ω ⊙ x] + Var[F(x)]),
+    with variances over all elements of the batch. Liu et al. 2020, §4.2, in training mode as in the
+    authors' code.
+
+    Parameters
+    ----------
+    model : a model of addnorm=admin, changed in place
+    run : a function that calls the model once
+
+    Examples
+    --------
+    >>> from addnorm import build, presets
+    >>> model = build(presets.gpt2(vocab=20, width=16, depth=2, heads=2, addnorm="admin"))
+    >>> omegas = measure_(model, lambda: model(torch.tensor([[1, 2, 3]])))
+    >>> [len(values) for values in omegas.values()]
+    [4]
     """
     stacks = {
         name: stack

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from addnorm.errors import InputError
+from addnorm.layers.embeddings import has_values
 
 if TYPE_CHECKING:
     from addnorm.layers.positions import Positions
@@ -28,13 +29,7 @@ GRID = 32
 class Mask:
     """Which keys each query may attend to: a key is visible if every condition that is set holds.
 
-    Make one with the class methods and combine them with `&`.
-
-    >>> mask = Mask.causal() & Mask.padding(torch.tensor([[True, True, False]]))
-    >>> mask.dense(3, 3).int().tolist()
-    [[[[1, 0, 0], [1, 1, 0], [1, 1, 0]]]]
-    >>> mask
-    Mask(causal; padding: 1 of 3 keys hidden)
+    Create masks with the class methods and combine them with `&`.
 
     Parameters
     ----------
@@ -51,6 +46,14 @@ class Mask:
         another group than the query's.
     pairs
         Hide (query, key) pairs marked False, (batch or 1, query, key).
+
+    Examples
+    --------
+    >>> mask = Mask.causal() & Mask.padding(torch.tensor([[True, True, False]]))
+    >>> mask.dense(3, 3).int().tolist()
+    [[[[1, 0, 0], [1, 1, 0], [1, 1, 0]]]]
+    >>> mask
+    Mask(causal; padding: 1 of 3 keys hidden)
     """
 
     hides_future: bool = False
@@ -75,6 +78,8 @@ class Mask:
                 "a prefix must be integers of shape (batch,): "
                 f"got {prefix.dtype} of shape {tuple(prefix.shape)}."
             )
+        if prefix is not None and has_values(prefix) and bool((prefix < 0).any()):
+            raise InputError(f"a prefix must be 0 or more: got {int(prefix.min())}. Try 0.")
         return cls(hides_future=True, prefix=prefix)
 
     @classmethod
@@ -161,7 +166,17 @@ class Mask:
             check_shape(self.pairs, "a mask pattern", (rows, query, key))
 
     def reachable_keys(self, start: int, stop: int, offset: int, key: int) -> Range:
-        """Return the range of keys, out of `key`, that queries start..stop can possibly see."""
+        """Return the range of keys that some queries can possibly see.
+
+        Parameters
+        ----------
+        start, stop
+            The first query, and the one after the last.
+        offset
+            Position of query 0.
+        key
+            Number of keys.
+        """
         first, last = 0, key
         if self.hides_future and self.prefix is None:
             last = min(key, offset + stop)
@@ -190,7 +205,7 @@ class Mask:
         query_range, key_range
             The part of the table to return; all of it by default.
         device
-            Where the result is made.
+            Device of the result.
         """
         start, stop = query_range or (0, query)
         first, last = key_range or (0, key)
@@ -260,7 +275,7 @@ class Mask:
     def _draw(self) -> str:
         """Return an SVG of the first sequence: rows are queries, columns are keys.
 
-        Where no condition fixes a size, 8 positions stand as an example.
+        If no condition fixes a size, 8 positions are drawn as an example.
         """
         batch, query, key = 1, 0, 0
         device = None

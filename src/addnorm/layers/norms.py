@@ -38,6 +38,20 @@ class RMSNorm(nn.Module):
         return f"{self.width}, eps={self.eps}"
 
 
+class OffsetRMSNorm(RMSNorm):
+    """N(x) = (1 + γ) ⊙ x / √(mean x² + ε): the gain is stored as its offset from 1, initially 0.
+
+    Gemma (2403.08295), as in its authors' code; weight decay then pulls the gain to 1, not to 0.
+    """
+
+    def __init__(self, width: int, eps: float, bias: bool) -> None:
+        super().__init__(width, eps, bias)
+        nn.init.zeros_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, (self.width,), 1.0 + self.weight, self.eps)
+
+
 class ScaleNorm(nn.Module):
     """N(x) = g x / max(‖x‖, ε) with one scalar g, which starts at √width.
 
@@ -99,6 +113,7 @@ class NoNorm(nn.Identity):
 NORMS: dict[str, type[nn.Module]] = {
     "layer": LayerNorm,
     "rms": RMSNorm,
+    "rms-offset": OffsetRMSNorm,
     "scale": ScaleNorm,
     "batch": BatchNorm,
     "instance": InstanceNorm,

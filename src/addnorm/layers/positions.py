@@ -15,7 +15,19 @@ from addnorm.errors import ConfigError, InputError
 
 
 class Positions(nn.Module):
-    """Base class of the position schemes; it changes nothing."""
+    """Base class of the position schemes; it changes nothing.
+
+    Parameters
+    ----------
+    width
+        Width of the stream.
+    heads, head_width
+        Number of query heads, and the width of each.
+    length
+        Largest number of positions; only learned positions have this limit.
+    causal
+        Whether the stack is a decoder.
+    """
 
     rotates = False
     """Whether queries and keys are rotated."""
@@ -28,8 +40,11 @@ class Positions(nn.Module):
         """Return the embedding, (batch, length, width), with the positions added."""
         return x
 
-    def rotate(self, x: Tensor, indices: Tensor) -> Tensor:
-        """Return queries or keys, (batch, heads, length, head_width), rotated by position."""
+    def rotate(self, x: Tensor, indices: Tensor, windowed: bool = False) -> Tensor:
+        """Return queries or keys, (batch, heads, length, head_width), rotated by position.
+
+        `windowed` is for layers that see a window where others see everything (full_every).
+        """
         return x
 
     def shift_queries(self, q: Tensor, local: nn.Module) -> Tensor:
@@ -39,7 +54,19 @@ class Positions(nn.Module):
     def bias(
         self, q: Tensor, queries: Tensor, keys: Tensor, local: nn.Module, scale: float
     ) -> Tensor | None:
-        """Return what is added to the scaled scores, (batch or 1, heads, query, key)."""
+        """Return what is added to the scaled scores, (batch or 1, heads, query, key).
+
+        Parameters
+        ----------
+        q
+            Queries, (batch, heads, query, head_width).
+        queries, keys
+            Positions of the queries and of the keys.
+        local
+            Parameters of the scheme that belong to the layer.
+        scale
+            Factor of the scores.
+        """
         return None
 
     def local(self, width: int, heads: int, head_width: int) -> nn.Module:
@@ -48,7 +75,13 @@ class Positions(nn.Module):
 
 
 class NoPositions(Positions):
-    """No positions: an encoder is then equivariant under permutation."""
+    """No positions: an encoder is then equivariant under permutation.
+
+    Parameters
+    ----------
+    width, heads, head_width, length, causal
+        As for `Positions`.
+    """
 
     def __init__(self, width: int, heads: int, head_width: int, length: int, causal: bool) -> None:
         super().__init__()
@@ -87,6 +120,13 @@ class Sinusoidal(Positions):
     """x ← x + PE(p), a fixed table for any length; see `sinusoids`.
 
     PE(p + k) = R_k PE(p) with R_k a rotation that does not depend on p.
+
+    Parameters
+    ----------
+    width, heads, head_width, length, causal
+        As for `Positions`.
+    base, layout
+        As for `sinusoids`.
     """
 
     def __init__(
@@ -101,22 +141,84 @@ class Sinusoidal(Positions):
         layout: str = "interleaved",
     ) -> None:
         super().__init__()
-        _require_one_of("layout", layout, ("interleaved", "halves", "tensor2tensor"))
+        _check_position_choice("layout", layout, ("interleaved", "halves", "tensor2tensor"))
         if width % 2:
             raise ConfigError(
                 f"sinusoidal positions need an even width: width={width}. Try {width + 1}."
             )
-        _require(base > 0, "base", "above 0", base)
+        _check_position_option(base > 0, "base", "above 0", base)
         self.width, self.base, self.layout = width, base, layout
 
     def embed(self, x: Tensor, position_ids: Tensor) -> Tensor:
         return x + sinusoids(position_ids, self.width, self.base, self.layout).to(x.dtype)
 
 
+class Index(Positions):
+    """x ← x + p / length, the plain index added to every coordinate: the baseline that fails.
+
+    Unbounded beyond `length`, and one direction of the stream for all positions; with
+    `normalised = false` it is x + p. Vaswani et al. 2017, §3.5 have sinusoids in its place.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        head_width: int,
+        length: int,
+        causal: bool,
+        *,
+        normalised: bool = True,
+    ) -> None:
+        super().__init__()
+        self.step = 1 / length if normalised else 1.0
+
+    def embed(self, x: Tensor, position_ids: Tensor) -> Tensor:
+        return x + (self.step * position_ids[..., None]).to(x.dtype)
+
+
+class Concatenated(Positions):
+    """x ← (x₁ … x_(d−k), PE(p)), sinusoids of width k in place of the last coordinates.
+
+    Concatenation, the alternative to addition: tokens and positions each have coordinates of their
+    own. `share` is k / d. See `sinusoids`.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        head_width: int,
+        length: int,
+        causal: bool,
+        *,
+        share: float = 0.25,
+        base: float = 10000.0,
+    ) -> None:
+        super().__init__()
+        _check_position_option(0 < share < 1, "share", "above 0 and below 1", share)
+        _check_position_option(base > 0, "base", "above 0", base)
+        self.columns, self.base = max(2, int(share * width) // 2 * 2), base
+        if self.columns >= width:
+            raise ConfigError(
+                f"concatenated positions need a width above 2: width={width}. Try 8 or more."
+            )
+
+    def embed(self, x: Tensor, position_ids: Tensor) -> Tensor:
+        table = sinusoids(position_ids, self.columns, self.base, "interleaved").to(x.dtype)
+        tokens = x[..., : -self.columns]
+        return torch.cat((tokens, table.expand(*tokens.shape[:-1], -1)), dim=-1)
+
+
 class Learned(Positions):
     """x ← x + P[p + offset], P learned, for at most `length` positions. Gehring et al. 2017.
 
-    `offset` leaves the first rows of the table unused, as BART and RoBERTa do with two.
+    Parameters
+    ----------
+    width, heads, head_width, length, causal
+        As for `Positions`.
+    offset
+        First rows of the table that are unused: 2 in BART and RoBERTa.
     """
 
     def __init__(
@@ -130,7 +232,7 @@ class Learned(Positions):
         offset: int = 0,
     ) -> None:
         super().__init__()
-        _require(offset >= 0, "offset", "0 or more", offset)
+        _check_position_option(offset >= 0, "offset", "0 or more", offset)
         self.length, self.offset = length, offset
         self.weight = nn.Parameter(torch.empty(length + offset, width).normal_(std=0.02))
 
@@ -151,6 +253,23 @@ class Rotary(Positions):
 
     Su et al. 2021 (2104.09864), eq. 15. Scores then depend on differences of positions only. Pairs
     are neighbours in `interleaved` (the paper, GPT-J) and i, i + head_width/2 in `halves` (Llama).
+
+    Parameters
+    ----------
+    width, heads, head_width, length, causal
+        As for `Positions`.
+    base, layout
+        Base of the angles, and which numbers are pairs.
+    share
+        Fraction of each head that is rotated, its first numbers (GPT-NeoX: 0.25).
+    window_base
+        Base in the blocks with a window, where blocks with and without alternate (Gemma 3).
+    stretch
+        Factor on the wavelengths, for positions beyond those of training: on all of them
+        (Chen et al. 2023, 2306.15595), or only on long ones, see `stretch_from`.
+    stretch_from, stretch_full
+        Wavelengths below the first are not stretched, above the second fully, and in between the
+        frequency is interpolated linearly in the number of turns (Llama 3.1: 2048 and 8192).
     """
 
     rotates = True
@@ -165,25 +284,61 @@ class Rotary(Positions):
         *,
         base: float = 10000.0,
         layout: str = "halves",
+        share: float = 1.0,
+        window_base: float = 0.0,
+        stretch: float = 1.0,
+        stretch_from: float = 0.0,
+        stretch_full: float = 0.0,
     ) -> None:
         super().__init__()
-        _require_one_of("layout", layout, ("interleaved", "halves"))
-        if head_width % 2:
+        _check_position_choice("layout", layout, ("interleaved", "halves"))
+        _check_position_option(0 < share <= 1, "share", "above 0 and at most 1", share)
+        self.rotated = int(head_width * share)
+        if self.rotated % 2 or not self.rotated:
             raise ConfigError(
                 "rotary positions rotate pairs, so head_width must be even: "
                 f"head_width={head_width}. Try {head_width + 1}."
+                if share == 1
+                else "rotary positions rotate pairs, so share of a head must be an even number: "
+                f"share={share}, head_width={head_width}. Try share=0.5."
             )
-        _require(base > 0, "base", "above 0", base)
-        self.head_width, self.base, self.layout = head_width, base, layout
+        _check_position_option(base > 0, "base", "above 0", base)
+        rule = "above 0, or 0 for none"
+        _check_position_option(window_base >= 0, "window_base", rule, window_base)
+        _check_position_option(stretch > 0, "stretch", "above 0", stretch)
+        rule = "above 0 and below stretch_full, or both 0"
+        holds = stretch_from == stretch_full == 0 or 0 < stretch_from < stretch_full
+        _check_position_option(holds, "stretch_from", rule, stretch_from)
+        self.base, self.window_base, self.layout = base, window_base or base, layout
+        self.stretch, self.stretch_from, self.stretch_full = stretch, stretch_from, stretch_full
 
-    def rotate(self, x: Tensor, indices: Tensor) -> Tensor:
-        table = sinusoids(indices, self.head_width, self.base, "halves").to(x.dtype)
-        sin, cos = table.chunk(2, dim=-1)  # (length, head_width / 2) each
+    def frequencies(self, device: torch.device, windowed: bool) -> Tensor:
+        """Return the angle of each pair for one position, (rotated / 2,), in float64."""
+        half = self.rotated // 2
+        exponents = torch.arange(half, dtype=torch.float64, device=device) / half
+        plain = (self.window_base if windowed else self.base) ** -exponents
+        if self.stretch == 1.0 or (windowed and self.window_base != self.base):
+            return plain
+        if not self.stretch_full:
+            return plain / self.stretch
+        # Turns in stretch_full positions: 1 at the longest wavelength that is kept in part.
+        turns = plain * self.stretch_full / (2 * math.pi)
+        most = self.stretch_full / self.stretch_from
+        kept = ((turns - 1) / (most - 1)).clamp(0, 1)
+        return kept * plain + (1 - kept) * plain / self.stretch
+
+    def rotate(self, x: Tensor, indices: Tensor, windowed: bool = False) -> Tensor:
+        angles = indices.double()[:, None] * self.frequencies(indices.device, windowed)
+        sin, cos = angles.sin().to(x.dtype), angles.cos().to(x.dtype)  # (length, rotated / 2)
+        rest = x[..., self.rotated :]
+        x = x[..., : self.rotated]
         if self.layout == "halves":
             a, b = x.chunk(2, dim=-1)
-            return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+            turned = (a * cos - b * sin, b * cos + a * sin)
+            return torch.cat((*turned, rest) if rest.shape[-1] else turned, dim=-1)
         a, b = x[..., 0::2], x[..., 1::2]
-        return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
+        pairs = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
+        return torch.cat((pairs, rest), dim=-1) if rest.shape[-1] else pairs
 
 
 class LinearBias(Positions):
@@ -191,6 +346,11 @@ class LinearBias(Positions):
 
     ALiBi: Press, Smith, Lewis 2022 (2108.12409), §3. Where heads is not a power of two, the slopes
     of the power below come first, then every other slope of the power above.
+
+    Parameters
+    ----------
+    width, heads, head_width, length, causal
+        As for `Positions`.
     """
 
     has_bias = True
@@ -215,6 +375,15 @@ class Buckets(Positions):
 
     T5: Raffel et al. 2020, §2.1. Near offsets have a bucket each; farther ones share buckets that
     widen logarithmically up to `furthest`. In an encoder, half of the buckets are for the future.
+
+    Parameters
+    ----------
+    width, heads, head_width, length, causal
+        As for `Positions`.
+    buckets
+        Number of buckets.
+    furthest
+        Distance from which all positions share the last bucket.
     """
 
     has_bias = True
@@ -232,8 +401,10 @@ class Buckets(Positions):
     ) -> None:
         super().__init__()
         near = buckets // 2 if causal else buckets // 4
-        _require(near > 0, "buckets", "at least 2, or 4 in an encoder", buckets)
-        _require(furthest > near, "furthest", f"more than the {near} nearest", furthest)
+        _check_position_option(near > 0, "buckets", "at least 2, or 4 in an encoder", buckets)
+        _check_position_option(
+            furthest > near, "furthest", f"more than the {near} nearest", furthest
+        )
         self.buckets, self.furthest, self.causal = buckets, furthest, causal
         self.weight = nn.Parameter(torch.empty(buckets, heads).normal_(std=0.02))
 
@@ -259,8 +430,15 @@ class Relative(Positions):
     """score(i, j) = (q_i + u)·k_j + (q_i + v)·W r_(i−j), r the sinusoid of the distance.
 
     Transformer-XL: Dai et al. 2019 (1901.02860), eq. after (5). W belongs to the layer; u and v,
-    too, here (the authors' `untie_r`). `shift_queries` makes q + u for the kernel; `bias` is the
+    too, here (the authors' `untie_r`). `shift_queries` returns q + u for the kernel; `bias` is the
     second term.
+
+    Parameters
+    ----------
+    width, heads, head_width, length, causal
+        As for `Positions`.
+    base
+        As for `sinusoids`.
     """
 
     has_bias = True
@@ -281,7 +459,7 @@ class Relative(Positions):
             raise ConfigError(
                 f"relative positions need an even width: width={width}. Try {width + 1}."
             )
-        _require(base > 0, "base", "above 0", base)
+        _check_position_option(base > 0, "base", "above 0", base)
         self.width, self.base = width, base
 
     def local(self, width: int, heads: int, head_width: int) -> nn.Module:
@@ -324,14 +502,16 @@ POSITIONS: dict[str, Callable[..., Positions]] = {
     "linear-bias": LinearBias,
     "buckets": Buckets,
     "relative": Relative,
+    "index": Index,
+    "concatenated": Concatenated,
     "none": NoPositions,
 }
 
 
-def _require(holds: bool, option: str, rule: str, value: object) -> None:
+def _check_position_option(holds: bool, option: str, rule: str, value: object) -> None:
     if not holds:
         raise ConfigError(f"model.position_options.{option} must be {rule}: got {value!r}.")
 
 
-def _require_one_of(option: str, value: str, choices: tuple[str, ...]) -> None:
-    _require(value in choices, option, f"one of {', '.join(choices)}", value)
+def _check_position_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
+    _check_position_option(value in choices, option, f"one of {', '.join(choices)}", value)

@@ -38,7 +38,15 @@ class Block(nn.Module):
         return stream
 
     def step(self, stream: Stream, context: Context, sublayer: nn.Module, box: nn.Module) -> Stream:
-        """Return the stream after one sublayer and its Add & Norm box."""
+        """Return the stream after one sublayer and its Add & Norm box.
+
+        Parameters
+        ----------
+        stream, context
+            The inputs of the block.
+        sublayer, box
+            The sublayer, and the box that joins it to the stream.
+        """
 
         def branch(x: Tensor) -> Tensor:
             return self.dropout(sublayer(x, context))

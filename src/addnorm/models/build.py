@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,21 +29,29 @@ from addnorm.layers.norms import NORMS, Norm
 from addnorm.layers.positions import POSITIONS, Positions
 from addnorm.layers.stack import Block, LastBlock, Stack
 from addnorm.models.transformer import Decoder, Encoder, EncoderDecoder, Side
-from addnorm.section import Options, fits, say_type
+from addnorm.presets import find
+from addnorm.section import Options, describe_type, fits
 
 Model = Encoder | Decoder | EncoderDecoder
 MakeSublayer = Callable[[ModelConfig, Place, tuple[str, ...], Positions], Attention | FeedForward]
 """Makes the sublayer at a place, with the modules that the arrangement adds inside it."""
 
 
-def build(config: Config | ModelConfig) -> Model:
+def build(config: Config | ModelConfig | str | Path) -> Model:
     """Return the network that a configuration describes, with newly initialised weights.
 
+    Parameters
+    ----------
+    config : a configuration, the name of a preset, a TOML file or the directory of a saved model
+
+    Examples
+    --------
     >>> from addnorm import presets
-    >>> build(presets.base(vocab=100, width=32, depth=1, heads=4)).count()
-    32512
+    >>> model = build(presets.gpt2(vocab=100, width=32, depth=1, heads=4))
+    >>> model.count(), model(torch.tensor([[1, 2, 3]])).shape
+    (48736, torch.Size([1, 3, 100]))
     """
-    config = config.model if isinstance(config, Config) else config
+    config = model_config(config)
     builders: dict[str, Callable[[ModelConfig], Model]] = {
         "encoder": _build_encoder,
         "decoder": _build_decoder,
@@ -53,12 +62,24 @@ def build(config: Config | ModelConfig) -> Model:
     return model
 
 
+def model_config(config: Config | ModelConfig | str | Path) -> ModelConfig:
+    """Return the configuration of a model, given as such, in a run's, or by the name of a preset.
+
+    >>> model_config("gpt2").width
+    768
+    """
+    if isinstance(config, str | Path):
+        config = find(config)
+    return config.model if isinstance(config, Config) else config
+
+
 def _build_encoder(c: ModelConfig) -> Encoder:
+    embed_width = c.effective_embed_width
     return Encoder(
         config=c,
         tokens=make_input(c),
-        segments=Tokens(c.segments, c.width, scaled=False) if c.segments else None,
-        summary=Summary(c.width) if c.summary else None,
+        segments=Tokens(c.segments, embed_width, scaled=False) if c.segments else None,
+        summary=Summary(embed_width) if c.summary else None,
         encoder=make_side(c, "encoder"),
         head=make_head(c),
     )
@@ -97,17 +118,24 @@ def make_input(c: ModelConfig) -> Tokens | Patches | Vectors:
         return Patches(c.image, c.patch, c.channels, c.width)
     if c.input == "vectors":
         return Vectors(c.width)
-    return Tokens(c.vocab, c.width, c.scale_embedding)
+    return Tokens(c.vocab, c.effective_embed_width, c.scale_embedding)
 
 
 def make_head(c: ModelConfig) -> TokenHead | PooledHead | None:
     """Return the output head; None for head=none."""
     vocab = c.output_vocab
     if c.head == "token":
-        bias, scaled = c.unembed_bias, c.scale_output
-        return TokenHead(c.width, vocab, tied=c.ties_output, bias=bias, scaled=scaled)
+        return TokenHead(
+            c.width,
+            vocab,
+            tied=c.ties_output,
+            bias=c.unembed_bias,
+            scaled=c.scale_output,
+            cap=c.logit_cap,
+        )
     if c.head == "masked":
-        return MaskedHead(c.width, vocab, make_norm(c), tied=c.ties_output)
+        norm, inner = make_norm(c), c.embed_width
+        return MaskedHead(c.width, vocab, norm, tied=c.ties_output, embed_width=inner)
     if c.head in ("class", "number"):
         drop = Dropout(c.dropout)
         return PooledHead(c.width, c.outputs, pool=c.pool, pooler=c.pooler, dropout=drop)
@@ -117,11 +145,13 @@ def make_head(c: ModelConfig) -> TokenHead | PooledHead | None:
 def make_side(c: ModelConfig, side: str) -> Side:
     """Return the encoder or the decoder: a stack with its positions."""
     positions = make_positions(c, side)
+    width = c.effective_embed_width
     return Side(
         positions=positions,
-        norm=make_norm(c)(c.width) if c.embed_norm else nn.Identity(),
+        norm=make_norm(c)(width) if c.embed_norm else nn.Identity(),
         dropout=Dropout(c.dropout),
         stack=make_stack(c, side, positions),
+        project=nn.Linear(width, c.width) if c.embed_width else None,
     )
 
 
@@ -129,8 +159,8 @@ def make_positions(c: ModelConfig, side: str) -> Positions:
     """Return the position scheme of one side."""
     kind = choose("model.positions", c.positions, POSITIONS)
     options = pick_options("model.position_options", c.position_options, [kind])[0]
-    length = c.input_length if side == "encoder" else c.length
-    sizes = (c.width, c.heads, c.effective_head_width, length, side == "decoder")
+    head_width, length = c.effective_head_width, c.lengths[side]
+    sizes = (c.effective_embed_width, c.heads, head_width, length, side == "decoder")
     return kind(*sizes, **options)
 
 
@@ -155,10 +185,8 @@ def make_stack(
         Roles of the sublayers of a block, and what makes them, where they are not the usual ones
         (SAINT).
     """
-    kind = choose("model.addnorm", c.addnorm, ADDNORMS)
+    kind, box_options, ends_options = arrangement_of(c, side)
     ends_kind: type[Ends] = kind.ends
-    name = "model.addnorm_options"
-    box_options, ends_options = pick_options(name, c.addnorm_options, [kind, ends_kind])
     norm = make_norm(c)
     make_box = partial(kind, norm=norm, **box_options)
     blocks = [
@@ -168,10 +196,21 @@ def make_stack(
     ends = ends_kind(c.width, c.depths[side], norm, **ends_options)
     if c.final_norm and ends.closes_with_norm:
         raise ConfigError(
-            f"model.final_norm adds a norm where the arrangement has none, but addnorm={c.addnorm} "
-            "ends with one. Leave final_norm out."
+            "model.final_norm adds a norm where the arrangement has none, but "
+            f"addnorm={c.arrangements[side][0]} ends with one. Leave final_norm out."
         )
     return Stack(blocks, ends, norm(c.width) if c.final_norm else nn.Identity())
+
+
+def arrangement_of(
+    c: ModelConfig, side: str
+) -> tuple[type[AddNorm], dict[str, Any], dict[str, Any]]:
+    """Return the class of a side's Add & Norm boxes, and the options of boxes and ends."""
+    field = "addnorm" if side == "encoder" or c.decoder_addnorm is None else "decoder_addnorm"
+    name, options = c.arrangements[side]
+    kind = choose(f"model.{field}", name, ADDNORMS)
+    box_options, ends_options = pick_options(f"model.{field}_options", options, [kind, kind.ends])
+    return kind, box_options, ends_options
 
 
 def places_of(c: ModelConfig, side: str, roles: Sequence[str] | None = None) -> list[list[Place]]:
@@ -232,29 +271,42 @@ def make_block(
 def make_sublayer(
     c: ModelConfig, place: Place, inside: tuple[str, ...], positions: Positions
 ) -> Attention | FeedForward:
-    """Return the sublayer at one place, with the modules `inside` that the arrangement adds."""
+    """Return the sublayer at one place.
+
+    Parameters
+    ----------
+    c
+        The configuration.
+    place
+        Where the sublayer is.
+    inside
+        Modules that the arrangement adds inside the sublayer.
+    positions
+        The position scheme of this side.
+    """
     if place.role == "ffn":
         return make_ffn(c, inside)
-    width, heads, norm = c.effective_head_width, c.heads, make_norm(c)
     inner: nn.Module | None = None
     if "head-gain" in inside:
-        inner = HeadGain(heads)
+        inner = HeadGain(c.heads)
     if "attention-norm" in inside:
-        inner = norm(heads * width)
+        inner = make_norm(c)(c.query_width)
     is_self = place.role == "attention"
+    local = positions.local(c.width, c.heads, c.effective_head_width) if is_self else None
     return (SelfAttention if is_self else MemoryAttention)(
         c.width,
-        heads,
+        c.heads,
         c.effective_kv_heads,
-        width,
+        c.effective_head_width,
         place.layer,
         bias=c.attention_bias,
         dropout=c.attention_dropout,
         score=make_score(c),
-        query_norm=make_qk_norm(c, heads),
-        key_norm=make_qk_norm(c, c.effective_kv_heads),
+        query_norm=make_qk_norm(c, c.query_width),
+        key_norm=make_qk_norm(c, c.kv_width),
         inner=inner,
-        local=positions.local(c.width, heads, width) if is_self else None,
+        local=local,
+        window=c.window_of(place.layer) if is_self else None,
     )
 
 
@@ -275,13 +327,12 @@ def make_score(c: ModelConfig) -> Score:
     return choose("model.attention", c.attention, scores)()
 
 
-def make_qk_norm(c: ModelConfig, heads: int) -> nn.Module | None:
-    """Return the norm of queries, or of keys, with this many heads; None for qk_norm=none."""
-    norm, width = make_norm(c), c.effective_head_width
+def make_qk_norm(c: ModelConfig, width: int) -> nn.Module | None:
+    """Return the norm of queries, or of keys, of this width; None for qk_norm=none."""
     kinds: dict[str, Callable[[], nn.Module | None]] = {
         "none": lambda: None,
-        "head": lambda: norm(width),
-        "width": lambda: AcrossHeads(heads * width, norm),
+        "head": lambda: make_norm(c)(c.effective_head_width),
+        "width": lambda: AcrossHeads(width, make_norm(c)),
     }
     return kinds[c.qk_norm]()
 
@@ -306,6 +357,9 @@ def init_(model: Model, c: ModelConfig) -> None:
                     parameter.zero_()
         elif isinstance(module, Stack):
             init_stack_(module, fill)
+        elif isinstance(module, Side) and isinstance(module.project, nn.Linear):
+            fill(module.project.weight)
+            nn.init.zeros_(module.project.bias)
     for side, tokens in model.sides():
         if isinstance(tokens, Tokens):
             side.stack.ends.init_(tokens.weight)
@@ -332,5 +386,7 @@ def pick_options(
             advice = nearest(option, hints) if hints else "It has no options."
             raise ConfigError(f"{name} has no {option!r}. {advice}")
         if not fits(value, hints[option]):
-            raise ConfigError(f"{name}.{option} must be {say_type(hints[option])}: got {value!r}.")
+            raise ConfigError(
+                f"{name}.{option} must be {describe_type(hints[option])}: got {value!r}."
+            )
     return [{key: options[key] for key in options if key in table} for table in accepted]

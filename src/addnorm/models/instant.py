@@ -17,6 +17,12 @@ Prior-fitted networks: Müller et al. 2022 (2112.10510). Cells as tokens with at
 then over rows: Hollmann et al. 2025, Pfefferle et al. 2025 (2511.03634), whose cells are numbers
 without these features.
 
+The heads vote: an unknown row weights the known rows by the similarity of their target tokens, and
+the weights of the known rows of a class add up to its probability (matching networks: Vinyals et
+al. 2016, 1606.04080, eq. 1). So no class has weights of its own, and with equal weights the answer
+is the share of each class. Numbers vote for bins, and a linear map of the target token is added to
+the logarithm of the votes.
+
 Shapes: cells (tables, rows, columns); stream (tables · rows, 1 + columns, width).
 """
 
@@ -133,7 +139,41 @@ class KnownRows:
     is_category: Tensor | None
     real: Tensor | None
     cache: RowCache
+    hidden: Tensor
+    """(tables, known, width): the states of the known rows after the stack."""
+    target: Tensor
+    """(tables, known): classes, or standardised numbers."""
     count: int
+
+
+class Vote(nn.Module):
+    """The known rows vote with weights softmax(q k / √width) for what an unknown row is.
+
+        share_j = (n Σ_i a_i b_ij + s / m) / (n + s)
+
+    where a is (unknown, known), b_ij the part of known row i's vote that is for outcome j of m, n
+    the number of known rows, and s learned: no outcome is impossible. Without a known row every
+    outcome has the same share.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.query = nn.Linear(width, width, bias=False)
+        self.key = nn.Linear(width, width, bias=False)
+        self.smoothing = nn.Parameter(torch.zeros(()))
+
+    def forward(self, hidden: Tensor, known: Tensor, ballots: Tensor) -> Tensor:
+        """Return the logarithms of the shares, (tables, unknown, outcomes).
+
+        `hidden` and `known` are states of unknown and known rows, (tables, rows, width); `ballots`
+        is (tables, known, outcomes).
+        """
+        count, outcomes = ballots.shape[1:]
+        scores = self.query(hidden) @ self.key(known).transpose(1, 2) * hidden.shape[-1] ** -0.5
+        votes = scores.softmax(dim=-1) @ ballots if count else ballots.new_zeros(())
+        smoothing = self.smoothing.exp()
+        shares = (count * votes + smoothing / outcomes) / (count + smoothing)
+        return shares.log().expand(*hidden.shape[:2], outcomes)
 
 
 class InstantModel(nn.Module):
@@ -152,15 +192,17 @@ class InstantModel(nn.Module):
         positions = make_positions(c, "encoder")
         roles = ("attention", "row_attention", "ffn")
         self.stack = make_stack(c, "encoder", positions, roles, make_instant_sublayer)
-        self.class_head = nn.Linear(c.width, config.classes)
+        self.class_vote = Vote(c.width)
+        self.number_vote = Vote(c.width)
         self.number_head = nn.Linear(c.width, config.bins)
+        self.bandwidth = nn.Parameter(torch.tensor(math.log(0.2)))
         self.register_buffer("edges", bin_edges(config), persistent=False)
         init_stack_(self.stack, lambda weight: INITS[c.init](weight, c.init_std))
         with torch.no_grad():
             self.labels.weight.normal_(std=0.5)
             self.unknown.normal_(std=0.5)
-            self.class_head.weight.normal_(std=0.02)
             self.number_head.weight.normal_(std=0.02)
+            self.number_head.bias.zero_()
 
     def count(self) -> int:
         """Return the number of parameters."""
@@ -231,8 +273,8 @@ class InstantModel(nn.Module):
         target: Tensor,
         is_category: Tensor | None = None,
         real: Tensor | None = None,
-    ) -> Tensor:
-        """Return the hidden states of the unknown rows, (tables, unknown, width).
+    ) -> tuple[Tensor, Tensor]:
+        """Return the hidden states of unknown and of known rows, (tables, rows, width) each.
 
         Parameters
         ----------
@@ -250,7 +292,8 @@ class InstantModel(nn.Module):
         features = cell_features(cells, column_stats(cells[:, :known]), is_category)
         unknown = self.unknown_tokens(tables, rows - known, target.is_floating_point())
         first = torch.cat((self.target_tokens(target), unknown), dim=1)
-        return self.run(first, self.cells(features), known, real)[:, known:]
+        hidden = self.run(first, self.cells(features), known, real)
+        return hidden[:, known:], hidden[:, :known]
 
     # ── Known rows once, unknown rows often ───────────────────────────────────────────────────────
 
@@ -263,11 +306,13 @@ class InstantModel(nn.Module):
     ) -> KnownRows:
         """Return the known rows as `hidden_of` needs them; parameters as for `hidden`."""
         stats, cache = column_stats(cells), RowCache()
-        if cells.shape[1]:
+        tables, count = cells.shape[:2]
+        hidden = self.unknown_tokens(tables, count, target.is_floating_point())
+        if count:
             features = cell_features(cells, stats, is_category)
             first = self.target_tokens(target)
-            self.run(first, self.cells(features), cells.shape[1], real, cache)
-        return KnownRows(stats, is_category, real, cache, cells.shape[1])
+            hidden = self.run(first, self.cells(features), count, real, cache)
+        return KnownRows(stats, is_category, real, cache, hidden, target, count)
 
     def hidden_of(self, cells: Tensor, known: KnownRows, is_number: bool) -> Tensor:
         """Return the hidden states of unknown rows, (tables, rows, width), from known rows."""
@@ -286,22 +331,39 @@ class InstantModel(nn.Module):
 
     # ── Heads ─────────────────────────────────────────────────────────────────────────────────────
 
-    def class_matrix(self, classes: int) -> tuple[Tensor, Tensor]:
-        """Return weight and bias of the logits of the first classes."""
+    def check_classes(self, classes: int) -> None:
+        """Raise InputError if the model cannot predict that many classes."""
         if not 1 <= classes <= self.config.classes:
             raise InputError(
                 f"this model predicts up to {self.config.classes} classes: got {classes}. "
                 "Try one of the estimators that are fitted, such as FTTransformerClassifier."
             )
-        return self.class_head.weight[:classes], self.class_head.bias[:classes]
 
-    def class_logits(self, hidden: Tensor, classes: int) -> Tensor:
-        """Return (..., classes)."""
-        return F.linear(hidden, *self.class_matrix(classes))
+    def class_logits(self, hidden: Tensor, known: Tensor, target: Tensor, classes: int) -> Tensor:
+        """Return log-probabilities, (tables, unknown, classes).
 
-    def bin_logits(self, hidden: Tensor) -> Tensor:
-        """Return (..., bins)."""
-        return self.number_head(hidden)
+        Parameters
+        ----------
+        hidden, known
+            The hidden states of unknown and of known rows, (tables, rows, width).
+        target
+            (tables, known): the classes of the known rows.
+        classes
+            Number of classes.
+        """
+        self.check_classes(classes)
+        ballots = F.one_hot(target, classes).to(hidden.dtype)
+        return self.class_vote(hidden, known, ballots)
+
+    def bin_logits(self, hidden: Tensor, known: Tensor, target: Tensor) -> Tensor:
+        """Return (tables, unknown, bins); parameters as for `class_logits`.
+
+        A known number votes for the bins around it: for each with the probability that a normal
+        distribution with a learned deviation gives to it.
+        """
+        z = (self.edges[1:-1] - target[..., None]) * (-self.bandwidth).exp()
+        below = F.pad(F.pad(torch.special.ndtr(z), (1, 0)), (0, 1), value=1.0)
+        return self.number_vote(hidden, known, below.diff(dim=-1)) + self.number_head(hidden)
 
     def bins_of(self, target: Tensor) -> Tensor:
         """Return the bin of each standardised number."""
@@ -426,18 +488,19 @@ class InstantPredictor(TabularModel):
         for member in range(self.config.members):
             known = self.read(member)
             cells = self.cells(numbers, codes, member)
-            hidden = self.network.hidden_of(cells, known, not self.sizes.classes)[0]
-            chances = self.chances(hidden, member)
+            hidden = self.network.hidden_of(cells, known, not self.sizes.classes)
+            chances = self.chances(hidden, member, known)
             total = chances if total is None else total + chances
         assert total is not None
         return total / self.config.members
 
-    def chances(self, hidden: Tensor, member: int) -> Tensor:
-        """Return probabilities from hidden states, with the classes in the table's order."""
+    def chances(self, hidden: Tensor, member: int, known: KnownRows) -> Tensor:
+        """Return probabilities, (rows, outcomes), with the classes in the table's order."""
         if not self.sizes.classes:
-            return self.network.bin_logits(hidden).softmax(dim=-1)
-        logits = self.network.class_logits(hidden, self.sizes.classes)
-        return logits.softmax(dim=-1)[:, self.class_order(member)]
+            return self.network.bin_logits(hidden, known.hidden, known.target)[0].softmax(dim=-1)
+        classes = self.sizes.classes
+        logits = self.network.class_logits(hidden, known.hidden, known.target, classes)
+        return logits[0].softmax(dim=-1)[:, self.class_order(member)]
 
     def forward(self, numbers: Tensor, codes: Tensor, maps: Maps | None = None) -> Tensor:
         """Return logits of classes or a standardised number, (rows, 1, outputs)."""
@@ -458,7 +521,7 @@ class InstantPredictor(TabularModel):
         """Return the first member's answers, (rows, 1, outputs), from tokens."""
         is_number = not self.sizes.classes
         hidden = self.network.hidden_of_tokens(tokens[None, :, self.kept], self.read(0), is_number)
-        return self.answers_from(self.chances(hidden[0], 0))
+        return self.answers_from(self.chances(hidden, 0, self.read(0)))
 
     def look(self, numbers: Tensor, codes: Tensor, maps: Maps) -> None:
         """Store the attention of the first member over the target and all columns of a row."""
@@ -561,7 +624,7 @@ def make_predictor(
         ),
         members=members,
     )
-    network.class_matrix(max(classes, 1))  # raises where there are too many
+    network.check_classes(max(classes, 1))  # raises where there are too many
     with torch.random.fork_rng(devices=[]):
         predictor = InstantPredictor(config)
     predictor.network = network

@@ -1,8 +1,8 @@
-"""A model directory: `model.safetensors` and `config.toml`, written whole and read strictly.
+"""A model directory: `model.safetensors` and `config.toml`, written atomically and read strictly.
 
 The weights file is complete by itself: its metadata hold one document (files.py) with the
-configuration and a digest of document and tensors. `config.toml` is the same configuration for
-people to read; loading requires that the two agree. Nothing that is read is executed.
+configuration and a digest of document and tensors. `config.toml` is the same configuration in
+readable form; loading requires that the two agree. Nothing that is read is executed.
 """
 
 import json
@@ -36,13 +36,25 @@ WEIGHTS, CONFIG = "model.safetensors", "config.toml"
 def save(
     model: nn.Module, directory: str | Path, state: Mapping[str, Tensor] | None = None
 ) -> None:
-    """Write a model's weights and configuration; each file is replaced only by a whole new one.
+    """Write a model's weights and configuration, each file atomically.
 
-    `state` replaces the model's own state dict where several processes hold shards of the weights.
+    Parameters
+    ----------
+    model : a model from `build`
+    directory : created if it does not exist; `load` reads it
+    state : weights to write instead of the model's own, where several processes hold shards of them
+
+    Examples
+    --------
+    >>> from addnorm import build, load, presets
+    >>> model = build(presets.gpt2(vocab=20, width=16, depth=1, heads=2))
+    >>> save(model, "small")
+    >>> load("small").config == model.config
+    True
     """
     config = getattr(model, "config", None)
     if not isinstance(config, ModelConfig):
-        raise SavedError(f"only a model made by addnorm.build can be saved: got {type(model)}.")
+        raise SavedError(f"only a model from addnorm.build can be saved: got {type(model)}.")
     directory = Path(directory)
     make_directory(directory)
     text = Config(model=config).dump()
@@ -50,14 +62,66 @@ def save(
     write_whole(directory / CONFIG, text.encode())
 
 
-def load(directory: str | Path, device: str | torch.device = "cpu") -> Model:
-    """Return the model that `save` wrote, in evaluation mode.
+def load_model(directory: str | Path, device: str | torch.device = "cpu") -> Model:
+    """Return the model that was saved in a directory, in evaluation mode.
 
-    >>> load("nothing")
+    Parameters
+    ----------
+    directory : one that a model's `save` or a training run wrote
+    device : where to load the weights
+
+    Examples
+    --------
+    >>> from addnorm import build, presets
+    >>> model = build(presets.gpt2(vocab=20, width=16, depth=1, heads=2))
+    >>> model.save("small")
+    >>> load_model("small").config == model.config
+    True
+    >>> load_model("nothing")
     Traceback (most recent call last):
     addnorm.errors.SavedError: there is no file 'nothing/model.safetensors'. Check the path.
     """
     directory = Path(directory)
+    config, tensors = _read_model(directory)
+    return build_with(config, tensors, directory).to(device).eval()
+
+
+def build_with(config: Config, tensors: Mapping[str, Tensor], path: Path) -> Model:
+    """Return a model that has these tensors as its weights, without allocating others.
+
+    SavedError, which names the `path`, if they do not match the configuration.
+    """
+    require_plausible_depth(config.model, tensors, path)
+    try:
+        with torch.device("meta"):
+            model = build(config)
+    except (AddnormError, RuntimeError, TypeError, ValueError, OverflowError) as error:
+        reason = str(error).splitlines()[0]
+        raise SavedError(f"{str(path)!r} cannot be built: {reason}") from None
+    require_matching_tensors(model, tensors, path, any_float=True)
+    model.load_state_dict(tensors, assign=True)
+    return model
+
+
+def require_plausible_depth(config: ModelConfig, tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Raise SavedError if there are fewer tensors than blocks: every block has at least one.
+
+    Building blocks takes time and memory even on the `meta` device, where tensors take none.
+    """
+    depth = max(config.depths.values())
+    if depth > len(tensors):
+        raise SavedError(
+            f"{str(path)!r} does not match its own configuration: it has {len(tensors)} tensors, "
+            f"too few for a depth of {depth:,}. Use a backup."
+        )
+
+
+def read_config(directory: str | Path) -> Config:
+    """Return the configuration of a model that `save` wrote."""
+    return _read_model(Path(directory))[0]
+
+
+def _read_model(directory: Path) -> tuple[Config, dict[str, Tensor]]:
     tensors, content = read_tensors(directory / WEIGHTS, *TEXT_MODEL)
     text, readable = content.get("config"), directory / CONFIG
     if not isinstance(text, str):
@@ -68,19 +132,15 @@ def load(directory: str | Path, device: str | torch.device = "cpu") -> Model:
             "a save was interrupted). Delete it to use the one inside."
         )
     try:
-        with torch.device("meta"):
-            model = build(Config.parse(text, source=str(readable)))
+        return Config.parse(text, source=str(readable)), tensors
     except AddnormError as error:
         raise SavedError(f"{str(directory)!r} cannot be built: {error}") from None
-    require_matching_tensors(model, tensors, directory, any_float=True)
-    model.load_state_dict(tensors, assign=True)
-    return model.to(device).eval()
 
 
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], kind: str, version: int, content: Mapping[str, Any]
 ) -> None:
-    """Write a safetensors file with a document as its metadata, whole or not at all.
+    """Write a safetensors file atomically, with a document as its metadata.
 
     Equal tensors and equal content give equal bytes.
 
@@ -108,13 +168,13 @@ def read_tensors(path: Path, kind: str, version: int) -> tuple[dict[str, Tensor]
             metadata = dict(file.metadata() or {})
             names: list[str] = list(file.keys())
             tensors = {name: file.get_tensor(name) for name in names}
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, TypeError, RuntimeError) as error:
         raise SavedError(f"{str(path)!r} is damaged or not a safetensors file: {error}.") from None
     if "version" not in metadata and METADATA_KEY not in metadata:
         raise SavedError(
             f"{str(path)!r} was not written by addnorm. Import weights of other libraries."
         )
-    text = metadata.get(METADATA_KEY, json.dumps(metadata))  # which is what format 1 had
+    text = metadata.get(METADATA_KEY, json.dumps(metadata))  # format 1 had plain metadata
     return tensors, parse_document(text, path, kind, version, _bytes_of(tensors))
 
 
@@ -123,7 +183,7 @@ def require_matching_tensors(
 ) -> None:
     """Raise SavedError where names, shapes or dtypes differ from those of the model.
 
-    The model may be on the `meta` device, so that a wrong size is found before it is allocated.
+    The model may be on the `meta` device, so that a wrong size is detected before allocation.
 
     Parameters
     ----------

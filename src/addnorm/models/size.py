@@ -16,6 +16,7 @@ and the chunked loss, in bytes of float32.
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,15 +24,15 @@ from torch import nn
 
 from addnorm.config import Config, ModelConfig
 from addnorm.errors import InputError, choose
-from addnorm.layers.addnorm import ADDNORMS
 from addnorm.layers.attention_kernels import CHUNK_QUERIES, MAX_TABLE_ENTRIES
 from addnorm.layers.feedforward import FEEDFORWARDS
 from addnorm.layers.positions import Positions
 from addnorm.models.build import (
+    arrangement_of,
     make_norm,
     make_positions,
     make_sublayer,
-    pick_options,
+    model_config,
     places_of,
 )
 
@@ -145,7 +146,7 @@ class Cost:
 
     def _notes(self) -> tuple[str, list[str]]:
         """Return the line above the table and the lines below it."""
-        step = _with_prefix(self.forward + self.backward, "FLOP")
+        step = _with_unit(self.forward + self.backward, "FLOP")
         length = self.attention_overtakes_at
         overtakes = "attention scores never cost more than the rest: the window bounds them"
         if length is not None:
@@ -169,7 +170,7 @@ class Cost:
                 part.name,
                 f"{part.parameters:,}",
                 _percent(part.parameters, self.parameters),
-                _with_prefix(part.forward, "FLOP"),
+                _with_unit(part.forward, "FLOP"),
                 _percent(part.forward, self.forward),
                 _in_bytes(part.activations),
                 _in_bytes(part.cache),
@@ -186,7 +187,7 @@ def _percent(part: int, whole: int) -> str:
     return f"{part / whole:.0%}" if whole and part else ""
 
 
-def _with_prefix(number: float, unit: str) -> str:
+def _with_unit(number: float, unit: str) -> str:
     for prefix in ("", "k", "M", "G", "T", "P"):
         if number < 1000:
             return f"{number:.3g} {prefix}{unit}" if number else ""
@@ -202,14 +203,24 @@ def _in_bytes(number: float) -> str:
     return f"{number:.3g} PiB"
 
 
-def cost(config: Config | ModelConfig, length: int | None = None, batch: int = 1) -> Cost:
-    """Return the cost of a model; the length is the configured one by default.
+def cost(
+    config: Config | ModelConfig | str | Path, length: int | None = None, batch: int = 1
+) -> Cost:
+    """Return the cost of a model for one batch, by formula; printed, it is a table.
 
-    >>> from addnorm import presets
-    >>> cost(presets.gpt2()).parameters
-    124439808
+    Parameters
+    ----------
+    config : a configuration, the name of a preset, a TOML file or the directory of a saved model
+    length : positions of each sequence; the configured length by default
+    batch : number of sequences
+
+    Examples
+    --------
+    >>> gpt2 = cost("gpt2", length=1024)
+    >>> gpt2.parameters, gpt2.attention_overtakes_at
+    (124439808, 6703)
     """
-    c = config.model if isinstance(config, Config) else config
+    c = model_config(config)
     if batch < 1 or (length is not None and length < 1):
         raise InputError(
             f"length and batch must be positive: got {length} and {batch}. Try 128, 1."
@@ -221,9 +232,8 @@ def cost(config: Config | ModelConfig, length: int | None = None, batch: int = 1
 
 def _parts(c: ModelConfig, n: int, batch: int) -> Iterator[LayerCost]:
     yield _embedding(c, n, batch)
-    for side in ("encoder", "decoder"):
-        if side in c.mode.split("-"):
-            yield from _side(c, side, n, batch)
+    for side in c.sides:
+        yield from _side(c, side, n, batch)
     yield _head(c, n, batch)
 
 
@@ -236,10 +246,10 @@ def _side(c: ModelConfig, side: str, n: int, batch: int) -> Iterator[LayerCost]:
         parameters=_count(positions),
         activations=batch * n * c.width * (FLOAT if c.dropout else 0),
     )
-    yield _attention(c, f"{side} attention", depth, n, batch, side == "decoder")
+    yield _projections(c, f"{side} attention", depth, n, batch, side == "decoder")
     yield _scores(c, f"{side} scores", depth, n, batch, positions)
     if side == "decoder" and c.mode == "encoder-decoder":
-        yield _attention(c, "memory attention", depth, n, batch, True)
+        yield _projections(c, "memory attention", depth, n, batch, True)
         yield _scores(c, "memory scores", depth, n, batch, None)
     yield _ffn(c, f"{side} ffn", depth, n, batch)
     yield _addnorm(c, side, n, batch, positions)
@@ -247,21 +257,25 @@ def _side(c: ModelConfig, side: str, n: int, batch: int) -> Iterator[LayerCost]:
 
 def _embedding(c: ModelConfig, n: int, batch: int) -> LayerCost:
     target = c.output_vocab * c.width if c.mode == "encoder-decoder" else 0
-    patch = c.channels * c.patch**2
+    embed = c.effective_embed_width
     source = {
-        "tokens": c.vocab * c.width,
-        "patches": (patch + 1) * c.width,
+        "tokens": c.vocab * embed,
+        "patches": (c.patch_values + 1) * c.width,
         "vectors": 0,
     }[c.input]
-    extra = (c.segments + int(c.summary)) * c.width
+    extra = (c.segments + int(c.summary)) * embed
+    project = embed * c.width if c.embed_width else 0
+    biases = c.width if c.embed_width else 0
+    patches = c.patches * c.patch_values * c.width if c.input == "patches" else 0
     return LayerCost(
         name="embedding",
-        parameters=(0 if c.ties_source else source) + target + extra,
-        forward=2 * batch * c.patches * patch * c.width if c.input == "patches" else 0,
+        parameters=(0 if c.ties_source else source) + target + extra + project + biases,
+        forward=2 * batch * (patches + n * project),
+        activations=batch * n * (embed if c.embed_width else 0) * FLOAT,
     )
 
 
-def _attention(
+def _projections(
     c: ModelConfig, name: str, depth: int, n: int, batch: int, cached: bool
 ) -> LayerCost:
     """Return the cost of the projections to queries, keys and values, and of the output."""
@@ -287,11 +301,13 @@ def _scores(
 ) -> LayerCost:
     """Return the cost of scores and mixed values, which grows with the square of the length."""
     q = c.query_width
-    keys = n
+    keys = depth * n  # in all blocks together
     if positions is not None and c.window is not None and n * n > MAX_TABLE_ENTRIES:
-        keys = min(n, CHUNK_QUERIES + 2 * c.window)
+        full = depth // c.full_every if c.full_every else 0
+        keys = full * n + (depth - full) * min(n, CHUNK_QUERIES + 2 * c.window)
     relative = positions is not None and positions.bias_per_layer
-    forward = 4 * batch * n * keys * q
+    scores = 4 * batch * n * keys * q
+    forward = 0
     parameters = q if c.attention == "additive" else 0
     if relative:
         distances = 2 * n - 1
@@ -311,7 +327,7 @@ def _scores(
     return LayerCost(
         name=name,
         parameters=depth * parameters,
-        forward=depth * forward,
+        forward=scores + depth * forward,
         activations=depth * saved * FLOAT,
     )
 
@@ -338,10 +354,7 @@ def _addnorm(c: ModelConfig, side: str, n: int, batch: int, positions: Positions
 
     Each arrangement has its own parameters, so the boxes are built, on the meta device.
     """
-    kind = choose("model.addnorm", c.addnorm, ADDNORMS)
-    box_options, ends_options = pick_options(
-        "model.addnorm_options", c.addnorm_options, [kind, kind.ends]
-    )
+    kind, box_options, ends_options = arrangement_of(c, side)
     places = [place for row in places_of(c, side) for place in row]
     norm_widths: list[int] = []
 
@@ -351,7 +364,8 @@ def _addnorm(c: ModelConfig, side: str, n: int, batch: int, positions: Positions
 
     with torch.device("meta"):
         modules: list[nn.Module] = [kind.ends(c.width, c.depths[side], norm, **ends_options)]
-        modules += [norm(c.width) for has_norm in (c.embed_norm, c.final_norm) if has_norm]
+        modules += [norm(c.effective_embed_width)] if c.embed_norm else []
+        modules += [norm(c.width)] if c.final_norm else []
         boxes = [kind(place, norm, **box_options) for place in places]
         if kind.inside:
             modules += [make_sublayer(c, p, kind.inside, positions).inner for p in places]
@@ -373,20 +387,22 @@ def _addnorm(c: ModelConfig, side: str, n: int, batch: int, positions: Positions
 def _head(c: ModelConfig, n: int, batch: int) -> LayerCost:
     d, vocab = c.width, c.output_vocab
     if c.head in ("token", "masked"):
-        matrix = 0 if c.ties_output else vocab * d
+        e = c.effective_embed_width
+        matrix = 0 if c.ties_output else vocab * e
         bias = vocab if c.unembed_bias or c.head == "masked" else 0
         with torch.device("meta"):
-            transform = d * d + d + _count(make_norm(c)(d)) if c.head == "masked" else 0
-        hidden = 2 * batch * n * d * d if c.head == "masked" else 0
+            transform = d * e + e + _count(make_norm(c)(e)) if c.head == "masked" else 0
+        hidden = 2 * batch * n * d * e if c.head == "masked" else 0
         return LayerCost(
             name="head",
             parameters=matrix + bias + transform,
-            forward=2 * batch * n * d * vocab + hidden,
-            activations=(batch * n * d * (4 if transform else 1) + vocab * d) * FLOAT,
+            forward=2 * batch * n * e * vocab + hidden,
+            activations=(batch * n * e * (4 if transform else 1) + vocab * e) * FLOAT,
         )
     if c.head in ("class", "number"):
-        pooler = d * d + d if c.pooler == "tanh" else 0
-        weights = d * c.outputs + (d * d if c.pooler == "tanh" else 0)
+        dense = c.pooler in ("tanh", "dense-relu", "dense-gelu")
+        pooler = d * d + d if dense else 0
+        weights = d * c.outputs + (d * d if dense else 0)
         return LayerCost(
             name="head",
             parameters=pooler + d * c.outputs + c.outputs,
@@ -398,7 +414,7 @@ def _head(c: ModelConfig, n: int, batch: int) -> LayerCost:
 
 def _crossover(c: ModelConfig) -> int | None:
     """Return where rest(n) = r n and scores(n) = s n² cross: n = r / s."""
-    if c.window is not None:
+    if c.window is not None and not c.full_every:
         return None
     unit = [part for part in _parts(c, 1, 1) if part.name != "embedding"]
     scores = sum(part.forward for part in unit if part.name.endswith("scores"))

@@ -86,6 +86,11 @@ class TabularConfig:
     missing: bool = True
     members: int = 1
 
+    @property
+    def columns(self) -> int:
+        """Number of feature columns."""
+        return self.numbers + len(self.categories)
+
     def replace(self, **changes: Any) -> "TabularConfig":
         """Return a copy with some fields changed."""
         return dataclasses.replace(self, **changes)
@@ -145,13 +150,13 @@ class FTTransformerModel(TabularModel):
         self.columns = make_columns(config, c.width, Categories)
         self.summary = uniform(1, c.width, width=c.width)
         self.scale = make_scale(config) if config.members > 1 else None
-        self.side = self.make_side(config)
+        self.side = self.make_trunk(config)
         self.head = MemberHead(c.width, config.outputs, config.members)
         init_side_(self.side, c)
 
-    def make_side(self, config: TabularConfig) -> Side:
+    def make_trunk(self, config: TabularConfig) -> Side:
         """Return the stack."""
-        return make_side(config.trunk)
+        return make_trunk(config.trunk)
 
     def no_decay(self) -> set[nn.Parameter]:
         own = {self.summary, self.head.bias}
@@ -197,10 +202,10 @@ class SaintModel(FTTransformerModel):
 
     along_rows = True
 
-    def make_side(self, config: TabularConfig) -> Side:
-        length = 1 + config.numbers + len(config.categories)
+    def make_trunk(self, config: TabularConfig) -> Side:
         roles = ("attention", "ffn", "row_attention", "row_ffn")
-        return make_side(config.trunk, roles, partial(make_saint_sublayer, length))
+        make = partial(make_saint_sublayer, 1 + config.columns)
+        return make_trunk(config.trunk, roles, make)
 
     def output_length(self) -> int | None:
         """Return None: attention over rows needs every position."""
@@ -220,11 +225,11 @@ class TabTransformerModel(TabularModel):
     def __init__(self, config: TabularConfig) -> None:
         super().__init__(config)
         c, numbers, categories = config.trunk, config.numbers, len(config.categories)
-        if not numbers + categories:
+        if not config.columns:
             raise ConfigError("a table must have at least one feature column: got none.")
         if categories:
             self.columns = Columns(None, NamedCategories(config.categories, c.width))
-            self.side = make_side(c)
+            self.side = make_trunk(c)
             init_side_(self.side, c)
         self.norm = make_norm(c)(numbers) if numbers > 2 else nn.Identity()
         self.missing = nn.Parameter(torch.zeros(numbers)) if numbers and config.missing else None
@@ -322,12 +327,11 @@ def make_columns(
 
 def make_scale(config: TabularConfig) -> nn.Parameter:
     """Return the scale of each member, initially random signs, (members, columns, width)."""
-    columns = config.numbers + len(config.categories)
-    signs = torch.randint(2, (config.members, columns, config.trunk.width)) * 2 - 1
+    signs = torch.randint(2, (config.members, config.columns, config.trunk.width)) * 2 - 1
     return nn.Parameter(signs.to(torch.get_default_dtype()))
 
 
-def make_side(
+def make_trunk(
     c: ModelConfig, roles: Sequence[str] | None = None, make: MakeSublayer | None = None
 ) -> Side:
     """Return the stack with its positions, without dropout on its input."""

@@ -3,8 +3,7 @@
           ids ─► tokens ─► positions, norm, dropout ─► stack ─► head
     encoder          fully visible                              masked token, class, number
     decoder          causal, can use a cache                    next token
-    encoder-decoder  source ─► encoder ─► memory ─► decoder of the target, shifted right ─► next
-    token
+    encoder-decoder  source ─► encoder ─► memory ─► decoder     next token (target shifted right)
 
 Calling a model returns the output of its head; `hidden` returns the input of its head.
 """
@@ -22,7 +21,15 @@ from addnorm.errors import ConfigError, InputError
 from addnorm.layers.attention import Attention
 from addnorm.layers.cache import Cache
 from addnorm.layers.context import Context
-from addnorm.layers.embeddings import Patches, Summary, Tokens, Vectors
+from addnorm.layers.embeddings import (
+    Patches,
+    Summary,
+    Tokens,
+    Vectors,
+    check_device,
+    check_tensor,
+    has_values,
+)
 from addnorm.layers.heads import PooledHead, TokenHead
 from addnorm.layers.masks import Mask
 from addnorm.layers.positions import Positions
@@ -36,7 +43,7 @@ Maps = dict[str, Tensor]
 
 
 class Side(nn.Module):
-    """The encoder or the decoder: x ← dropout(N(x + positions)), then the stack.
+    """The encoder or the decoder: x ← P dropout(N(x + positions)), then the stack.
 
     Parameters
     ----------
@@ -46,13 +53,21 @@ class Side(nn.Module):
         Modules applied to the embedding after positions are added.
     stack
         The blocks.
+    project
+        P, from the width of the embeddings to that of the stream; the identity by default.
     """
 
     def __init__(
-        self, positions: Positions, norm: nn.Module, dropout: nn.Module, stack: Stack
+        self,
+        positions: Positions,
+        norm: nn.Module,
+        dropout: nn.Module,
+        stack: Stack,
+        project: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.positions, self.norm, self.dropout, self.stack = positions, norm, dropout, stack
+        self.project = project or nn.Identity()
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         """Return (batch, length, width), or only `context.output_length` leading positions."""
@@ -63,7 +78,7 @@ class Side(nn.Module):
         mask = context.mask or Mask()
         mask.check(batch, length, offset + length)
         x = self.positions.embed(x, mask.position_ids(length, offset, x.device))
-        x = self.stack(self.dropout(self.norm(x)), context)
+        x = self.stack(self.project(self.dropout(self.norm(x))), context)
         if context.cache is not None:
             context.cache.advance(x.shape[1])
         return x
@@ -96,18 +111,24 @@ class Base(nn.Module):
 
     def input_mask(self, ids: Tensor, mask: Mask | None) -> Mask:
         """Return `mask`, by default that of the padding in `ids`, with the configured window."""
+        check_tensor(ids, "the input of a model", "torch.tensor([[1, 2, 3]])")
+        check_mask(mask)
+        weight = next(self.tokens.parameters(), None)
+        if weight is not None:
+            check_device(ids, weight, "the input of a model")
         if mask is None:
             mask = Mask()
             if self.config.pad is not None and not ids.is_floating_point():
                 real = ids != self.config.pad
-                if torch.compiler.is_compiling() or not bool(real.all()):
+                if not has_values(real) or not bool(real.all()):
                     mask = Mask.padding(real)
         if self.config.norm == "instance" and mask.real is not None:
             raise InputError(
                 "norm=instance averages over the sequence and cannot ignore padding. "
                 "Pass sequences of one length, or build with norm=layer."
             )
-        return mask if self.config.window is None else mask & Mask.window(self.config.window)
+        window = None if self.config.full_every else self.config.window  # else by layer
+        return mask if window is None else mask & Mask.window(window)
 
     def apply_head(self, x: Tensor, mask: Mask | None = None) -> Tensor:
         """Return the output of the head for `hidden`, (batch, length, width)."""
@@ -124,7 +145,7 @@ class Base(nn.Module):
 
 
 class Encoder(Base):
-    """Every position sees every other that is not padding. BERT, ViT.
+    """A model in which every position sees all positions but padding. BERT, ViT.
 
     Parameters
     ----------
@@ -184,7 +205,19 @@ class Encoder(Base):
         segments: Tensor | None = None,
         maps: Maps | None = None,
     ) -> Tensor:
-        """Return the output of the stack, (batch, length, width)."""
+        """Return the output of the stack, (batch, length, width).
+
+        Parameters
+        ----------
+        inputs
+            Token ids, (batch, length), images or vectors, as the model was built for.
+        mask
+            Which keys are visible; by default all but padding.
+        segments
+            Segment ids, (batch, length); by default all 0.
+        maps
+            If given, the attention weights are stored here, by place.
+        """
         return self._run(inputs, mask, segments, maps)[0]
 
     def forward(
@@ -195,13 +228,19 @@ class Encoder(Base):
         segments: Tensor | None = None,
         maps: Maps | None = None,
     ) -> Tensor:
-        """Return logits (batch, length, vocab), (batch, outputs) of a pooled head, or `hidden`."""
+        """Return logits (batch, length, vocab), (batch, outputs) of a pooled head, or `hidden`.
+
+        Parameters
+        ----------
+        inputs, mask, segments, maps
+            As for `hidden`.
+        """
         hidden, mask = self._run(inputs, mask, segments, maps)
         return self.apply_head(hidden, mask)
 
 
 class Decoder(Base):
-    """Every position sees itself and earlier ones. GPT.
+    """A model in which every position sees itself and earlier ones. GPT.
 
     Parameters
     ----------
@@ -235,6 +274,7 @@ class Decoder(Base):
     def _run(
         self, tokens: Tensor, mask: Mask | None, cache: Cache | None, maps: Maps | None
     ) -> tuple[Tensor, Mask]:
+        check_cache(cache, self.decoder)
         mask = make_causal(self.input_mask(tokens, mask), tokens, cache)
         context = Context(mask=mask, cache=cache, maps=None if maps is None else {})
         hidden = self.decoder(self.tokens(tokens), context)
@@ -249,7 +289,20 @@ class Decoder(Base):
         cache: Cache | None = None,
         maps: Maps | None = None,
     ) -> Tensor:
-        """Return the output of the stack, (batch, length, width)."""
+        """Return the output of the stack, (batch, length, width).
+
+        Parameters
+        ----------
+        tokens
+            Token ids, (batch, length); with a cache, only the new ones.
+        mask
+            Which of these tokens are visible as keys, in addition to causality; by default all but
+            padding.
+        cache
+            Keys and values of earlier tokens; those of `tokens` are added.
+        maps
+            If given, the attention weights are stored here, by place.
+        """
         return self._run(tokens, mask, cache, maps)[0]
 
     def forward(
@@ -262,14 +315,17 @@ class Decoder(Base):
     ) -> Tensor:
         """Return logits of the next token at every position, (batch, length, vocab).
 
-        With a cache, `tokens` are only the new ones, and a padding mask covers only these.
+        Parameters
+        ----------
+        tokens, mask, cache, maps
+            As for `hidden`.
         """
         hidden, mask = self._run(tokens, mask, cache, maps)
         return self.apply_head(hidden, mask)
 
 
 class EncoderDecoder(Base):
-    """The decoder attends to the encoder's output. Vaswani et al. 2017, T5, BART, Marian.
+    """A model whose decoder attends to its encoder. Vaswani et al. 2017, T5, BART, Marian.
 
     Parameters
     ----------
@@ -328,8 +384,24 @@ class EncoderDecoder(Base):
     ) -> Tensor:
         """Return the output of the decoder, (batch, target, width).
 
-        One row of the memory may serve several rows of the target (the beams of one sentence).
+        Parameters
+        ----------
+        target
+            Input of the decoder, (batch, target); with a cache, only the new tokens.
+        memory
+            Output of `encode`. One row may serve several consecutive rows of the target, such as
+            the beams of one sentence.
+        mask, memory_mask
+            Which keys are visible, of the target and of the memory.
+        cache
+            Keys and values of earlier tokens; those of `target` are added.
+        maps
+            If given, the attention weights are stored here, by place.
         """
+        check_tensor(target, "the target", "torch.tensor([[1, 2, 3]])")
+        check_tensor(memory, "the memory", "model.encode(source)")
+        check_mask(memory_mask)
+        check_cache(cache, self.decoder)
         if target.shape[0] % memory.shape[0]:
             raise InputError(
                 f"each row of the memory must serve the same number of targets: "
@@ -355,7 +427,21 @@ class EncoderDecoder(Base):
         target_mask: Mask | None = None,
         maps: Maps | None = None,
     ) -> Tensor:
-        """Return the output of the decoder, (batch, target, width)."""
+        """Return the output of the decoder, (batch, target, width).
+
+        Parameters
+        ----------
+        source
+            Token ids of the source, (batch, source).
+        target
+            Input of the decoder, (batch, target): the tokens to predict, shifted right
+            (`shift_right`).
+        source_mask, target_mask
+            Which keys are visible; by default all but padding.
+        maps
+            If given, the attention weights are stored here, by place.
+        """
+        check_mask(target_mask)
         source_mask = self.input_mask(source, source_mask)
         memory = self.encode(source, mask=source_mask, maps=maps)
         memory_mask = _memory_mask(source_mask, target_mask)
@@ -372,7 +458,10 @@ class EncoderDecoder(Base):
     ) -> Tensor:
         """Return logits of the next token at every target position, (batch, target, vocab).
 
-        `target` is the input of the decoder: the tokens to predict, shifted right (`shift_right`).
+        Parameters
+        ----------
+        source, target, source_mask, target_mask, maps
+            As for `hidden`.
         """
         masks = {"source_mask": source_mask, "target_mask": target_mask}
         hidden = self.hidden(source, target, maps=maps, **masks)
@@ -382,6 +471,8 @@ class EncoderDecoder(Base):
 def _warn_if_half_precision_is_slow(x: Tensor) -> None:
     """Warn once if autocast or the dtype of the weights is slow on this CPU."""
     device, dtype = x.device.type, x.dtype
+    if device == "meta":
+        return  # it has no autocast, and computes nothing
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
     if dtype in (torch.bfloat16, torch.float16):
@@ -403,7 +494,7 @@ def name_maps(model: nn.Module, context: Context, maps: Maps | None) -> None:
 
 
 def _memory_mask(source: Mask, target: Mask | None) -> Mask:
-    """Return which of the memory each target position sees: real positions of its own group."""
+    """Return the mask of the memory: a target position sees the real positions of its group."""
     mask = Mask() if source.real is None else Mask.padding(source.real)
     target_groups = None if target is None else target.groups
     if source.groups is None and target_groups is None:
@@ -411,6 +502,31 @@ def _memory_mask(source: Mask, target: Mask | None) -> Mask:
     if source.groups is None or target_groups is None:
         raise InputError("packed rows need groups on both sides: pass Mask.grouped for each.")
     return mask & Mask.grouped(target_groups[0], source.groups[0])
+
+
+def check_mask(mask: object) -> None:
+    """Raise InputError unless `mask` is a Mask or None."""
+    if mask is not None and not isinstance(mask, Mask):
+        raise InputError(
+            f"a mask must be an addnorm.Mask: got {type(mask).__name__}. Try "
+            "Mask.padding(tokens != pad), or Mask.pattern(pairs) for (query, key) pairs."
+        )
+
+
+def check_cache(cache: Cache | None, side: Side) -> None:
+    """Raise InputError unless the cache is for a decoder with these blocks."""
+    if cache is None:
+        return
+    if not isinstance(cache, Cache):
+        raise InputError(
+            f"a cache must be what model.cache(batch) returns: got {type(cache).__name__}."
+        )
+    depth = len(side.stack.blocks)
+    if cache.store.shape[0] != depth:
+        raise InputError(
+            f"the cache is of another model: it has {cache.store.shape[0]} layers, this model has "
+            f"{depth}. Create it with the model's own cache()."
+        )
 
 
 def make_causal(mask: Mask, tokens: Tensor, cache: Cache | None) -> Mask:

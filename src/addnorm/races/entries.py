@@ -30,10 +30,10 @@ class Entry:
         return re.sub(r"[^A-Za-z0-9._]+", "-", self.name).strip("-") or UNCHANGED
 
 
-def vary(specifications: Sequence[str]) -> list[Entry]:
+def entries_of(specifications: Sequence[str]) -> list[Entry]:
     """Return an entry for every combination of `section.field=value,value,...`.
 
-    >>> [entry.name for entry in vary(["model.addnorm=post,pre", "train.warmup=0,400"])][1:3]
+    >>> [entry.name for entry in entries_of(["model.addnorm=post,pre", "train.warmup=0,400"])][1:3]
     ['addnorm=post, warmup=400', 'addnorm=pre, warmup=0']
     """
     choices = []

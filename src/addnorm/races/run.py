@@ -4,26 +4,28 @@ All entries have the same seeds, data and order of batches, and the same number 
 that was interrupted can be run again: finished runs are kept, unfinished ones are resumed.
 """
 
-import json
 import math
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
 
 from addnorm.config import Config
 from addnorm.errors import AddnormError, ConfigError, SavedError
-from addnorm.files import read_text, to_json, write_whole
-from addnorm.races.entries import UNCHANGED, Entry
-from addnorm.runs.request import RunRequest
+from addnorm.files import read_json, to_json, write_whole
+from addnorm.races.entries import UNCHANGED, Entry, entries_of
+from addnorm.runs.request import RunRequest, as_settings, make_request
 from addnorm.runs.run import RECORD, Run
 from addnorm.runs.train import plan_run, resume_run, start_run
+from addnorm.tasks.base import say_nothing
 from addnorm.training.loop import DivergedError, Observer
 
 RESULT_FILE, STEPS_FILE = "race.json", "steps.json"
@@ -130,6 +132,49 @@ class RaceResult:
 
 
 def race(
+    config: str | Path | RunRequest,
+    *,
+    vary: Mapping[str, Sequence[Any]] | Sequence[str],
+    set: Mapping[str, Any] | Sequence[str] = (),
+    out: str | Path | None = None,
+    seeds: int = 1,
+    minutes: float | None = None,
+    jobs: int | None = None,
+    progress: bool = True,
+) -> RaceResult:
+    """Train variants of a configuration side by side and return the results, to be ranked.
+
+    Parameters
+    ----------
+    config : a TOML file with task and data, or the request that it stands for.
+    vary : the values to compare, as {"model.addnorm": ["post", "pre"]} or
+        ["model.addnorm=post,pre"]; every combination is an entry.
+    set : settings of all entries, as {"train.steps": 100} or ["train.steps=100"].
+    out : folder for the runs; one that holds an interrupted race continues it. A temporary one,
+        deleted at the end, if None.
+    seeds : number of seeds for each entry.
+    minutes : time for all runs together; by default each takes its configured steps.
+    jobs : runs at the same time, by default one for each core.
+    progress : show a line on stderr after each run; False for silence.
+
+    Examples
+    --------
+    >>> race("run.toml", vary={"model.addnorm": ["post", "pre"]}, seeds=3)  # doctest: +SKIP
+    entry         held-out loss     diverged
+    addnorm=pre   2.1034 ± 0.0121   0 of 3    ▇▅▃▂▁
+    addnorm=post  2.2519 ± 0.0450   0 of 3    ▇▆▄▃▂
+    """
+    request = config if isinstance(config, RunRequest) else make_request(str(config), {})
+    request = request.with_settings(*as_settings(set))
+    entries = entries_of(as_settings(vary))
+    say = _print_progress if progress else say_nothing
+    with nullcontext(out) if out is not None else TemporaryDirectory(prefix="addnorm-") as folder:
+        return run_entries(
+            request, entries, folder, seeds=seeds, minutes=minutes, jobs=jobs, say=say
+        )
+
+
+def run_entries(
     request: RunRequest,
     entries: Sequence[Entry],
     out: str | Path,
@@ -201,7 +246,7 @@ def _steps_for(
         return None
     path = out / STEPS_FILE
     if path.is_file():
-        return int(json.loads(read_text(path))["steps"])
+        return _read_steps(path)
     seconds = 0.0
     for entry in entries:
         trial = RunRequest(request.table, (*request.settings, *entry.settings))
@@ -211,6 +256,14 @@ def _steps_for(
     steps = max(1, int(TRAINING_SHARE * 60 * minutes / rounds / seconds))
     out.mkdir(parents=True, exist_ok=True)
     write_whole(path, to_json({"steps": steps}).encode())
+    return steps
+
+
+def _read_steps(path: Path) -> int:
+    plain = read_json(path)
+    steps = plain.get("steps") if isinstance(plain, dict) else None
+    if type(steps) is not int or steps < 1:
+        raise SavedError(f"{str(path)!r} is damaged: steps must be 1 or more. Delete it.")
     return steps
 
 
@@ -261,6 +314,10 @@ def _train_entry(
     return result
 
 
+def _print_progress(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
 def _ends_far_above_best(losses: Sequence[float]) -> bool:
     return len(losses) > 1 and losses[-1] > 1.5 * min(losses)
 
@@ -272,8 +329,8 @@ def _number(value: float | None) -> float:
 
 def _read_result(folder: Path) -> EntryResult:
     path = folder / RESULT_FILE
+    plain = read_json(path)
     try:
-        plain = json.loads(read_text(path))
         plain["loss"] = math.inf if plain["loss"] is None else plain["loss"]
         plain["curve"] = tuple((float(step), _number(loss)) for step, loss in plain["curve"])
         return EntryResult(**plain)

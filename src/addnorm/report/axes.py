@@ -12,7 +12,15 @@ SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 @dataclass(frozen=True)
 class Axis:
-    """A range of numbers with its ticks; maps each number to a position from 0 to 1."""
+    """A range of numbers with its ticks; maps each number to a position from 0 to 1.
+
+    Parameters
+    ----------
+    low : number at position 0
+    high : number at position 1
+    ticks : the ticks
+    log : logarithmic instead of linear
+    """
 
     low: float
     high: float

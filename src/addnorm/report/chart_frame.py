@@ -10,7 +10,17 @@ TOP_MARGIN, BOTTOM_MARGIN = 30, 46
 
 @dataclass(frozen=True)
 class ChartFrame:
-    """Two axes and the rectangle of the picture that they span, in pixels."""
+    """Two axes and the rectangle of the picture that they span, in pixels.
+
+    Parameters
+    ----------
+    across : horizontal axis
+    up : vertical axis
+    left : left edge
+    top : top edge
+    width : width of the rectangle
+    height : height of the rectangle
+    """
 
     across: Axis
     up: Axis
@@ -20,17 +30,21 @@ class ChartFrame:
     height: float
 
     def x(self, value: float) -> float:
+        """Return the horizontal position of a value in pixels."""
         return self.left + self.width * self.across.place(value)
 
     def y(self, value: float) -> float:
+        """Return the vertical position of a value in pixels."""
         return self.top + self.height * (1 - self.up.place(value))
 
     @property
     def right(self) -> float:
+        """The right edge in pixels."""
         return self.left + self.width
 
     @property
     def bottom(self) -> float:
+        """The bottom edge in pixels."""
         return self.top + self.height
 
     def shows(self, x: float, y: float) -> bool:
@@ -110,5 +124,12 @@ def _required_distance(groups: list[list[float]]) -> float:
 
 
 def point_tip(name: str, x: str, y: str, at: tuple[float, float]) -> str:
-    """Return the text that is shown when the pointer is over a point."""
+    """Return the text that is shown when the pointer is over a point.
+
+    Parameters
+    ----------
+    name : name of the series
+    x, y : labels of the axes
+    at : the point
+    """
     return f"{name}: {x} {format_number(at[0], 4)}, {y} {format_number(at[1], 4)}"

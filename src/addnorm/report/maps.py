@@ -19,9 +19,9 @@ NAME_WIDTH = 130
 MAX_WRITTEN_VALUES = 144
 """Maps with more cells do not show the values in them."""
 MIN_CELL_SIZE, MAX_CELL_SIZE = 5.0, 44.0
-"""Of a cell's side, in pixels."""
+"""Limits of the side of a cell, in pixels."""
 MAX_CELL_HEIGHT, MAX_MAP_HEIGHT = 34.0, 560.0
-"""Of a row, and of the whole map if its rows can be that low."""
+"""Limits of the height of a row and of the whole map, in pixels; a row is at least 5 high."""
 FONT_SIZE = 11
 
 
@@ -72,7 +72,14 @@ def heat_map(
 def attention_map(
     weights: Matrix, source: Sequence[str], target: Sequence[str], *, title: str = "Attention"
 ) -> Svg:
-    """Return a heat map of attention weights: target tokens are rows, source tokens columns."""
+    """Return a heat map of attention weights.
+
+    Parameters
+    ----------
+    weights : attention weights, (target, source)
+    source, target : the tokens; those of the target are rows
+    title : title of the picture
+    """
     return heat_map(weights, target, source, title=title, x="source", y="target", low=0.0)
 
 

@@ -1,12 +1,17 @@
-"""Self-contained HTML pages: no network, fonts or scripts; light, dark and print styles."""
+"""Self-contained HTML pages: no network, no fonts; light, dark and print styles.
 
+A page has no script unless a widget is added, and then only that one may run.
+"""
+
+import base64
+import hashlib
 import html
 import math
 from collections.abc import Sequence
 from pathlib import Path
 
 from addnorm.errors import InputError, nearest
-from addnorm.files import write_whole
+from addnorm.files import to_json, write_whole
 from addnorm.report.axes import format_number
 from addnorm.report.style import PICTURE_STYLE, STYLE
 from addnorm.report.svg import Svg, escape
@@ -15,7 +20,7 @@ Cell = str | int | float | None
 REMARK_TONES = {"note": "Note", "good": "Good", "warning": "Warning", "bad": "Problem"}
 """Tones of a remark, and the word that is shown with each, besides its colour."""
 CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-"""Content Security Policy: a browser fetches and runs nothing."""
+"""Content Security Policy: a browser fetches nothing, and runs nothing but widgets, by digest."""
 
 
 class Page:
@@ -34,6 +39,7 @@ class Page:
         self.title, self.subtitle = title, subtitle
         self._sections: list[str] = []
         self._parts: list[str] = []
+        self._scripts: list[str] = []
 
     def section(self, title: str) -> None:
         """Add a heading; a page with three or more has a table of contents."""
@@ -86,7 +92,7 @@ class Page:
                 )
         kinds = [
             ' class="number"'
-            if rows and all(_is_numeric(row[n]) for row in rows)
+            if rows and all(_is_numeric_cell(row[n]) for row in rows)
             else ' dir="auto"'
             for n in range(len(header))
         ]
@@ -122,6 +128,28 @@ class Page:
         escaped = "\n".join(escape(line) for line in text.expandtabs(4).splitlines())
         self._parts.append(f"<pre><code>{escaped}</code></pre>")
 
+    def widget(self, script: str, data: object, style: str = "") -> None:
+        """Add an interactive part: a JavaScript function of an element and of data.
+
+        Parameters
+        ----------
+        script : source of `function (root, data) {...}`, which fills the element `root`. It is
+            part of the program, never made from data.
+        data : plain values, passed as JSON.
+        style : rules of a style sheet for the element.
+        """
+        name = f"w{len(self._scripts)}"
+        content = to_json(data, indent=None).replace("<", "\\u003c")
+        self._parts.append(
+            f"<style>{style}</style>"
+            f'<div class="widget" id="{name}"></div>'
+            f'<script type="application/json" id="{name}-data">{content}</script>'
+        )
+        self._scripts.append(
+            f'({script.strip()})(document.getElementById("{name}"),'
+            f'JSON.parse(document.getElementById("{name}-data").textContent));'
+        )
+
     def html(self) -> str:
         """Return the whole page."""
         links = "".join(
@@ -133,14 +161,18 @@ class Page:
         )
         below = f'<p class="subtitle">{escape(self.subtitle)}</p>' if self.subtitle else ""
         parts = "\n".join(self._parts)
+        digests = [hashlib.sha256(each.encode()).digest() for each in self._scripts]
+        allowed = "".join(f" 'sha256-{base64.b64encode(each).decode()}'" for each in digests)
+        policy = CONTENT_POLICY + (f"; script-src{allowed}" if allowed else "")
+        scripts = "".join(f"<script>{each}</script>\n" for each in self._scripts)
         return (
             '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-            f'<meta http-equiv="Content-Security-Policy" content="{escape(CONTENT_POLICY)}">\n'
+            f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
             '<meta name="color-scheme" content="light dark">\n'
             f"<title>{escape(self.title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
             f"<header><h1>{escape(self.title)}</h1>{below}</header>\n{contents}\n{parts}\n"
-            "</main>\n</body>\n</html>\n"
+            f"</main>\n{scripts}</body>\n</html>\n"
         )
 
     def _repr_html_(self) -> str:
@@ -149,7 +181,7 @@ class Page:
         return f'<iframe srcdoc="{html.escape(self.html())}" style="{style}"></iframe>'
 
     def write(self, path: str | Path) -> Path:
-        """Write the page to a file, whole or not at all; return its path."""
+        """Write the page to a file atomically; return its path."""
         write_whole(Path(path), self.html().encode())
         return Path(path)
 
@@ -177,7 +209,7 @@ def _figure_html(picture: Svg, caption: str) -> str:
     return f'<figure><div class="wide">{picture}</div>{below}</figure>'
 
 
-def _is_numeric(cell: Cell) -> bool:
+def _is_numeric_cell(cell: Cell) -> bool:
     return cell is None or (isinstance(cell, int | float) and not isinstance(cell, bool))
 
 

@@ -7,7 +7,7 @@ from addnorm.errors import InputError
 from addnorm.report.maps import _draw_shades, _Shade
 from addnorm.report.svg import WIDTH, Picture, Svg, shorten
 
-GAP, TOP, LEFT = 10, 46, 20
+PANEL_GAP, PANEL_TOP, PANEL_LEFT = 10, 46, 20
 RADIUS = 2.2
 """Of a training point."""
 
@@ -58,19 +58,19 @@ def surface_chart(
             "there must be one panel for each row and column: "
             f"got {[len(row) for row in panels]} for {len(rows)} rows, {len(columns)} columns."
         )
-    side = (WIDTH - LEFT - GAP * (len(columns) - 1)) / len(columns)
-    height = TOP + len(rows) * (side + GAP)
+    side = (WIDTH - PANEL_LEFT - PANEL_GAP * (len(columns) - 1)) / len(columns)
+    height = PANEL_TOP + len(rows) * (side + PANEL_GAP)
     about = f"Rows: {', '.join(rows)}. Columns: {', '.join(columns)}."
     picture = Picture(WIDTH, height, title, about)
     picture.text(0, 16, title, "title")
     for c, name in enumerate(columns):
-        centre = LEFT + c * (side + GAP) + side / 2
-        picture.text(centre, TOP - 8, shorten(name, side), "label", "middle")
+        centre = PANEL_LEFT + c * (side + PANEL_GAP) + side / 2
+        picture.text(centre, PANEL_TOP - 8, shorten(name, side), "label", "middle")
     for r, (row, name) in enumerate(zip(panels, rows, strict=True)):
-        y = TOP + r * (side + GAP)
+        y = PANEL_TOP + r * (side + PANEL_GAP)
         picture.text(12, y + side / 2, name, "label", "middle", turn=-90)
         for c, panel in enumerate(row):
-            _draw_panel(picture, panel, LEFT + c * (side + GAP), y, side)
+            _draw_panel(picture, panel, PANEL_LEFT + c * (side + PANEL_GAP), y, side)
     return picture.close()
 
 

@@ -17,7 +17,7 @@ CONTROL_SYMBOLS = {code: 0x2400 + code for code in range(32)} | {0x7F: 0x2421}
 
 
 class Svg(str):
-    """Markup made here, with all text escaped: the only markup that a page accepts unescaped."""
+    """SVG markup in which all text is escaped: the only markup that a page accepts."""
 
     __slots__ = ()
 
@@ -65,6 +65,9 @@ def colour(index: int) -> str:
 class Picture:
     """An SVG picture: elements are added in order, then `close` returns its markup.
 
+    Coordinates and sizes are in pixels, from the top left. Every element has a `kind`, its CSS
+    classes, and may have a `tip`, the text that is shown when the pointer is over it.
+
     Parameters
     ----------
     width, height : size in pixels
@@ -78,9 +81,25 @@ class Picture:
         self.parts: list[str] = []
 
     def line(self, x1: float, y1: float, x2: float, y2: float, kind: str) -> None:
+        """Add a line.
+
+        Parameters
+        ----------
+        x1, y1, x2, y2 : its ends
+        kind : CSS classes
+        """
         self.path(f"M{pixels(x1)} {pixels(y1)}L{pixels(x2)} {pixels(y2)}", kind)
 
     def path(self, steps: str, kind: str, tip: str = "", opacity: float | None = None) -> None:
+        """Add a path.
+
+        Parameters
+        ----------
+        steps : path data, as in the attribute `d`
+        kind : CSS classes
+        tip : text that is shown when the pointer is over it
+        opacity : opacity, by default that of the style sheet
+        """
         style = "" if opacity is None else f' opacity="{opacity:.2f}"'
         self._add(f'<path class="{kind}"{style} d="{steps}"', "path", tip)
 
@@ -95,6 +114,17 @@ class Picture:
         opacity: float | None = None,
         round_by: float = 0,
     ) -> None:
+        """Add a rectangle.
+
+        Parameters
+        ----------
+        x, y : its top left corner
+        width, height : its size
+        kind : CSS classes
+        tip : text that is shown when the pointer is over it
+        opacity : opacity of the fill, by default that of the style sheet
+        round_by : radius of the corners
+        """
         style = "" if opacity is None else f' fill-opacity="{opacity:.2f}"'
         corner = f' rx="{pixels(round_by)}"' if round_by else ""
         sizes = f'width="{pixels(width)}" height="{pixels(height)}"'
@@ -102,6 +132,15 @@ class Picture:
         self._add(f'<rect class="{kind}" {place} {sizes}{corner}{style}', "rect", tip)
 
     def dot(self, x: float, y: float, radius: float, kind: str, tip: str = "") -> None:
+        """Add a circle.
+
+        Parameters
+        ----------
+        x, y : its centre
+        radius : its radius
+        kind : CSS classes
+        tip : text that is shown when the pointer is over it
+        """
         place = f'cx="{pixels(x)}" cy="{pixels(y)}" r="{pixels(radius)}"'
         self._add(f'<circle class="{kind}" {place}', "circle", tip)
 
@@ -115,7 +154,17 @@ class Picture:
         turn: float = 0,
         tip: str = "",
     ) -> None:
-        """Add text with its baseline at y, rotated clockwise around (x, y) by `turn` degrees."""
+        """Add text.
+
+        Parameters
+        ----------
+        x, y : position of the anchor, y at the baseline
+        words : the text
+        kind : CSS classes
+        anchor : start, middle or end of the text
+        turn : clockwise rotation around (x, y) in degrees
+        tip : text that is shown when the pointer is over it
+        """
         at = f'x="{pixels(x)}" y="{pixels(y)}"'
         placement = "" if anchor == "start" else f' text-anchor="{anchor}"'
         if turn:
@@ -124,11 +173,18 @@ class Picture:
         self.parts.append(f'<text class="{kind}" {at}{placement}>{inside}{escape(words)}</text>')
 
     def clip(self, x: float, y: float, width: float, height: float) -> None:
-        """Draw what follows, until `unclip`, with origin (x, y), clipped at the edges."""
+        """Clip the elements that follow, until `unclip`, to a rectangle.
+
+        Parameters
+        ----------
+        x, y : its top left corner, the origin of the elements in it
+        width, height : its size
+        """
         sizes = f'width="{pixels(width)}" height="{pixels(height)}"'
         self.parts.append(f'<svg x="{pixels(x)}" y="{pixels(y)}" {sizes} overflow="hidden">')
 
     def unclip(self) -> None:
+        """End the clipping."""
         self.parts.append("</svg>")
 
     def close(self) -> Svg:

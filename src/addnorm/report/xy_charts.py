@@ -32,17 +32,23 @@ MAX_POINT_TIPS, CLOUD_LAYERS = 150, 4
 LABEL_WIDTH = 190
 """Longer labels of curves are shortened."""
 OBSERVED = "observed"
-"""Axis label of observed frequencies: short, because the legend is beside it."""
+"""Axis label of observed frequencies: short, because the legend is next to it."""
 MARK_KINDS = ("best", "bad", "note")
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A labelled point: the best step, or where training diverged."""
+    """A labelled point: the best step, or where training diverged.
+
+    Parameters
+    ----------
+    x, y : position of the point; if y is NaN, the mark is at the top.
+    text : the label.
+    kind : best, bad or note.
+    """
 
     x: float
     y: float
-    """If this is NaN, the mark is at the top."""
     text: str
     kind: str = "note"
 

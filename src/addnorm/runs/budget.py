@@ -1,4 +1,4 @@
-"""How long a step and an evaluation take: measured on a copy of the model, without a trace."""
+"""Durations of a training step and an evaluation, measured on a copy of the model."""
 
 import copy
 import time
@@ -13,12 +13,13 @@ from addnorm.training import parallel
 from addnorm.training.optimizer import make_optimizer
 
 MAX_SECONDS = 8.0
-"""Seconds of measuring, besides an evaluation."""
+"""Seconds after which no further step is measured."""
 MAX_STEPS = 24
+"""Steps to measure at most."""
 
 
 def measure_steps(model: nn.Module, task: Task, config: Config) -> StepTimes:
-    """Return the seconds of real steps of a copy; weights and RNG state are left unchanged."""
+    """Return the seconds of real steps of a copy; weights and RNG state do not change."""
     train = config.train
     state = torch.get_rng_state()
     copied = copy.deepcopy(model).train()
@@ -27,26 +28,26 @@ def measure_steps(model: nn.Module, task: Task, config: Config) -> StepTimes:
     parts = task.plan(0)
     times: list[float] = []
     for number in range(min(MAX_STEPS, max(3, len(parts)))):
-        began = time.perf_counter()
-        for place in range(train.accumulate):
-            part = parts[(number * train.accumulate + place) % len(parts)]
+        start = time.perf_counter()
+        for micro_step in range(train.accumulate):
+            part = parts[(number * train.accumulate + micro_step) % len(parts)]
             batch = {k: v.to(device) for k, v in task.batch(part).items()}
             torch.autograd.backward(task.loss(copied, batch, max(task.tokens(batch), 1)))
         optimizer.step()
         optimizer.zero_grad()
-        times.append(time.perf_counter() - began)
+        times.append(time.perf_counter() - start)
         if sum(times) > MAX_SECONDS and number >= 2:
             break
-    # Only the loss: an untrained model takes far longer than a trained one to decode something.
-    plain = task.bind(config.replace(train=train.replace(metric="loss")))
-    began = time.perf_counter()
+    # Only the loss: an untrained model takes far longer to decode than a trained one.
+    loss_only = task.bind(config.replace(train=train.replace(metric="loss")))
+    start = time.perf_counter()
     with torch.no_grad():
-        plain.evaluate(copied.eval())
-    evaluation = time.perf_counter() - began
+        loss_only.evaluate(copied.eval())
+    evaluation = time.perf_counter() - start
     torch.set_rng_state(state)
-    steady = times[1:]  # the first step also allocates what later ones reuse
+    steady = times[1:]  # the first step also allocates memory that later ones reuse
     mean = sum(steady) / len(steady)
     if parallel.world_size() > 1:
-        both = parallel.sum_over_workers(mean, evaluation)
-        mean, evaluation = (value / parallel.world_size() for value in both)
+        totals = parallel.sum_over_workers(mean, evaluation)
+        mean, evaluation = (total / parallel.world_size() for total in totals)
     return StepTimes(mean, evaluation)

@@ -1,69 +1,93 @@
-"""Data that a user has in memory, written to files, so that every run can be resumed.
+"""Training data in memory (lists of texts, data frames), written to files of the run.
 
-Training reads files only. Lists of texts and data frames go to the folder `inputs` of the run.
+Training reads only files, so that every run can be resumed.
 """
 
 import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+import numpy.typing as npt
 
 from addnorm.errors import InputError
 from addnorm.files import make_directory
 
 INPUTS = "inputs"
-"""Folder of a run with the data that were given in memory."""
+"""Folder of a run with the files of data that were passed in memory."""
+
+Values = Sequence[Any] | npt.NDArray[Any]
+"""One value for each text or row."""
+Texts = str | Path | Sequence[str]
+"""A file, the name of a column, or the texts themselves."""
+
+
+class DataFrameLike(Protocol):
+    """A data frame of pandas, polars or any library that narwhals knows."""
+
+    @property
+    def columns(self) -> Any: ...
+
+    def __len__(self) -> int: ...
+
+
+TableLike = Mapping[str, Values] | Sequence[Mapping[str, Any]] | npt.NDArray[Any] | DataFrameLike
+"""A table in memory: columns by name, rows, an array or a data frame."""
 
 
 def is_path(value: Any) -> bool:
-    """Whether a value names a file."""
+    """Return whether a value is the path of a file."""
     return isinstance(value, str | Path)
 
 
 def files_of(task: str, options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return options in which everything in memory has become the path of a file in `folder`.
+    """Return the options with all data in memory replaced by paths of files in `folder`.
 
     Parameters
     ----------
     task : name of the task.
     options : options of `addnorm.train`; values may be paths, lists of texts or data frames.
-    folder : where files are written; made only if something is written.
+    folder : folder for the files; it is only created if a file is written.
     """
     writers = {"table": _table_files, "language": _document_files}
     known = {name: value for name, value in options.items() if value is not None}
     if "source" in known and not is_path(known.get("text", "")):
-        raise InputError("give the texts once: as data, as source or as text.")
+        raise InputError("texts must be passed once: as data, as source or as text.")
     changed = writers.get(task, _text_files)(known, folder)
     return {name: str(v) if isinstance(v, Path) else v for name, v in changed.items()}
 
 
 def _document_files(options: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """A list of texts is one text, a line for each."""
+    """Write a list of texts as one text file, with a line for each."""
     for name in ("source", "text", "valid_source"):
         if name in options and not is_path(options[name]):
             lines = _texts(options[name], name)
-            path = _new(folder, f"{name}.txt")
+            path = _file_in(folder, f"{name}.txt")
             path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
             options[name] = path
     return options
 
 
 def _text_files(options: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Lists of texts, with translations or labels, are columns of a .csv file."""
+    """Write lists of texts, with translations or labels, as columns of a .csv file."""
     if "source" not in options and "text" in options and not is_path(options["text"]):
         options["source"] = options.pop("text")
     for prefix in ("", "valid_"):
         source, other = options.get(f"{prefix}source"), f"{prefix}target"
         if source is None or is_path(source):
             if other in options and not is_path(options[other]):
-                raise InputError(f"{other} is a list: give {prefix}source as a list, too.")
+                raise InputError(f"{other} is a list: pass {prefix}source as a list, too.")
             continue
-        path = _new(folder, f"{prefix or 'train_'}data.csv")
+        path = _file_in(folder, f"{prefix or 'train_'}data.csv")
         if not _is_list(source):
             _write_frame(path, _frame(source))
         else:
             columns = {"text": _texts(source, f"{prefix}source")}
+            if not prefix and "label" in options and is_path(options["label"]):
+                raise InputError(
+                    f"label must be a list, as the texts are a list: got {options['label']!r}."
+                )
             if other in options:
                 columns["label"] = _texts(options.pop(other), other)
             elif not is_path(options.get("label", "")):
@@ -77,7 +101,7 @@ def _text_files(options: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _table_files(options: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Data frames and arrays are .csv files; what they say about types goes to a schema."""
+    """Write data frames and arrays as .csv files, and the types they declare as a schema."""
     from addnorm.data.table.frame import to_frame
     from addnorm.data.table.infer import infer
 
@@ -95,14 +119,14 @@ def _table_files(options: dict[str, Any], folder: Path) -> dict[str, Any]:
             frame = replace(frame, columns={**frame.columns, name: column})
             options["target"] = name
         if frame.declared and "schema" not in options:
-            path = _new(folder, "schema.toml")
-            # The column of groups is left to training, which does not learn from it.
+            path = _file_in(folder, "schema.toml")
+            # Training adds the column of groups to the schema, as one that is ignored.
             infer(frame.without(options.get("groups")), options.get("target")).save(path)
             options["schema"] = path
-        options["source"] = _write_frame(_new(folder, "train.csv"), frame)
+        options["source"] = _write_frame(_file_in(folder, "train.csv"), frame)
     for name in ("test", "unlabelled"):
         if name in options and not is_path(options[name]):
-            options[name] = _write_frame(_new(folder, f"{name}.csv"), _frame(options[name]))
+            options[name] = _write_frame(_file_in(folder, f"{name}.csv"), _frame(options[name]))
     return options
 
 
@@ -113,7 +137,7 @@ def _frame(data: Any) -> Any:
 
 
 def _write_frame(path: Path, frame: Any) -> Path:
-    """Write a frame as a person would: whole numbers without a point, dates as dates."""
+    """Write a frame as .csv, with integers without a decimal point and dates as ISO 8601."""
     from addnorm.data.table.frame import to_texts
     from addnorm.data.table.reader import open_table_writer
 
@@ -135,13 +159,19 @@ def _write_columns(path: Path, columns: Mapping[str, Sequence[str]]) -> None:
 
 
 def _is_list(value: Any) -> bool:
-    """Whether a value is a sequence of texts, and not a table."""
+    """Return whether a value is a sequence of texts rather than a table."""
     if isinstance(value, list | tuple):
         return not value or not isinstance(value[0], Mapping)
     return hasattr(value, "tolist") and getattr(value, "ndim", 2) == 1
 
 
 def _texts(values: Any, name: str) -> list[str]:
+    """Return a list of texts; InputError if it is one text or path, or has other items."""
+    if is_path(values):
+        raise InputError(
+            f"{name} must be a list of str, as the source is a list: got {str(values)!r}. "
+            "Pass two lists or two files."
+        )
     texts = list(values)
     for place, text in enumerate(texts, start=1):
         if not isinstance(text, str):
@@ -151,5 +181,5 @@ def _texts(values: Any, name: str) -> list[str]:
     return texts
 
 
-def _new(folder: Path, name: str) -> Path:
+def _file_in(folder: Path, name: str) -> Path:
     return make_directory(folder) / name

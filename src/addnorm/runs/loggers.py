@@ -1,4 +1,4 @@
-"""Who watches a run: a bar, lines, a journal of figures, TensorBoard."""
+"""Loggers of a run: progress bar, lines of text, metrics.jsonl, TensorBoard."""
 
 import html
 import json
@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from rich.console import Console
 from rich.live import Live
@@ -15,47 +15,48 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.progress import TaskID as BarID
 
 from addnorm.errors import require
-from addnorm.files import to_json, write_whole
+from addnorm.files import JOURNAL_LIMIT, read_text, to_json, write_whole
 from addnorm.training.loop import Loop, Observer, Step
 
 LINE_EVERY = 10.0
-"""Seconds between two lines where there is no terminal."""
+"""Seconds between two lines if there is no terminal."""
 BAR_EVERY = 0.2
+"""Seconds between two updates of the bar."""
 PERCENT = ("accuracy", "f1")
-"""Figures that are shown as percentages."""
+"""Metrics that are shown as percentages."""
 
 
 class RecentSpeed:
-    """Moving averages of loss and speed, and the time that is left."""
+    """Moving averages of loss and speed, and the remaining time."""
 
     def __init__(self) -> None:
         self.loss, self.tokens, self.step_seconds = math.nan, math.nan, math.nan
 
     def add(self, step: Step) -> None:
-        """Means that forget: a step of long ago counts for little."""
+        """Update the exponential moving averages with a step."""
         seconds = max(step.seconds, 1e-9)
         for name, value in (
             ("loss", step.loss),
             ("tokens", step.tokens / seconds),
             ("step_seconds", seconds),
         ):
-            before = getattr(self, name)
-            mixed = value if math.isnan(before) else 0.95 * before + 0.05 * value
-            setattr(self, name, mixed if math.isfinite(mixed) else before)
+            average = getattr(self, name)
+            updated = value if math.isnan(average) else 0.95 * average + 0.05 * value
+            setattr(self, name, updated if math.isfinite(updated) else average)
 
-    def left(self, loop: Loop) -> float:
-        """Seconds that are left, evaluations counted as they were so far."""
-        at = loop.state
-        share = at.evaluation_seconds / at.training_seconds if at.training_seconds else 0.0
-        rest = (loop.settings.steps - at.step) * self.step_seconds * (1 + share)
+    def seconds_left(self, loop: Loop) -> float:
+        """Return the remaining seconds; evaluations keep their share of the time so far."""
+        state = loop.state
+        share = state.evaluation_seconds / state.training_seconds if state.training_seconds else 0.0
+        rest = (loop.settings.steps - state.step) * self.step_seconds * (1 + share)
         limit = loop.settings.max_seconds
-        return min(rest, limit - at.total_seconds) if limit else rest
+        return min(rest, limit - state.total_seconds) if limit else rest
 
 
-def say_time(seconds: float) -> str:
-    """A duration for people.
+def format_duration(seconds: float) -> str:
+    """Return a duration as minutes and seconds, or with hours.
 
-    >>> say_time(75), say_time(7300), say_time(float("nan"))
+    >>> format_duration(75), format_duration(7300), format_duration(float("nan"))
     ('1:15', '2:01:40', '–')
     """
     if not math.isfinite(seconds):
@@ -65,40 +66,40 @@ def say_time(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
 
 
-def say_figures(figures: Mapping[str, Any]) -> str:
-    """Return figures in a line; those that are not numbers are left out.
+def format_metrics(metrics: Mapping[str, Any]) -> str:
+    """Return metrics as a line of text; values that are not numbers are left out.
 
-    >>> say_figures({"loss": 2.314, "accuracy": 0.781, "auc": None})
+    >>> format_metrics({"loss": 2.314, "accuracy": 0.781, "auc": None})
     'loss 2.314, accuracy 78.1%'
     """
     return ", ".join(
         f"{name.replace('_', ' ')} " + (f"{value:.1%}" if name in PERCENT else f"{value:.4g}")
-        for name, value in figures.items()
+        for name, value in metrics.items()
         if isinstance(value, int | float)
     )
 
 
 class Lines(Observer):
-    """Plain lines, for logs."""
+    """Progress as lines of text on a stream, for log files."""
 
     def __init__(self, stream: TextIO | None = None, every: float = LINE_EVERY) -> None:
         self.stream, self.every, self.speed = stream or sys.stderr, every, RecentSpeed()
-        self.said_at = time.monotonic()
+        self.printed_at = time.monotonic()
 
     def on_step(self, loop: Loop, step: Step) -> None:
         self.speed.add(step)
-        if time.monotonic() - self.said_at < self.every and step.number > 1:
+        if time.monotonic() - self.printed_at < self.every and step.number > 1:
             return
-        self.said_at = time.monotonic()
+        self.printed_at = time.monotonic()
         self._print(
             f"step {step.number:>6}/{loop.settings.steps}  loss {self.speed.loss:.4f}  "
-            f"{self.speed.tokens:,.0f} {_unit(loop)}/s  lr {step.rate:.2e}  "
-            f"{say_time(self.speed.left(loop))} left"
+            f"{self.speed.tokens:,.0f} {_batch_unit(loop)}/s  lr {step.rate:.2e}  "
+            f"{format_duration(self.speed.seconds_left(loop))} left"
         )
 
     def on_evaluate(self, loop: Loop, figures: dict[str, float], better: bool) -> None:
         mark = "  (best)" if better else ""
-        self._print(f"step {loop.state.step:>6}  held out: {say_figures(figures)}{mark}")
+        self._print(f"step {loop.state.step:>6}  held out: {format_metrics(figures)}{mark}")
 
     def on_message(self, loop: Loop, text: str) -> None:
         self._print(text)
@@ -108,7 +109,7 @@ class Lines(Observer):
 
 
 class Bar(Observer):
-    """A live bar: loss, speed, rate, time left, best so far."""
+    """A progress bar with loss, speed, learning rate, remaining time and best metric."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True)
@@ -134,8 +135,8 @@ class Bar(Observer):
             return
         self.drawn_at = time.monotonic()
         text = (
-            f"loss {self.speed.loss:.4f} · {self.speed.tokens:,.0f} {_unit(loop)}/s · "
-            f"lr {step.rate:.1e} · {say_time(self.speed.left(loop))} left{self.best}"
+            f"loss {self.speed.loss:.4f} · {self.speed.tokens:,.0f} {_batch_unit(loop)}/s · "
+            f"lr {step.rate:.1e} · {format_duration(self.speed.seconds_left(loop))} left{self.best}"
         )
         self.progress.update(self.bar, completed=step.number, text=text)
 
@@ -144,7 +145,7 @@ class Bar(Observer):
         if at.best is not None:
             self.best = f" · best {loop.task.metric} {at.best:.4g}"
         mark = "  [green]best[/green]" if better else ""
-        self.console.print(f"step {at.step:>6}  {say_figures(figures)}{mark}", highlight=False)
+        self.console.print(f"step {at.step:>6}  {format_metrics(figures)}{mark}", highlight=False)
 
     def on_message(self, loop: Loop, text: str) -> None:
         self.console.print(text, markup=False, highlight=False)
@@ -156,21 +157,21 @@ class Bar(Observer):
 
 
 class Journal(Observer):
-    """metrics.jsonl: a line for every evaluation, and for a step now and then."""
+    """metrics.jsonl: a line for every evaluation and message, and for every tenth step."""
 
     def __init__(self, path: Path, every: int = 10) -> None:
         self.path, self.every = path, every
 
     def on_begin(self, loop: Loop) -> None:
-        """Lines about steps after the one a resumed run goes on from are of a past that is gone."""
+        """Remove lines of steps after the checkpoint that a run resumes from."""
         kept = []
         if self.path.exists():
-            for line in self.path.read_text(encoding="utf-8").splitlines():
+            for line in read_text(self.path, JOURNAL_LIMIT).split("\n"):
                 try:
                     if json.loads(line)["step"] <= loop.state.step:
                         kept.append(line)
-                except (ValueError, KeyError):
-                    continue
+                except (ValueError, KeyError, TypeError, RecursionError):
+                    continue  # truncated when the process was killed
         write_whole(self.path, "".join(line + "\n" for line in kept).encode())
         self.file = self.path.open("a", encoding="utf-8")
 
@@ -204,7 +205,7 @@ class Journal(Observer):
 
 
 class Board(Observer):
-    """The same figures for TensorBoard, by tensorboardX."""
+    """Losses and metrics for TensorBoard, written by tensorboardX."""
 
     def __init__(self, folder: Path) -> None:
         self.writer: Any = require("tensorboardX", "track").SummaryWriter(str(folder))
@@ -222,7 +223,7 @@ class Board(Observer):
 
 
 class NotebookBar(Observer):
-    """A line in the output of a notebook's cell, updated as training goes on."""
+    """A line in the output of a notebook cell, updated during training."""
 
     def __init__(self) -> None:
         display = require("IPython.display", "dev")
@@ -236,7 +237,7 @@ class NotebookBar(Observer):
             self._show(loop)
 
     def on_evaluate(self, loop: Loop, figures: dict[str, float], better: bool) -> None:
-        self.best = f" · held out: {say_figures(figures)}" if better else self.best
+        self.best = f" · held out: {format_metrics(figures)}" if better else self.best
         self._show(loop)
 
     def _show(self, loop: Loop) -> None:
@@ -247,21 +248,36 @@ class NotebookBar(Observer):
 
 
 def in_notebook() -> bool:
-    """Whether the code runs in a cell of a notebook."""
+    """Return whether the code runs in a notebook cell."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     return type(shell).__name__ == "ZMQInteractiveShell"
 
 
-def make_loggers(
-    path: Path, *, terminal: bool, board: bool = False, progress: bool = True
+def make_observers(
+    path: Path, *, progress: bool = True, board: bool = False, clinic: bool = False
 ) -> Sequence[Observer]:
-    """Return the loggers of a run: a bar or lines, metrics.jsonl, TensorBoard if asked for."""
-    loggers: list[Observer] = [Journal(path / "metrics.jsonl")]
+    """Return the observers of a run: metrics.jsonl, and what else is asked for.
+
+    Parameters
+    ----------
+    path : directory of the run.
+    progress : show a bar (in a terminal or a notebook) or lines (elsewhere) on stderr.
+    board : write the figures for TensorBoard, too.
+    clinic : examine the model while it trains, and warn early.
+    """
+    observers: list[Observer] = [Journal(path / "metrics.jsonl")]
     if progress:
-        loggers.insert(0, NotebookBar() if in_notebook() else Bar() if terminal else Lines())
-    return [*loggers, *([Board(path / "board")] if board else [])]
+        shown = NotebookBar if in_notebook() else Bar if sys.stderr.isatty() else Lines
+        observers.insert(0, shown())
+    if board:
+        observers.append(Board(path / "board"))
+    if clinic:
+        from addnorm.clinic.training_monitor import TrainingMonitor
+
+        observers.append(cast(Observer, TrainingMonitor(path)))
+    return observers
 
 
-def _unit(loop: Loop) -> str:
-    """Return what the task counts its batches in."""
+def _batch_unit(loop: Loop) -> str:
+    """Return the unit of the batch sizes of the task."""
     return str(getattr(loop.task, "unit", "tokens"))

@@ -1,6 +1,5 @@
-"""What a user asks for: a task, a file of settings, options, and `section.field=value` settings."""
+"""The request of a user: a task or TOML file, options, and `section.field=value` settings."""
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,24 +8,25 @@ from typing import Any
 from addnorm.config import SCHEMA, Config
 from addnorm.errors import ConfigError, nearest
 from addnorm.files import read_text
+from addnorm.section import parse_toml
 from addnorm.tasks import TASKS
 
-COMMON = {
+COMMON_OPTIONS = {
     "start": "run.start",
     "minutes": "run.minutes",
     "seed": "run.seed",
 }
-"""Options of every task, and the fields that they set."""
+"""Options of every task, each with the configuration field that it sets."""
 
 
 @dataclass(frozen=True)
 class RunRequest:
-    """Values that a user set, over whatever configuration they are laid.
+    """The values that a user set, to be applied to a configuration.
 
     Parameters
     ----------
-    table : sections with their fields, as a TOML file has them.
-    settings : `section.field=value` texts; they win over the table.
+    table : sections with their fields, as in a TOML file.
+    settings : `section.field=value` texts, which override the table.
     """
 
     table: Mapping[str, Any] = field(default_factory=dict)
@@ -35,20 +35,17 @@ class RunRequest:
     @staticmethod
     def load(path: str | Path, settings: Sequence[str] = ()) -> "RunRequest":
         """Return the request of a TOML file."""
-        try:
-            table = tomllib.loads(read_text(path))
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"{path} is not TOML: {error}.") from None
+        table = parse_toml(read_text(path), str(path))
         if table.get("schema", SCHEMA) != SCHEMA:
             raise ConfigError(
                 f"{path} has schema {table['schema']!r}; this version reads schema {SCHEMA}. "
-                "Write the file again, with the field names of `addnorm show base --fields`."
+                "Rewrite it with the field names of `addnorm show base --fields`."
             )
         return RunRequest(table, settings)
 
     @property
     def preset(self) -> str | None:
-        """The published model that the model section starts from."""
+        """The preset that the model section starts from."""
         return self.table.get("preset")
 
     @property
@@ -56,12 +53,12 @@ class RunRequest:
         return self.over(Config()).run.task
 
     def over(self, base: Config) -> Config:
-        """Return a configuration with the requested values."""
+        """Return a configuration with the values of the request applied."""
         sections = {k: v for k, v in self.table.items() if k not in ("schema", "preset")}
         return base.updated(sections).override(*self.settings)
 
     def with_values(self, values: Mapping[str, Any]) -> "RunRequest":
-        """Return the request with fields set, given as {"section.field": value}."""
+        """Return the request with some fields set, as {"section.field": value}."""
         table = {**self.table}
         for path, value in values.items():
             section, _, name = path.partition(".")
@@ -69,7 +66,7 @@ class RunRequest:
         return RunRequest(table, self.settings)
 
     def with_settings(self, *settings: str) -> "RunRequest":
-        """Return the request with more settings, which win over the others."""
+        """Return the request with further settings, which override earlier ones."""
         return RunRequest(self.table, (*self.settings, *settings))
 
     def with_options(self, options: Mapping[str, Any]) -> "RunRequest":
@@ -80,15 +77,15 @@ class RunRequest:
         addnorm.errors.ConfigError: train language has no option 'txt'. Did you mean 'text'?
         """
         task = self.task
-        known = {**COMMON, **(TASKS[task].options if task in TASKS else {})}
-        given = {name: value for name, value in options.items() if value is not None}
-        for name in given:
+        known = {**COMMON_OPTIONS, **(TASKS[task].options if task in TASKS else {})}
+        values = {name: value for name, value in options.items() if value is not None}
+        for name in values:
             if name not in known:
                 raise ConfigError(f"train {task} has no option {name!r}. {nearest(name, known)}")
-        unnamed = "source" not in given and self.over(Config()).data.source is None
-        if task in ("language", "masked") and "text" in given and unnamed:
-            given["source"] = given.pop("text")  # the text itself, not a column of a file
-        return self.with_values({known[name]: value for name, value in given.items()})
+        has_source = "source" in values or self.over(Config()).data.source is not None
+        if task in ("language", "masked") and "text" in values and not has_source:
+            values["source"] = values.pop("text")  # the text itself, not a column of a file
+        return self.with_values({known[name]: value for name, value in values.items()})
 
 
 def make_request(
@@ -96,12 +93,12 @@ def make_request(
     options: Mapping[str, Any],
     settings: Sequence[str] | Mapping[str, Any] = (),
 ) -> RunRequest:
-    """Return the request of a task's name or TOML file, with options and settings.
+    """Return the request for a task or TOML file, with options and settings.
 
     Parameters
     ----------
     task : name of a task, or a TOML file that names one.
-    options : options of that task, by their names on the command line.
+    options : options of the task, by their names on the command line.
     settings : `section.field=value` texts, or a mapping of "section.field" to value.
     """
     if task is None:
@@ -121,3 +118,22 @@ def make_request(
         request = request.with_options(options)
         return request.with_values({path: settings[path] for path in settings})
     return RunRequest(request.table, settings).with_options(options)
+
+
+def as_settings(settings: Mapping[str, Any] | Sequence[str]) -> list[str]:
+    """Return settings as `section.field=value` texts; the values of a list are joined by commas.
+
+    >>> as_settings({"train.lr": 0.01, "model.addnorm": ["post", "pre"], "model.bias": True})
+    ['train.lr=0.01', 'model.addnorm=post,pre', 'model.bias=true']
+    """
+    if isinstance(settings, str):
+        return [settings]
+    if not isinstance(settings, Mapping):
+        return list(settings)
+
+    def text(value: Any) -> str:
+        if isinstance(value, list | tuple):
+            return ",".join(text(each) for each in value)
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
+    return [f"{path}={text(value)}" for path, value in settings.items()]

@@ -1,7 +1,7 @@
-"""From a request and facts about the data to a whole configuration, in one pure step.
+"""From a request and facts about the data to a complete configuration, in one pure step.
 
-Later layers win: the defaults of task and size, a preset if one is named, the user's file, the
-user's settings. What is still unset is then computed from the data.
+Later values override earlier ones: defaults of task and size, preset, the user's file, the user's
+settings. Fields that are still unset are then computed from the data.
 """
 
 from dataclasses import dataclass
@@ -13,65 +13,65 @@ from addnorm.tasks import find_task
 from addnorm.tasks.base import DataFacts
 
 MAX_TOKENS = 300_000_000
-"""Tokens after which larger data are not read again."""
+"""Tokens that are trained on by default: data with more are read once."""
 RESERVE = 0.95
-"""Share of the time that is planned for: the rest is for checkpoints and other small things."""
+"""Share of the time for steps and evaluations; the rest is for checkpoints and the like."""
 MAX_EVALUATING = 0.1
-"""Share of the time for evaluations; a third, if fewer than four would fit."""
+"""Share of the time for evaluations; up to a third if fewer than four would fit."""
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds of a step and of an evaluation."""
+    """Seconds per step and per evaluation."""
 
     step: float
     evaluation: float
 
     def total(self, config: Config) -> float:
-        """Return the seconds that a whole configuration will take."""
+        """Return the expected duration of a complete configuration, in seconds."""
         train = config.train
         assert train.steps and train.evaluate_every
         return train.steps * self.step + train.steps / train.evaluate_every * self.evaluation
 
 
 def resolve(request: RunRequest, facts: DataFacts, times: StepTimes | None = None) -> Config:
-    """Return the whole configuration.
+    """Return the complete configuration.
 
     Parameters
     ----------
-    request : what the user set.
+    request : the values that the user set.
     facts : what the data decide.
-    times : seconds of a step and of an evaluation, where the run is fitted to a time.
+    times : measured seconds per step and evaluation, to fit the run into run.minutes.
     """
-    asked = request.over(Config())
-    task = find_task(asked.run.task)
-    config = request.over(task.defaults(asked, facts, request.preset))
+    requested = request.over(Config())
+    task = find_task(requested.run.task)
+    config = request.over(task.defaults(requested, facts, request.preset))
     for name, value in facts.model.items():
         if getattr(config.model, name) != value:
             raise ConfigError(
-                f"model.{name} must be {value!r}, which the task and its data decide: "
+                f"model.{name} must be {value!r}, as the task and its data determine it: "
                 f"got {getattr(config.model, name)!r}. Leave it out."
             )
     needed = facts.longest(config)
     if config.model.positions == "learned" and needed > config.model.length:
-        room = config.model.length - getattr(task, "ends", 0)
+        max_length = config.model.length - getattr(task, "ends", 0)
         raise ConfigError(
-            f"model.length must hold the longest text, of {needed} tokens: "
-            f"got {config.model.length}. Try data.max_length={room}."
+            f"model.length must be at least that of the longest text, {needed} tokens: "
+            f"got {config.model.length}. Try data.max_length={max_length}."
         )
     if times is not None and config.run.minutes is not None:
         return schedule_within(config.run.minutes, config, times)
     return with_steps(config, config.train.steps or _count_steps(config, task.epochs, facts))
 
 
-def _count_steps(config: Config, usual: float, facts: DataFacts) -> int:
+def _count_steps(config: Config, default_epochs: float, facts: DataFacts) -> int:
     train = config.train
-    epochs = train.epochs or min(usual, max(1.0, MAX_TOKENS / max(facts.size, 1)))
+    epochs = train.epochs or min(default_epochs, max(1.0, MAX_TOKENS / max(facts.size, 1)))
     return max(1, round(epochs * facts.batches(config) / train.accumulate))
 
 
 def with_steps(config: Config, steps: int) -> Config:
-    """Return a configuration with what depends on the steps: warm-up, evaluations, checkpoints."""
+    """Return a configuration with warm-up, evaluations and checkpoints set from the steps."""
     train = config.train
     warmup = train.warmup
     if warmup is None:
@@ -89,9 +89,9 @@ def with_steps(config: Config, steps: int) -> Config:
 
 
 def schedule_within(minutes: float, config: Config, times: StepTimes) -> Config:
-    """Return a configuration with as many steps as a time allows, and not more than it has.
+    """Return a configuration with as many steps as fit into a time, and at most train.steps.
 
-    A tenth of the time is for evaluations, or a third if fewer than four would fit.
+    A tenth of the time is for evaluations, or up to a third if fewer than four would fit.
     """
     seconds = RESERVE * 60 * minutes
     evaluations = 40.0
@@ -108,7 +108,7 @@ def schedule_within(minutes: float, config: Config, times: StepTimes) -> Config:
 
 
 def default_learning_rate(width: int) -> float:
-    """Return a peak rate for Adam: 1e-3 at width 256, falling with the root of the width.
+    """Return a peak learning rate for Adam: 1e-3 · √(256 / width).
 
     >>> default_learning_rate(256), round(default_learning_rate(512), 6)
     (0.001, 0.000707)

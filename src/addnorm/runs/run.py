@@ -1,70 +1,97 @@
-"""A run on disk: its configuration, its data's digest, its history, and the best model.
+"""A run directory: configuration, digest of the data, history, and the best model.
 
-config.toml        the whole configuration
-run.json           kind, format version, task, notes on the data and their digest, labels
-tokenizer/         or tokenizer-source/, tokenizer-target/; of tables columns.json, schema.toml
-best/              the best model so far, as `addnorm.load` reads it
-checkpoints/       the state to resume from
-metrics.jsonl      one line a step or evaluation
+config.toml        the complete configuration
+run.json           kind, format version, task, notes on the data, their digest, labels
+tokenizer/         or tokenizer-source/ and tokenizer-target/; for a table columns.json, schema.toml
+best/              the best model so far, which `addnorm.load` reads
+checkpoints/       the states to resume from
+metrics.jsonl      lines for steps, evaluations and messages
 summary.json, summary.html
 """
 
 import html
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from addnorm import __version__
-from addnorm.config import Config
-from addnorm.errors import InputError, SavedError
+from addnorm.config import SECTIONS, Config
+from addnorm.errors import ConfigError, InputError, SavedError
 from addnorm.files import (
+    HUGGING_FACE,
+    JOURNAL_LIMIT,
     RUN,
+    TABLE_MODEL,
+    TEXT_MODEL,
+    kind_of_directory,
     make_directory,
     read_document,
+    read_json,
     read_text,
+    sweep_temporaries,
     write_document,
     write_whole,
 )
+from addnorm.models.saved import read_config
 from addnorm.runs.inputs import INPUTS
-from addnorm.tasks import TASKS, find_task, tasks_with
+from addnorm.runs.lock import LOCK_FILE, stale_lock
+from addnorm.section import write_value
+from addnorm.tasks import TASKS, find_task, tasks_with, text_task_of
 from addnorm.tasks.base import BEST, Say, Trained, say_nothing
 
-METRICS, RECORD, CONFIG, SUMMARY = "metrics.jsonl", "run.json", "config.toml", "summary.json"
+RECORD, CONFIG_FILE = "run.json", "config.toml"
+METRICS_FILE, SUMMARY_FILE = "metrics.jsonl", "summary.json"
 
 
 class VerbError(InputError, AttributeError):
-    """A verb of another task; `hasattr` is False for it."""
+    """Raised for a verb of another task; an AttributeError, so that `hasattr` is False."""
 
 
 @dataclass
 class RunRecord:
-    """What a run keeps besides its configuration: the content of run.json."""
+    """The content of run.json: what a run stores in addition to its configuration."""
 
     task: str
     fingerprint: str
     notes: list[str] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
     addnorm: str = __version__
+    config: str = ""
+    """The text of config.toml, which must not change; empty in runs of addnorm 0.1."""
 
 
 class Run:
-    """A run directory, and what can be done with the model in it.
+    """A trained run: its directory, its model, and the verbs of its task as methods.
 
-    The verbs of its task are methods: `translate`, `generate`, `classify`, `predict`.
+    The verbs are `translate`, `generate`, `classify`, `predict`, `predict_proba` and `explain`.
+
+    Parameters
+    ----------
+    path : the directory.
+    config : the complete configuration.
+    record : the content of run.json.
+    int8 : whether to hold the weights of a text model as 8-bit integers.
 
     Attributes
     ----------
-    path : the directory.
-    task : what it was trained for.
-    config : the whole configuration.
+    task : name of the task.
     model : the network with the best weights.
     tokenizer : the tokenizer of a text run.
     labels : the classes, if it predicts classes.
-    history : every line of metrics.jsonl: losses of steps, figures of evaluations.
-    summary : how training ended, as a dict; empty while it runs.
+    history : the lines of metrics.jsonl: losses of steps, metrics of evaluations.
+    summary : the result of training, as a dict; empty while it runs.
+
+    Examples
+    --------
+    >>> from addnorm import train
+    >>> small = {"train.steps": 2, "model.width": 16, "model.depth": 1, "model.heads": 2}
+    >>> run = train("language", text=["once upon a time"] * 40, progress=False, set=small)
+    >>> run.task, run.summary["steps"], len(run.generate("once", tokens=5)) > 0
+    ('language', 2, True)
     """
 
     def __init__(
@@ -74,17 +101,28 @@ class Run:
 
     @staticmethod
     def open(path: str | Path, *, int8: bool = False) -> "Run":
-        """Return the run in a directory.
+        """Return the run in a directory; any other model there is a run without a history.
 
         >>> Run.open("runs/none")
         Traceback (most recent call last):
         addnorm.errors.SavedError: there is no run in 'runs/none'. Check the path.
         """
         path = Path(path)
+        kind = kind_of_directory(path)
+        if kind == TEXT_MODEL.kind:
+            return Run(path, config := read_config(path), _record_of_model(config), int8=int8)
+        if kind == TABLE_MODEL.kind:
+            run = Run(path, Config(), RunRecord("table", fingerprint=""), int8=int8)
+            run.record.labels = run.trained.class_names
+            return run
+        if kind == HUGGING_FACE:
+            from addnorm.runs.imported import open_directory
+
+            return open_directory(path, int8=int8)
         if not (path / RECORD).is_file():
-            raise SavedError(f"there is no run in {str(path)!r}. Check the path.")
-        record = read_record(path / RECORD)
-        return Run(path, Config.load(path / CONFIG), record, int8=int8)
+            raise SavedError(f"there is no run in {str(path)!r}. {_describe_directory(path, kind)}")
+        record = read_run_record(path / RECORD)
+        return Run(path, _read_run_config(path, record), record, int8=int8)
 
     @staticmethod
     def create(path: str | Path, config: Config, record: RunRecord) -> "Run":
@@ -94,8 +132,9 @@ class Run:
         return run
 
     def write(self) -> None:
-        """Write configuration and record."""
-        write_whole(self.path / CONFIG, self.config.dump().encode())
+        """Write config.toml, then run.json, which holds the same text."""
+        self.record.config = self.config.dump()
+        write_whole(self.path / CONFIG_FILE, self.record.config.encode())
         write_document(self.path / RECORD, *RUN, asdict(self.record))
 
     @property
@@ -108,14 +147,21 @@ class Run:
 
     @cached_property
     def trained(self) -> Trained:
-        """The trained model with what it needs to answer."""
-        if not (self.path / BEST).is_dir():
+        """The trained model with everything that prediction needs."""
+        if (self.path / RECORD).is_file() and not (self.path / BEST).is_dir():
             raise SavedError(
                 f"the run in {str(self.path)!r} has no model yet: it was stopped before its first "
                 f"evaluation. Resume it: addnorm train --resume {self.path}"
             )
-        kind = find_task(self.task).trained
-        return kind(self.path, self.config, self.labels, int8=self.int8)
+        task = find_task(self.task)
+        return task.trained(task, self.path, self.config, self.labels, int8=self.int8)
+
+    def preload(self, model: Any, tokenizers: Any) -> None:
+        """Use a text model and tokenizers that are in memory: those of an imported directory."""
+        task = find_task(self.task)
+        trained: Any = task.trained(task, self.path, self.config, self.labels, int8=self.int8)
+        trained.preload(model, tokenizers)
+        self.__dict__["trained"] = trained
 
     @property
     def model(self) -> Any:
@@ -123,48 +169,68 @@ class Run:
 
     @property
     def tokenizer(self) -> Any:
-        """The tokenizer of a text run (of the source, where the sides have their own)."""
+        """The tokenizer of a text run; that of the source, if both sides have their own."""
         return self._member("tokenizer")
 
     @property
     def tokenizers(self) -> Any:
-        """The tokenizers of a text run, by side."""
+        """The tokenizers of a text run: under "text", or under "source" and "target"."""
         return self._member("tokenizers")
 
     def evaluate(self, *data: Any, say: Say = say_nothing, **options: Any) -> dict[str, Any]:
-        """Return figures on data that the run was not trained on, as a plain dict.
+        """Return metrics on data that the run was not trained on, as a plain dict.
 
         Parameters
         ----------
-        data : a file, or a data frame for tables; the run's own held-out texts if left out.
-        source, target : the two files of a translation.
-        beam : hypotheses of a translation.
-        say : receives sentences about what was read.
+        data : a file, or a data frame for a table; by default the held-out texts of the run.
+        source, target : for translation, the file of sources and that of their translations.
+        beam : for translation, hypotheses kept in beam search.
+        say : receives messages about the data.
         """
         return self.trained.evaluate(*data, say=say, **options)
 
+    def export(
+        self,
+        directory: str | Path,
+        *,
+        to: str = "huggingface",
+        architecture: str | None = None,
+        precision: str = "float32",
+    ) -> list[str]:
+        """Write model and tokenizer as a Hugging Face directory; return what was verified.
+
+        Parameters
+        ----------
+        directory : where to write; it must not exist, or be empty.
+        to : huggingface, peft (the adapters of a run trained with train.lora), ctranslate2 or onnx.
+        architecture : a model_type, such as llama; the first that can express it by default.
+        precision : of the weights for CTranslate2: float32, int8, ...
+        """
+        from addnorm.runs.imported import export_run
+
+        options = {"to": to, "precision": precision}
+        return export_run(self, directory, architecture=architecture, **options)
+
     @property
     def history(self) -> list[dict[str, Any]]:
-        path = self.path / METRICS
+        path = self.path / METRICS_FILE
         rows = []
-        for line in read_text(path).splitlines() if path.exists() else ():
+        for line in read_text(path, JOURNAL_LIMIT).split("\n") if path.exists() else ():
             try:
-                rows.append(json.loads(line))
-            except ValueError:
-                continue  # cut off by a kill
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                continue  # truncated when the process was killed
+            rows += [row] if isinstance(row, dict) else []
         return rows
 
     @property
     def summary(self) -> dict[str, Any]:
-        path = self.path / SUMMARY
+        path = self.path / SUMMARY_FILE
         if not path.exists():
             return {}
-        try:
-            summary = json.loads(read_text(path))
-        except ValueError as error:
-            raise SavedError(f"{str(path)!r} is damaged: {error}.") from None
+        summary = read_json(path)
         if not isinstance(summary, dict):
-            raise SavedError(f"{str(path)!r} is damaged: it must hold one object.")
+            raise SavedError(f"{str(path)!r} is damaged: it must have one object.")
         return summary
 
     def _member(self, name: str) -> Any:
@@ -174,16 +240,16 @@ class Run:
         return value
 
     def __getattr__(self, name: str) -> Any:
-        """A verb of the task; only asked for names that are nothing else."""
+        """Return a verb of the task; Python calls this for names that are not defined."""
         if name.startswith("_") or name in ("path", "record"):
             raise AttributeError(name)
         if name in TASKS[self.task].verbs:
             return getattr(self.trained, name)
         if others := tasks_with(name):
-            able = ", ".join(TASKS[self.task].verbs) or "start other runs"
+            available = ", ".join(TASKS[self.task].verbs) or "none (other runs can start from it)"
             raise VerbError(
-                f"{str(self.path)!r} was trained for {self.task}: it can {able}, not {name}. "
-                f"Train one: addnorm train {others[0]} --help"
+                f"{str(self.path)!r} was trained for {self.task}: it has no verb {name!r}. Its "
+                f"verbs: {available}. Try: addnorm train {others[0]} --help"
             )
         raise AttributeError(f"a run has no attribute {name!r}")
 
@@ -202,7 +268,7 @@ class Run:
         return f"<table>{rows}</table>"
 
     def _facts(self) -> dict[str, Any]:
-        """A few words about the run, for people."""
+        """Return what `repr` shows of the run."""
         summary, model = self.summary, self.config.model
         sizes = f"width {model.width}, depth {model.depth}, {model.addnorm}-norm"
         facts: dict[str, Any] = {"task": self.task, "model": f"{model.mode}, {sizes}"}
@@ -216,35 +282,141 @@ class Run:
         return facts
 
 
-def read_record(path: Path) -> RunRecord:
+def _record_of_model(config: Config) -> RunRecord:
+    """Return the record of a saved model, whose task follows from its mode and head."""
+    try:
+        return RunRecord(text_task_of(config.model), fingerprint="")
+    except ConfigError as error:
+        raise SavedError(f"a model without a task is no run: {error} Use addnorm.load.") from None
+
+
+def _describe_directory(path: Path, kind: str | None) -> str:
+    """Return what was found where a run was expected, and what to do."""
+    if kind is not None:
+        return f"It is a {kind.replace('-', ' ')}. Open the run that it belongs to."
+    inside = [str(run.relative_to(path)) for run in runs_in(path)] if path.is_dir() else []
+    if inside:
+        more = ", …" if len(inside) > 5 else ""
+        return f"It holds the runs {', '.join(inside[:5])}{more}: open one of them."
+    return "Check the path."
+
+
+def read_run_record(path: Path) -> RunRecord:
     """Return the content of a run.json."""
     content = read_document(path, *RUN)
     try:
-        return RunRecord(**content)
+        record = RunRecord(**content)
     except TypeError as error:
         raise SavedError(f"{str(path)!r} is damaged: {error}.") from None
+    for item in fields(record):
+        value = getattr(record, item.name)
+        is_texts = isinstance(value, list) and all(isinstance(each, str) for each in value)
+        if not (isinstance(value, str) if item.type is str else is_texts):
+            kind = "a text" if item.type is str else "a list of texts"
+            raise SavedError(f"{str(path)!r} is damaged: {item.name} must be {kind}. Use a backup.")
+    if record.task not in TASKS:
+        raise SavedError(
+            f"{str(path)!r} is damaged: task must be one of {', '.join(TASKS)}. Use a backup."
+        )
+    return record
+
+
+def _read_run_config(path: Path, record: RunRecord) -> Config:
+    """Return the configuration of a run; SavedError if config.toml was changed since."""
+    file = path / CONFIG_FILE
+    if not record.config:
+        return Config.load(file)
+    started_with = Config.parse(record.config, source=f"the configuration in {RECORD}")
+    if not file.exists():
+        return started_with
+    now = Config.load(file)
+    changes = [
+        (f"{section}.{item.name}", getattr(before, item.name), getattr(after, item.name))
+        for section in SECTIONS
+        for before, after in [(getattr(started_with, section), getattr(now, section))]
+        for item in fields(before)
+        if getattr(before, item.name) != getattr(after, item.name)
+    ]
+    if not changes:
+        return started_with
+    shown = "; ".join(
+        f"{name}: {_show_value(old)} → {_show_value(new)}" for name, old, new in changes[:5]
+    )
+    more = f"; and {len(changes) - 5} more" if len(changes) > 5 else ""
+    settings = " ".join(f"--set {name}={_show_value(new)}" for name, _, new in changes[:5])
+    raise SavedError(
+        f"{str(file)!r} was changed since the run started ({shown}{more}), but a run keeps its "
+        f"configuration. For a new run with the change: addnorm train {record.task} … --from "
+        f"{path} {settings}. To keep the old values, delete {CONFIG_FILE}."
+    )
+
+
+def _show_value(value: Any) -> str:
+    return "none" if value is None else write_value(value)
+
+
+TOKENIZER_FOLDERS = ("tokenizer", "tokenizer-source", "tokenizer-target")
+ASSETS = (CONFIG_FILE, "columns.json", "schema.toml")
+"""Files that are written before run.json, besides the tokenizers."""
+_WRITTEN_WHOLE = (
+    *(*ASSETS, RECORD, METRICS_FILE, SUMMARY_FILE, "summary.html", "report.json"),
+    *("model.safetensors", "tokenizer.json", "tokenizer.model", "signals.jsonl", "race.json"),
+)
+"""Files of a run that are written under a temporary name."""
+
+
+def sweep_run(path: Path) -> list[str]:
+    """Delete the temporary files that a killed process left in a run; return their names."""
+    folders = [path, path / BEST, *(path / name for name in TOKENIZER_FOLDERS)]
+    return [name for folder in folders for name in sweep_temporaries(folder, _WRITTEN_WHOLE)]
+
+
+def sweep_unfinished(path: Path) -> None:
+    """Delete the files of a run that was killed before run.json was written.
+
+    Files of other names are left: they are the user's.
+    """
+    sweep_run(path)
+    for name in ASSETS:
+        (path / name).unlink(missing_ok=True)
+    for name in TOKENIZER_FOLDERS:
+        folder = path / name
+        for file in ("tokenizer.json", "tokenizer.model"):
+            (folder / file).unlink(missing_ok=True)
+        with suppress(OSError):  # not there, or with files of the user
+            folder.rmdir()
 
 
 def require_unused(path: str | Path) -> Path:
-    """Return a path that a new run may use: nothing is there, or an empty directory."""
+    """Return a path for a new run; SavedError unless it is free or an empty directory.
+
+    A directory whose run was killed before run.json was written counts as free.
+    """
     path = Path(path)
+    if (path / LOCK_FILE).exists() and not (path / RECORD).exists() and stale_lock(path):
+        sweep_unfinished(path)
     if (path / RECORD).exists():
         raise SavedError(
-            f"{str(path)!r} holds a run already. Choose another --out, or resume it: "
+            f"{str(path)!r} already has a run. Choose another --out, or resume it: "
             f"addnorm train --resume {path}"
         )
-    if path.exists() and (not path.is_dir() or {entry.name for entry in path.iterdir()} - {INPUTS}):
-        raise SavedError(f"{str(path)!r} is not empty. Choose another --out.")
+    if path.exists() and not path.is_dir():
+        raise SavedError(f"{str(path)!r} is a file. Choose another --out.")
+    others = {entry.name for entry in path.iterdir()} - {INPUTS, LOCK_FILE} if path.exists() else ()
+    if others:
+        raise SavedError(
+            f"{str(path)!r} is not empty. Choose another --out: it has {sorted(others)[0]!r}."
+        )
     return path
 
 
 def runs_in(folder: str | Path) -> list[Path]:
-    """Return the runs in a folder, by name."""
+    """Return the directories of the runs in a folder and its subfolders, sorted."""
     return [record.parent for record in sorted(Path(folder).glob(f"**/{RECORD}"))]
 
 
 def list_runs(folder: str | Path, on_error: Say = say_nothing) -> list[dict[str, Any]]:
-    """Return the task and summary of every run in a folder; unreadable ones go to `on_error`."""
+    """Return task and summary of every run in a folder; `on_error` receives errors of others."""
     if not Path(folder).is_dir():
         raise InputError(f"there is no folder {str(folder)!r}. Train something first.")
     rows = []

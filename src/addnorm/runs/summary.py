@@ -1,22 +1,31 @@
-"""How a run went: figures for programs, a page with the loss curve for people."""
+"""The summary of a run: summary.json, and summary.html with the loss curve."""
 
 from typing import Any
 
 from addnorm.files import to_json, write_whole
 from addnorm.report import Page, line_chart
 from addnorm.report.svg import Svg
-from addnorm.runs.loggers import say_figures, say_time
-from addnorm.runs.run import SUMMARY, Run
-from addnorm.tasks.base import Say, Task
+from addnorm.runs.loggers import format_duration, format_metrics
+from addnorm.runs.run import SUMMARY_FILE, Run
+from addnorm.tasks.base import BEST, Say, Task
 from addnorm.training.loop import TrainingState
 
 
 def write_summary(
     run: Run, task: Task, progress: TrainingState, parameters: int, say: Say
 ) -> dict[str, Any]:
-    """Write summary.json and summary.html; return the figures."""
+    """Write summary.json and summary.html; return the summary.
+
+    Parameters
+    ----------
+    run : the run.
+    task : its task.
+    progress : the state of training.
+    parameters : number of parameters of the model.
+    say : receives messages.
+    """
     best = next((row for row in progress.history if row["step"] == progress.best_step), {})
-    figures = {
+    summary = {
         "task": run.task,
         "finished": progress.finished,
         "steps": progress.step,
@@ -29,25 +38,26 @@ def write_summary(
         "best": {name: value for name, value in best.items() if name != "step"},
         **task.finish(run.path, progress, say),
     }
-    write_whole(run.path / SUMMARY, to_json(figures).encode() + b"\n")
-    make_page(run, task, figures).write(run.path / "summary.html")
-    return figures
+    write_whole(run.path / SUMMARY_FILE, to_json(summary).encode() + b"\n")
+    make_page(run, task, summary).write(run.path / "summary.html")
+    return summary
 
 
-def make_page(run: Run, task: Task, figures: dict[str, Any]) -> Page:
-    """Return the page of a run: its figures, its loss curve, its data, its configuration."""
-    page = Page(f"Run {run.path.name}", f"{run.task}, {figures['parameters']:,} parameters")
+def make_page(run: Run, task: Task, summary: dict[str, Any]) -> Page:
+    """Return the page of a run: result, loss curve, notes on the data, configuration."""
+    page = Page(f"Run {run.path.name}", f"{run.task}, {summary['parameters']:,} parameters")
     page.section("Result")
     rows = [
-        ("best on held-out data", say_figures(figures["best"]) or "no evaluation yet"),
-        ("at step", f"{figures['best_step']:,} of {figures['steps']:,}"),
-        ("time", say_time(figures["seconds"])),
-        (f"{task.unit} learnt from", f"{figures['tokens']:,}"),
+        ("best on held-out data", format_metrics(summary["best"]) or "no evaluation yet"),
+        ("at step", f"{summary['best_step']:,} of {summary['steps']:,}"),
+        ("time", format_duration(summary["seconds"])),
+        (f"{task.unit} trained on", f"{summary['tokens']:,}"),
     ]
     page.facts(rows)
     page.section("Loss")
     page.figure(loss_curve(run), "Loss of training batches, and of held-out data.")
-    task.add_to_page(page, figures)
+    has_model = (run.path / BEST).is_dir()
+    task.add_to_page(page, summary, run.trained if has_model else None)
     page.section("Data")
     for note in run.record.notes:
         page.text(note)

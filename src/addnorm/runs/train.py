@@ -1,6 +1,7 @@
-"""Start a run or resume one: read, resolve, build, train, keep the best model, summarise."""
+"""Start or resume a run: read data, resolve, build, train, save the best model, summarise."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,11 +13,13 @@ from torch import nn
 from addnorm.config import Config
 from addnorm.cpu import is_slow
 from addnorm.errors import ConfigError, SavedError
-from addnorm.files import make_directory
+from addnorm.files import HUGGING_FACE, kind_of_directory, make_directory
 from addnorm.runs.budget import measure_steps
+from addnorm.runs.imported import load_start_directory
+from addnorm.runs.lock import locked
 from addnorm.runs.request import RunRequest
 from addnorm.runs.resolve import StepTimes, resolve
-from addnorm.runs.run import RECORD, Run, RunRecord, require_unused
+from addnorm.runs.run import RECORD, Run, RunRecord, require_unused, sweep_run
 from addnorm.runs.summary import write_summary
 from addnorm.tasks import find_task
 from addnorm.tasks.base import BEST, Say, Task, TextTask
@@ -26,45 +29,45 @@ from addnorm.training.optimizer import make_optimizer
 from addnorm.training.schedule import make_schedule
 
 Observers = Callable[[Path], Sequence[Observer]]
-"""Makes the observers of a run, given its directory."""
-FILES = {
+"""A function from the directory of a run to its observers."""
+PATH_FIELDS = {
     "data": ("source", "target", "valid_source", "valid_target"),
     "table": ("schema", "test", "unlabelled", "weights"),
     "run": ("start",),
 }
-"""Fields that are paths."""
+"""By section, the fields of the configuration that are paths."""
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run that is resolved and has not started."""
+    """A run whose configuration is resolved and whose training has not started."""
 
     config: Config
     task: Task
     model: Any
     times: StepTimes | None
-    """Seconds of a step and an evaluation, if they were measured."""
+    """Seconds per step and evaluation, if they were measured."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run that ended, and where."""
+    """A run after training, finished or stopped, and its state."""
 
     run: Run
     progress: TrainingState
 
 
 def plan_run(request: RunRequest, *, measure: bool = False, say: Say = print) -> PlannedRun:
-    """Read the data and resolve everything, writing nothing.
+    """Read the data, resolve the configuration and build the model, without writing files.
 
-    `measure` takes a few steps also where no time is given, to know how long training will take.
+    `measure` times a few steps to predict the duration of training, even without run.minutes.
     """
-    asked = request.over(Config())
-    kind = find_task(asked.run.task)
-    device = find_device(asked)
+    requested = request.over(Config())
+    kind = find_task(requested.run.task)
+    device = find_device(requested)
     parallel.init_process_group(device)
-    start = None if asked.run.start is None else _load_start(asked.run.start, kind)
-    data = kind.read(asked, None, start)
+    start = None if requested.run.start is None else _load_start(requested.run.start, kind)
+    data = kind.read(requested, None, start)
     for note in data.notes:
         say(note)
     facts = data.facts()
@@ -84,23 +87,60 @@ def plan_run(request: RunRequest, *, measure: bool = False, say: Say = print) ->
 def start_run(
     request: RunRequest, out: str | Path, *, observers: Observers, say: Say = print
 ) -> Outcome:
-    """Train from the beginning, in a directory of its own."""
+    """Train a new run.
+
+    Parameters
+    ----------
+    request : the values that the user set.
+    out : directory for the run.
+    observers : makes the observers of the run.
+    say : receives messages.
+    """
     require_unused(out)
     planned = plan_run(request, say=say)
     config, task = with_absolute_paths(planned.config), planned.task
     record = RunRecord(task.name, task.fingerprint(), task.notes, [*task.labels])
-    if parallel.rank() == 0:
-        require_unused(out)
-        task.save_assets(make_directory(out))
-        Run.create(out, config, record)
-    parallel.barrier()
-    say(describe_plan(planned))
-    return _train(Run(out, config, record), task, planned.model, observers, say=say)
+    with _lock_run(Path(out), say):
+        if parallel.rank() == 0:
+            require_unused(out)
+            task.save_assets(make_directory(out))
+            Run.create(out, config, record)
+        parallel.barrier()
+        say(describe_plan(planned))
+        return _train_loop(Run(out, config, record), task, planned.model, observers, say=say)
 
 
 def resume_run(path: str | Path, *, observers: Observers, say: Say = print) -> Outcome:
-    """Continue where a run stopped; it ends as if it had not."""
+    """Continue a run from its newest checkpoint; the result equals that of an unbroken run."""
     run = Run.open(path)
+    if not (run.path / RECORD).is_file():
+        raise SavedError(
+            f"{str(path)!r} is a saved model, not a run, so it cannot be resumed. Open the run "
+            "that it belongs to."
+        )
+    with _lock_run(run.path, say):
+        return _resume_locked(run, observers, say)
+
+
+@contextmanager
+def _lock_run(path: Path, say: Say) -> Iterator[None]:
+    """Hold the lock of a run, and delete temporary files of a process that was killed.
+
+    Of several workers, the first one holds it.
+    """
+    if (parallel.torchrun_ranks() or (0, 0, 1))[0] != 0:
+        yield
+        return
+    with locked(path) as stale:
+        if stale is not None:
+            say(f"the last use of {path}, by {stale.describe()}, was not ended properly.")
+        swept = sweep_run(path)
+        if swept:
+            say(f"deleted {len(swept)} unfinished file{'s'[: len(swept) != 1]} of that use.")
+        yield
+
+
+def _resume_locked(run: Run, observers: Observers, say: Say) -> Outcome:
     config = run.config
     device = find_device(config)
     parallel.init_process_group(device)
@@ -115,10 +155,10 @@ def resume_run(path: str | Path, *, observers: Observers, say: Say = print) -> O
     torch.manual_seed(config.run.seed)
     model = task.empty_model().to(device)
     say(f"resuming {run.path}.")
-    return _train(run, task, model, observers, resuming=True, say=say)
+    return _train_loop(run, task, model, observers, resuming=True, say=say)
 
 
-def _train(
+def _train_loop(
     run: Run,
     task: Task,
     model: Any,
@@ -128,6 +168,8 @@ def _train(
     say: Say = print,
 ) -> Outcome:
     config = run.config
+    # FSDP replaces the parameters, so the model is distributed before the optimizer is made.
+    forward = parallel.distribute(model, config.run.parallel)
     loop = Loop(
         model,
         task,
@@ -136,7 +178,7 @@ def _train(
         run_directory=run.path,
         observers=[] if parallel.rank() else observers(run.path),
         on_best=partial(save_best, run, task),
-        forward=parallel.distribute(model, config.run.parallel),
+        forward=forward,
     )
     torch.manual_seed(config.run.seed * 1000 + parallel.rank())
     if resuming:
@@ -150,10 +192,10 @@ def _train(
 
 
 def _restore(loop: Loop, task: Task, config: Config, say: Say) -> None:
-    """Restore the newest checkpoint, or the initial weights, and say which."""
+    """Restore the newest checkpoint, or the initial weights if there is none."""
     if loop.resume():
-        at = loop.state
-        say("it is already finished." if at.finished else f"resuming after step {at.step:,}.")
+        state = loop.state
+        say("it is already finished." if state.finished else f"resuming after step {state.step:,}.")
         return
     say("there is no checkpoint yet: starting from the beginning.")
     start = None if config.run.start is None else _load_start(config.run.start, type(task))[0]
@@ -164,7 +206,7 @@ def _restore(loop: Loop, task: Task, config: Config, say: Say) -> None:
 
 
 def loop_settings(config: Config, device: torch.device) -> LoopSettings:
-    """Return what the loop needs of a whole configuration."""
+    """Return the settings of the training loop for a complete configuration."""
     train = config.train
     assert train.steps and train.warmup is not None and train.evaluate_every and train.save_every
     return LoopSettings(
@@ -186,9 +228,9 @@ def loop_settings(config: Config, device: torch.device) -> LoopSettings:
 
 
 def with_absolute_paths(config: Config) -> Config:
-    """Return a configuration that can be used from any folder."""
+    """Return a configuration whose paths are absolute."""
     changes = {}
-    for section, names in FILES.items():
+    for section, names in PATH_FIELDS.items():
         values = getattr(config, section)
         paths = {
             name: str(Path(path).absolute())
@@ -200,14 +242,14 @@ def with_absolute_paths(config: Config) -> Config:
 
 
 def save_best(run: Run, task: Task, model: nn.Module) -> None:
-    """Write the best model so far; of several workers, all gather and the first writes."""
+    """Write the best model so far; all workers gather the weights, and the first writes them."""
     state = parallel.unshard_all(model.state_dict())
     if parallel.rank() == 0:
         task.save_model(model, state, run.path / BEST)
 
 
 def find_device(config: Config) -> torch.device:
-    """Return the device of a configuration, or the fastest there is."""
+    """Return the device of a configuration; for auto, a GPU if there is one."""
     name = config.run.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -219,7 +261,7 @@ def find_device(config: Config) -> torch.device:
 
 
 def find_precision(config: Config, device: torch.device) -> torch.dtype:
-    """Return the type of matrix products; bfloat16 only where it is fast."""
+    """Return the data type of matrix products; for auto, bfloat16 on GPUs that support it."""
     name = config.run.precision
     if name == "auto":
         fast = device.type == "cuda" and torch.cuda.is_bf16_supported()
@@ -233,7 +275,7 @@ def find_precision(config: Config, device: torch.device) -> torch.dtype:
 
 
 def describe_plan(planned: PlannedRun) -> str:
-    """Return two lines about what will be trained."""
+    """Return two lines on the model and the training plan."""
     task, train = planned.task, planned.config.train
     if not task.needs_training:
         return f"{task.describe_model(planned.model.count())}\nit needs no training."
@@ -248,16 +290,19 @@ def describe_plan(planned: PlannedRun) -> str:
 
 
 def make_run_optimizer(config: Config, task: Task, model: nn.Module) -> torch.optim.Optimizer:
-    """Return the optimizer of a configuration over the task's groups of parameters."""
+    """Return the optimizer of a configuration, for the parameter groups of the task."""
     train = config.train
     assert train.lr is not None
     if config.run.parallel == "fsdp" and parallel.world_size() > 1:
         if train.optimizer not in ("adam", "adamw"):
             raise ConfigError(
-                f"run.parallel=fsdp goes with adam and adamw: got {train.optimizer}. Try ddp."
+                f"run.parallel=fsdp needs train.optimizer adam or adamw: got {train.optimizer}. "
+                "Try run.parallel=ddp."
             )
         if task.name == "table":
-            raise ConfigError("run.parallel=fsdp is for text models: got a table. Try ddp.")
+            raise ConfigError(
+                "run.parallel=fsdp is for text models: got a table. Try run.parallel=ddp."
+            )
     return make_optimizer(
         model,
         train.optimizer,
@@ -276,7 +321,9 @@ def _load_start(path: str, kind: type[Task]) -> tuple[nn.Module, Any]:
         if issubclass(task, TextTask) != issubclass(kind, TextTask):
             raise ConfigError(
                 f"{path!r} was trained for {run.task}, so {kind.name} cannot start from it. "
-                "Start texts from texts, and tables from tables."
+                "A text task needs a text run, and a table needs a table run."
             )
         return task.load_start(run.path)
+    if kind_of_directory(path) == HUGGING_FACE:
+        return load_start_directory(path, kind)
     raise SavedError(f"there is no run in {path!r} to start from. Check the path.")

@@ -1,11 +1,11 @@
-"""Tables: scikit-learn estimators made of Transformers."""
+"""scikit-learn estimators for tables, built from Transformers."""
 
 from addnorm.errors import require
 
 require("sklearn", "tables")
 require("narwhals", "tables")
 
-from addnorm.tabular.estimators import (  # noqa: E402 (the packages are asked for first)
+from addnorm.tabular.estimators import (  # noqa: E402 (after the check that the packages are installed)
     RECOMMENDED,
     FTTransformerClassifier,
     FTTransformerRegressor,
@@ -15,7 +15,7 @@ from addnorm.tabular.estimators import (  # noqa: E402 (the packages are asked f
     TabTransformerRegressor,
 )
 from addnorm.tabular.instant import InstantClassifier, InstantRegressor  # noqa: E402
-from addnorm.tabular.saved import load, save  # noqa: E402
+from addnorm.tabular.saved import load_estimator, save_estimator  # noqa: E402
 
 __all__ = [
     "RECOMMENDED",
@@ -27,6 +27,6 @@ __all__ = [
     "SAINTRegressor",
     "TabTransformerClassifier",
     "TabTransformerRegressor",
-    "load",
-    "save",
+    "load_estimator",
+    "save_estimator",
 ]

@@ -1,10 +1,12 @@
-"""What all estimators for tables share: parameters, fitting, pre-training, answers.
+"""Base class of the estimators for tables: parameters, fitting, pre-training, prediction.
 
-The constructor only stores; `fit` decides what was left open and keeps it under names that end in
-an underscore. X may be an array, a data frame of any kind that narwhals knows, or a path. Columns
-of frames are matched by name when predicting, so that their order does not matter.
+The constructor only stores its arguments; `fit` resolves those that are None and stores what it
+learns in attributes that end in an underscore. X may be an array, a data frame of any library that
+narwhals supports, or a path. Columns of data frames are matched by name in prediction, so their
+order does not matter.
 """
 
+import inspect
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
@@ -27,55 +29,57 @@ from addnorm.data.table.infer import infer
 from addnorm.data.table.schema import Column, Schema
 from addnorm.errors import ConfigError, InputError
 from addnorm.models.tabular import TabularModel, build_tabular
-from addnorm.tabular.choices import choose_network, choose_plan, need_ranges
-from addnorm.tabular.fitting import Fitted, Rows, SplitRows, answer, train
-from addnorm.tabular.holdout import hold_out, say_groups
+from addnorm.tabular.choices import check_parameters, choose_network, choose_settings
+from addnorm.tabular.fitting import FitResult, Rows, SplitRows, fit_network, predict_outputs
+from addnorm.tabular.holdout import describe_groups, hold_out
 from addnorm.tabular.inputs import (
     as_frame,
-    left_out,
-    normal,
-    pair_of,
-    say_unlearnt,
-    seed_of,
+    describe_columns,
+    describe_unlearnt,
+    normalise_weights,
     to_groups,
+    to_pair,
+    to_seed,
 )
 from addnorm.tabular.pretrain import pretrain
 
 PREDICT_BATCH = 1024
-"""Rows predicted at once."""
+"""Rows in a batch of prediction."""
 
 
 @dataclass(frozen=True)
 class Pretrained:
-    """What pre-training left: how rows are read, and the body that reads them."""
+    """The result of pre-training: the column encoder, and the network without a trained head."""
 
     encoder: TableEncoder
     body: TabularModel
     history: list[dict[str, float]]
 
-    def begin(self, classes: int) -> TabularModel:
-        """A model with the body's weights and a fresh head."""
+    def make_model(self, classes: int) -> TabularModel:
+        """Return a model with the pre-trained weights and a new head."""
         model = build_tabular(replace(self.body.config, outputs=classes if classes > 2 else 1))
-        kept = {n: t for n, t in self.body.state_dict().items() if not n.startswith("head.")}
-        model.load_state_dict(kept, strict=False)
+        weights = {n: t for n, t in self.body.state_dict().items() if not n.startswith("head.")}
+        model.load_state_dict(weights, strict=False)
         return model
 
 
-class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
-    """What all estimators for tables share.
+def with_parameters(text: str, constructor: str) -> str:
+    """Return the docstring of a class with the parameters of its constructor, before examples.
 
-    Parameters of the network that are None are those of its publication (presets.py).
-
-    width, depth, heads, ffn_width, addnorm, addnorm_options, norm, dropout, attention_dropout,
-    ffn_dropout: as in the model's configuration. `embedding` of numbers: linear, periodic,
-    piecewise, hidden; its options beside it, among them `bins` (how many) of piecewise, whose edges
-    are placed by `bins`: target or quantile. `members`: predictors that share the trunk.
-    `scaling` of numbers: quantile, robust, standard, none. `impute`: none, median, mean. `rare`:
-    how often a value must be met. `drop_cells`, `swap_cells`: shares of cells that are hidden, or
-    given another row's value, in training. `batch_size`, `epochs`: from the number of rows.
-    `valid`: share of rows held out, `split`: random or time. `schema`: a Schema, a path, or a table
-    of column: kind.
+    >>> print(with_parameters("A class.", "Store.\\n\\nParameters\\n----------\\nx : int"))
+    A class.
+    <BLANKLINE>
+    Parameters
+    ----------
+    x : int
     """
+    parameters = inspect.cleandoc(constructor).partition("\n\n")[2]
+    about, heading, examples = inspect.cleandoc(text).partition("Examples\n--------\n")
+    return f"{about.rstrip()}\n\n{parameters}\n\n{heading}{examples}".rstrip()
+
+
+class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
+    """Base class of the estimators for tables; its constructor documents their parameters."""
 
     kind = "ft"
     rate = 1e-4
@@ -118,6 +122,87 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         random_state: Any = None,
         verbose: bool = False,
     ) -> None:
+        """Store the parameters; `fit` checks them.
+
+        Parameters
+        ----------
+        width : int, default=None
+            Width of the tokens. Parameters of the network that are None are those of its
+            publication.
+        depth : int, default=None
+            Number of blocks.
+        heads : int, default=None
+            Attention heads; must divide the width.
+        ffn_width : int, default=None
+            Inner width of the feed-forward layers. None is 4/3 of the width for FT-Transformer, 4
+            times the width for the others.
+        addnorm : str, default=None
+            Arrangement of the residual connections and norms, such as "pre" or "post".
+        addnorm_options : dict, default=None
+            Options of the arrangement.
+        norm : str, default=None
+            Norm: "layer", "rms", "scale", "batch", "instance" or "none".
+        dropout : float, default=None
+            Dropout of each sublayer's output.
+        attention_dropout : float, default=None
+            Dropout of the attention weights.
+        ffn_dropout : float, default=None
+            Dropout inside the feed-forward layers.
+        embedding : {"linear", "periodic", "piecewise", "hidden"}, default=None
+            How a number becomes a token. None is the published embedding.
+        embedding_options : dict, default=None
+            Options of the embedding: `frequencies` and `sigma` of "periodic", `bins` (their
+            number, 48 by default) of "piecewise", `units` of "hidden".
+        bins : {"target", "quantile"}, default="target"
+            Where the bin edges of "piecewise" are placed: at the thresholds of a decision tree for
+            the target, or at quantiles.
+        members : int, default=1
+            Predictors that share the trunk, as in TabM; their predictions are averaged.
+        scaling : {"quantile", "robust", "standard", "none"}, default="quantile"
+            Scaling of numbers.
+        impute : {"none", "median", "mean"}, default="none"
+            What replaces a missing number; "none" is a learned vector.
+        rare : int, default=None
+            Rows in which a category must occur to have its own code. None is 1, or 5 from 1,000
+            rows on.
+        drop_cells : float, default=0.02
+            Fraction of cells hidden at random in each training batch.
+        swap_cells : float, default=0.0
+            Fraction of cells replaced by another row's value in each training batch.
+        learning_rate : float, default=None
+            Peak learning rate of AdamW. None is that of the publication.
+        weight_decay : float, default=1e-5
+            Weight decay of the matrices; embeddings, norms and biases have none.
+        schedule : {"constant", "linear", "cosine", "inverse-sqrt", "noam"}, default="constant"
+            Learning rate after the warm-up.
+        warmup : float, default=0.0
+            Fraction of the steps over which the learning rate rises linearly.
+        ema : float, default=0.0
+            Decay of an exponential moving average of the weights; 0 for none.
+        batch_size : int, default=None
+            Rows of a batch. None is 32 to 512, by the number of rows.
+        epochs : int, default=None
+            Largest number of passes over the rows. None is 10 to 100 with held-out rows, 10 to 30
+            without, by the number of rows.
+        patience : int, default=16
+            Epochs without improvement on the held-out rows after which training stops; 0 for no
+            early stopping.
+        minutes : float, default=None
+            Time limit of training. None is no limit.
+        valid : float, default=None
+            Fraction of the rows to hold out for early stopping and calibration. None is 0 below 30
+            rows, 0.2 below 10,000 and 0.1 from there on.
+        split : {"random", "time"}, default="random"
+            Which rows are held out: random ones, or the last ones.
+        schema : Schema, path or dict, default=None
+            Kind of each column: a schema, the path of a schema file, or a dictionary from column
+            to kind that overrides what is inferred. None infers all kinds from the rows.
+        random_state : int, RandomState instance or None, default=None
+            Seed of the split, the initial weights and the training; an int makes `fit`
+            reproducible.
+        verbose : bool, default=False
+            Whether to print each evaluation to stderr.
+        """
         self.width = width
         self.depth = depth
         self.heads = heads
@@ -152,6 +237,12 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         self.random_state = random_state
         self.verbose = verbose
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Add the parameters of the constructor to the docstring of each estimator."""
+        super().__init_subclass__(**options)
+        if cls.__init__ is TableEstimator.__init__ and cls.__doc__ and cls.__init__.__doc__:
+            cls.__doc__ = with_parameters(cls.__doc__, cls.__init__.__doc__)
+
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
@@ -161,13 +252,13 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         return tags
 
     def __sklearn_is_fitted__(self) -> bool:
-        """Pre-training alone leaves nothing to predict with."""
+        """Return whether there is a trained model; pre-training alone does not make one."""
         return hasattr(self, "model_")
 
-    # ── What X is ─────────────────────────────────────────────────────────────────────────────────
+    # ── Rows and columns ──────────────────────────────────────────────────────────────────────────
 
     def _frame(self, X: Any, *, fitting: bool) -> Frame:
-        """X as a frame, checked against the columns of `fit`."""
+        """Return X as a frame; after fitting, with the columns of the training rows."""
         frame = as_frame(X, self)
         if fitting:
             self.n_features_in_ = len(frame.columns)
@@ -183,28 +274,28 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
                     f"X has {len(frame.columns)} features, but {type(self).__name__} is expecting "
                     f"{self.n_features_in_} features as input."
                 )
-            known = [f"x{i}" for i in range(self.n_features_in_)] if names is None else names
-            columns = dict(zip(known, frame.columns.values(), strict=True))
+            names = [f"x{i}" for i in range(self.n_features_in_)] if names is None else names
+            columns = dict(zip(names, frame.columns.values(), strict=True))
             return Frame(frame.name, columns, frame.notes, frame.named)
         return frame
 
     def _schema(self, frame: Frame) -> Schema:
-        """The schema given, or guessed from the training rows."""
+        """Return the schema that was passed in, or else one inferred from the training rows."""
         if isinstance(self.schema, Schema):
             return self.schema
         if isinstance(self.schema, str | Path):
             return Schema.load(self.schema)
         if self.schema is not None and not isinstance(self.schema, dict):
             raise ConfigError(
-                "schema must be a Schema, a path, or a table of column: kind: "
+                "schema must be a Schema, a path, or a dictionary from column to kind: "
                 f"got {type(self.schema).__name__}."
             )
         if not frame.named and all(c.dtype.kind == "f" for c in frame.columns.values()):
-            # A plain matrix: nothing in it says that a column is not to be used.
-            found = Schema(columns=tuple(Column(name=n, kind="number") for n in frame.columns))
+            # In a matrix of floats every column is a number: none is taken for an identifier.
+            schema = Schema(columns=tuple(Column(name=n, kind="number") for n in frame.columns))
         else:
-            found = infer(frame)
-        return found.change(self.schema) if self.schema else found
+            schema = infer(frame)
+        return schema.change(self.schema) if self.schema else schema
 
     # ── Fitting ───────────────────────────────────────────────────────────────────────────────────
 
@@ -217,38 +308,38 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         eval_set: Any,
         groups: Any,
     ) -> Self:
-        began = time.perf_counter()
+        start = time.perf_counter()
         frame = self.check_rows(X, target)
         weight = np.ones(len(frame))
         if sample_weight is not None:
             weight = _check_sample_weight(sample_weight, target, dtype=np.float64)
             if not (weight >= 0).all():
                 raise InputError(f"sample_weight must be 0 or more: got {weight.min():g}.")
-        before = torch.get_rng_state()
+        rng_state = torch.get_rng_state()
         try:
             torch.manual_seed(self.seed_)
             self._train(frame, target, classes, weight, eval_set, groups)
         finally:
-            torch.set_rng_state(before)
-        self.report_["seconds"] = time.perf_counter() - began
+            torch.set_rng_state(rng_state)
+        self.report_["seconds"] = time.perf_counter() - start
         return self
 
     def check_rows(self, X: Any, target: Array) -> Frame:
-        """Return X as a frame to learn from; raise where parameters, X and target cannot be."""
-        need_ranges(self)
+        """Check parameters, X and target, and return X as a frame of training rows."""
+        check_parameters(self)
         frame = self._frame(X, fitting=True)
         if len(frame) < 2:
-            raise InputError(
-                f"there must be two rows or more to learn from: got {len(frame)} sample."
-            )
+            raise InputError(f"there must be at least two training rows: got {len(frame)} sample.")
         if len(target) != len(frame):
-            raise InputError(f"X and y must have as many rows: got {len(frame)} and {len(target)}.")
-        self.seed_ = seed_of(self.random_state)
+            raise InputError(
+                f"X and y must have the same number of rows: got {len(frame)} and {len(target)}."
+            )
+        self.seed_ = to_seed(self.random_state)
         return frame
 
     @abstractmethod
     def learn_target(self, y: Any) -> tuple[Array, int]:
-        """Return targets as training takes them, and the number of classes (0: numbers)."""
+        """Return the targets as training uses them, and the number of classes (regression: 0)."""
 
     def _train(
         self,
@@ -261,9 +352,11 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     ) -> None:
         split = self.split_rows(frame, target, classes, weight, eval_set, groups)
         self.model_ = self.make_model(split, classes)
-        plan = choose_plan(self, len(split.rows), split.valid is not None)
-        fitted = train(self.model_, split.rows, split.valid, plan, classes, verbose=self.verbose)
-        self.batch_ = plan.batch
+        settings = choose_settings(self, len(split.rows), split.valid is not None)
+        fitted = fit_network(
+            self.model_, split.rows, split.valid, settings, classes, verbose=self.verbose
+        )
+        self.batch_ = settings.batch
         self.finish(split, fitted)
 
     def split_rows(
@@ -276,64 +369,72 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         groups: Any = None,
         encoder: TableEncoder | None = None,
     ) -> SplitRows:
-        """Return rows to train on and rows held out, encoded by what the former show.
+        """Return encoded training rows and held-out rows.
 
-        `encoder` is used in place of one fitted here.
+        Parameters
+        ----------
+        frame : the rows.
+        target : the target of each row, as `learn_target` returns it.
+        classes : number of classes; 0 for regression.
+        weight : weight of each row.
+        eval_set : a pair (X, y) to hold out instead of a part of the rows.
+        groups : the group of each row; rows of one group stay on the same side of the split.
+        encoder : a fitted column encoder; by default one is fitted on the training rows.
         """
         share = 0.0 if eval_set is not None else self.valid
         labels = target if classes else None
-        together = to_groups(groups, len(frame))
+        group_names = to_groups(groups, len(frame))
         inside, held = hold_out(
-            len(frame), share, classes=labels, groups=together, order=self.split, seed=self.seed_
+            len(frame), share, classes=labels, groups=group_names, order=self.split, seed=self.seed_
         )
         part = frame.take(inside)
-        before = getattr(self, "pretrained_", None)
-        if encoder is None and before is not None:
-            encoder = before.encoder
+        pretrained = getattr(self, "pretrained_", None)
+        if encoder is None and pretrained is not None:
+            encoder = pretrained.encoder
         self.encoder_ = self._encoder(part, self._schema(part)) if encoder is None else encoder
         table = self.encoder_.encode(part)
         self._learn_scale(target[inside], weight[inside])
-        rows = Rows(table, self._targets(target[inside]), normal(weight[inside]))
+        rows = Rows(table, self._targets(target[inside]), normalise_weights(weight[inside]))
         valid = None
         if eval_set is not None:
-            valid = self._rows(*pair_of(eval_set))
+            valid = self._rows(*to_pair(eval_set))
         elif len(held):
             other = self.encoder_.encode(frame.take(held))
             if weight[held].any():
-                valid = Rows(other, self._targets(target[held]), normal(weight[held]))
+                valid = Rows(other, self._targets(target[held]), normalise_weights(weight[held]))
         notes = [
             *frame.notes,
-            *left_out(self.encoder_.schema),
-            *say_groups(together, held, eval_set is not None),
-            *say_unlearnt(getattr(self, "classes_", ()), target[inside]),
+            *describe_columns(self.encoder_.schema),
+            *describe_groups(group_names, held, eval_set is not None),
+            *describe_unlearnt(getattr(self, "classes_", ()), target[inside]),
         ]
         return SplitRows(rows, valid, target[inside], notes)
 
     def make_model(
         self, split: SplitRows, classes: int, trunk: ModelConfig | None = None
     ) -> TabularModel:
-        """Return a model for rows like these, or the pre-trained one with a new head."""
-        before = getattr(self, "pretrained_", None)
-        if before is not None:
-            return before.begin(classes)
+        """Return an untrained model for these rows, or the pre-trained one with a new head."""
+        pretrained = getattr(self, "pretrained_", None)
+        if pretrained is not None:
+            return pretrained.make_model(classes)
         network = choose_network(self, split.rows.table, split.target, self.bins, classes, trunk)
         return build_tabular(network)
 
-    def finish(self, split: SplitRows, fitted: Fitted) -> None:
-        """Calibrate on the held-out rows, and report how training went."""
-        at, rows = fitted.progress, len(split.rows)
-        self.n_iter_ = max(1, -(-at.step // -(-rows // self.batch_)))
+    def finish(self, split: SplitRows, fitted: FitResult) -> None:
+        """Calibrate on the held-out rows, and set the training report."""
+        state, rows = fitted.progress, len(split.rows)
+        self.n_iter_ = max(1, -(-state.step // -(-rows // self.batch_)))
         self.temperature_ = 1.0
         self.report_: dict[str, Any] = {
             "rows": rows,
             "held_out": 0 if split.valid is None else len(split.valid),
             "epochs": self.n_iter_,
-            "steps": at.step,
-            "best_step": at.best_step,
+            "steps": state.step,
+            "best_step": state.best_step,
             "parameters": self.model_.count(),
             "stopped": fitted.stopped,
             "notes": [*split.notes, *fitted.notes],
-            "history": at.history,
+            "history": state.history,
         }
         if split.valid is not None:
             self._calibrate(split.valid)
@@ -342,19 +443,32 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         return fit_encoder(frame, schema, scaling=self.scaling, rare=self.rare, impute=self.impute)
 
     def pretrain(self, X: Any, *, method: str = "masked", epochs: int | None = None) -> Self:
-        """Learn what rows are like from rows without answers; `fit` then starts from there.
+        """Pre-train on unlabelled rows; `fit` then starts from these weights.
 
-        `method` is masked, replaced or contrastive; see pretrain.py. Quantiles and categories are
-        learnt from these rows, so that they should include those of `fit`. Bins of piecewise
-        embeddings are by quantiles, as there is no target.
+        Scaling and categories are learnt from these rows, so they should include those of `fit`.
+        The bins of piecewise embeddings are at quantiles, because there is no target.
+
+        Parameters
+        ----------
+        X : array, data frame or path
+            Rows without a target.
+        method : {"masked", "replaced", "contrastive"}, default="masked"
+            Objective: predict hidden cells, detect replaced cells, or identify rows of which some
+            cells were replaced.
+        epochs : int, default=None
+            Passes over the rows. None is as for `fit`.
+
+        Returns
+        -------
+        self : the estimator
         """
-        need_ranges(self)
+        check_parameters(self)
         frame = self._frame(X, fitting=True)
-        self.seed_ = seed_of(self.random_state)
+        self.seed_ = to_seed(self.random_state)
         return self.pretrain_frame(frame, method, epochs)
 
     def pretraining_split(self, frame: Frame) -> tuple[TableEncoder, Frame, Frame]:
-        """Return the column encoder of pre-training, its rows, and rows held out of them."""
+        """Return a column encoder fitted for pre-training, the training rows, the held-out rows."""
         inside, held = hold_out(len(frame), self.valid, order=self.split, seed=self.seed_)
         part = frame.take(inside)
         return self._encoder(part, self._schema(part)), part, frame.take(held)
@@ -366,63 +480,74 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         epochs: int | None = None,
         trunk: ModelConfig | None = None,
     ) -> Self:
-        """Pre-train on a frame whose columns are known; `trunk` stands for the parameters'."""
+        """Pre-train on a frame.
+
+        Parameters
+        ----------
+        frame : unlabelled rows, with the columns of `fit`.
+        method : masked, replaced or contrastive.
+        epochs : passes over the rows; by default as for `fit`.
+        trunk : configuration of the trunk; by default from the estimator's parameters.
+        """
         encoder, part, held = self.pretraining_split(frame)
         self.encoder_ = encoder
-        table, state = encoder.encode(part), torch.get_rng_state()
+        table, rng_state = encoder.encode(part), torch.get_rng_state()
         try:
             torch.manual_seed(self.seed_)
             body = build_tabular(
                 choose_network(self, table, np.zeros(len(part)), "quantile", 0, trunk)
             )
-            plan = replace(
-                choose_plan(self, len(part), bool(len(held))), drop_cells=0.0, swap_cells=0.0
+            settings = replace(
+                choose_settings(self, len(part), bool(len(held))), drop_cells=0.0, swap_cells=0.0
             )
-            plan = plan if epochs is None else replace(plan, epochs=epochs)
+            settings = settings if epochs is None else replace(settings, epochs=epochs)
             valid = encoder.encode(held) if len(held) else None
-            fitted = pretrain(body, table, valid, plan, method, verbose=self.verbose)
+            fitted = pretrain(body, table, valid, settings, method, verbose=self.verbose)
         finally:
-            torch.set_rng_state(state)
+            torch.set_rng_state(rng_state)
         self.pretrained_ = Pretrained(encoder, body, fitted.progress.history)
         return self
 
     def rows(self, X: Any, y: Any) -> Rows:
-        """X and its answers y as the network learns from them: encoded, places or standardised."""
+        """Return encoded rows with their targets: class indices, or standardised numbers."""
         check_is_fitted(self)
         return self._rows(X, y)
 
     def _rows(self, X: Any, y: Any) -> Rows:
         table = self.encoder_.encode(self._frame(X, fitting=False))
-        target = self._targets(self._known(y))
+        target = self._targets(self._encode_target(y))
         if len(target) != len(table):
-            raise InputError(f"X and y must have as many rows: got {len(table)} and {len(target)}.")
+            raise InputError(
+                f"X and y must have the same number of rows: got {len(table)} and {len(target)}."
+            )
         return Rows(table, target, torch.ones(len(table)))
 
     @abstractmethod
     def evaluate(self, X: Any, y: Any) -> dict[str, float]:
-        """Figures on rows whose answers are known, as metrics.py has them."""
+        """Return the metrics of metrics.py on labelled rows."""
 
     @abstractmethod
-    def _known(self, y: Any) -> Array:
-        """Answers as training had them: places of classes it knows, or numbers."""
+    def _encode_target(self, y: Any) -> Array:
+        """Return targets as training used them: indices of known classes, or numbers."""
 
     def _learn_scale(self, target: Array, weight: Array) -> None:
-        """What the target is standardised by, from training rows; nothing of classes."""
+        """Set mean and scale of a numeric target from the training rows."""
 
     def _targets(self, target: Array) -> Tensor:
+        """Return targets as the loss takes them."""
         return torch.from_numpy(np.ascontiguousarray(target)).long()
 
     @abstractmethod
     def _calibrate(self, valid: Rows) -> None:
-        """Figures on held-out rows."""
+        """Set temperature and metrics from the held-out rows."""
 
     # ── Predicting ────────────────────────────────────────────────────────────────────────────────
 
-    def _answers(self, X: Any) -> Tensor:
-        """The mean answer of the members, (rows, outputs)."""
+    def _predict(self, X: Any) -> Tensor:
+        """Return the mean output of the members, (rows, outputs)."""
         check_is_fitted(self)
-        return self._answer(self.encoder_.encode(self._frame(X, fitting=False)))
+        return self._predict_encoded(self.encoder_.encode(self._frame(X, fitting=False)))
 
-    def _answer(self, table: EncodedTable) -> Tensor:
+    def _predict_encoded(self, table: EncodedTable) -> Tensor:
         batch = self.batch_ if self.model_.along_rows else PREDICT_BATCH
-        return answer(self.model_, table, batch).mean(dim=1)
+        return predict_outputs(self.model_, table, batch).mean(dim=1)

@@ -1,7 +1,8 @@
-"""Gradient boosting beside our model, on the same rows: one honest table."""
+"""Gradient boosting as a baseline, fitted and evaluated on the same rows."""
 
 import time
 from collections.abc import Callable, Iterator
+from html import escape
 from importlib.util import find_spec
 from typing import Any
 
@@ -12,24 +13,29 @@ from addnorm.data.table.frame import Array
 from addnorm.errors import require
 from addnorm.metrics import classification_metrics, regression_metrics
 
-MOST_CATEGORIES = 255
+MAX_CATEGORIES = 255
+"""Categories that scikit-learn's gradient boosting accepts in a column."""
 
 
 def boosters(classes: int, categories: list[int], seed: int) -> Iterator[tuple[str, Any]]:
-    """scikit-learn's boosting, and the others that are installed, with their own defaults."""
+    """Yield scikit-learn's gradient boosting and others that are installed, with their defaults."""
     ensemble = require("sklearn.ensemble", "tables")
     names = ("HistGradientBoostingClassifier", "HistGradientBoostingRegressor")
     kind = getattr(ensemble, names[0 if classes else 1])
-    known = categories or None
     yield (
         "HistGradientBoosting",
-        kind(categorical_features=known, early_stopping=True, max_iter=500, random_state=seed),
+        kind(
+            categorical_features=categories or None,
+            early_stopping=True,
+            max_iter=500,
+            random_state=seed,
+        ),
     )
-    word = "Classifier" if classes else "Regressor"
+    suffix = "Classifier" if classes else "Regressor"
     others: dict[str, Callable[[Any], Any]] = {
-        "lightgbm": lambda m: getattr(m, f"LGBM{word}")(random_state=seed, verbose=-1),
-        "xgboost": lambda m: getattr(m, f"XGB{word}")(random_state=seed),
-        "catboost": lambda m: getattr(m, f"CatBoost{word}")(
+        "lightgbm": lambda m: getattr(m, f"LGBM{suffix}")(random_state=seed, verbose=-1),
+        "xgboost": lambda m: getattr(m, f"XGB{suffix}")(random_state=seed),
+        "catboost": lambda m: getattr(m, f"CatBoost{suffix}")(
             random_seed=seed, verbose=False, allow_writing_files=False
         ),
     }
@@ -38,16 +44,60 @@ def boosters(classes: int, categories: list[int], seed: int) -> Iterator[tuple[s
             yield package, make(require(package, "tables"))
 
 
+class Comparison(list[dict[str, Any]]):
+    """One row of metrics for each model: a list that is shown as a table.
+
+    >>> Comparison([{"model": "one", "auc": 0.9}, {"model": "two", "auc": 0.75, "brier": 0.125}])
+    model  auc   brier
+    one    0.9   –
+    two    0.75  0.125
+    """
+
+    def cells(self) -> list[list[str]]:
+        """Return the header and the rows as texts, the figures with four digits."""
+        names = list(dict.fromkeys(name for row in self for name in row))
+        return [names, *([_format_figure(row.get(name)) for name in names] for row in self)]
+
+    def __repr__(self) -> str:
+        cells = self.cells()
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines = (
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in cells
+        )
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        header, *rows = self.cells()
+        head = "".join(f"<th>{escape(name)}</th>" for name in header)
+        body = "".join(
+            f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows
+        )
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _format_figure(value: object) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
 def compare(
     train: tuple[EncodedTable, Array], test: tuple[EncodedTable, Array], classes: int, seed: int = 0
-) -> list[dict[str, Any]]:
-    """Each booster fitted on encoded rows and measured on others; classes 0 means numbers.
+) -> "Comparison":
+    """Fit gradient boosting on the training rows, and return the metrics of each library.
 
-    Trees do not care how numbers are scaled; categories are given as categories.
+    The scaling of numbers does not matter to trees; categorical columns are passed as such.
+
+    Parameters
+    ----------
+    train, test : encoded rows and their targets: class indices, or numbers.
+    classes : number of classes; 0 for regression.
+    seed : the random seed.
     """
-    rows = []
+    rows = Comparison()
     for name, model in boosters(classes, small_categories(train[0]), seed):
-        began = time.perf_counter()
+        start = time.perf_counter()
         model.fit(matrix(train[0]), train[1])
         fitted = time.perf_counter()
         if classes:
@@ -57,20 +107,20 @@ def compare(
         else:
             figures = regression_metrics(model.predict(matrix(test[0])), test[1])
         done = time.perf_counter()
-        times = {"fit_seconds": fitted - began, "predict_seconds": done - fitted}
+        times = {"fit_seconds": fitted - start, "predict_seconds": done - fitted}
         rows.append({"model": name, **figures, **times})
     return rows
 
 
 def small_categories(table: EncodedTable) -> list[int]:
-    """Columns of the matrix that are categories with few enough values to be given as such."""
+    """Return the columns of the matrix that are categories with few enough values."""
     count, codes = table.numbers.shape[1], table.codes
     sizes = codes.max(dim=0).values.tolist() if len(codes.T) else []
-    return [count + i for i, size in enumerate(sizes) if size < MOST_CATEGORIES]
+    return [count + i for i, size in enumerate(sizes) if size < MAX_CATEGORIES]
 
 
 def matrix(table: EncodedTable) -> Array:
-    """Encoded rows as boosters take them: numbers, then codes; NaN where a value is missing."""
+    """Return encoded rows as one matrix: numbers, then codes; NaN where a value is missing."""
     codes = table.codes.double()
     codes = codes.masked_fill(table.codes == MISSING, float("nan"))
     return np.concatenate((table.numbers.double().numpy(), codes.numpy()), axis=1)

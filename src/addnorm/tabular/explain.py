@@ -1,12 +1,12 @@
-"""Why a model answers as it does: three views of which columns matter, and how far they agree.
+"""Explain a model for tables: three measures of which columns matter, and how far they agree.
 
-    attention     what the summary and the columns look at, the mean over heads, blocks and rows
-    gradient      integrated gradients from a typical row: the shares of f(x) − f(typical) that each
-                  column makes; of several rows the mean size
-    permutation   how much worse the loss is when one column is shuffled
+    attention     mean attention weight over heads, blocks and rows, of the summary to each column
+    gradient      integrated gradients from background rows: the part of f(x) − mean f(background)
+                  that is due to each column; for several rows, its mean absolute value
+    permutation   increase of the loss when one column is shuffled
 
-Attention says what was looked at, not what mattered; where the three disagree, believe permutation.
-Columns that are several tokens (the parts of a date) are added up.
+Attention shows what the model reads, not what its prediction depends on; where the three disagree,
+trust permutation. The values of columns that are several tokens (the parts of a date) are summed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,178 +18,320 @@ import torch
 from sklearn.utils.validation import check_is_fitted  # type: ignore[import-untyped]
 from torch import Tensor
 
-from addnorm.data.table.encode import EncodedTable
+from addnorm.data.table.encode import FIRST_VALUE, EncodedTable
 from addnorm.data.table.frame import Array, Frame, to_texts
 from addnorm.errors import InputError
-from addnorm.models.instant import InstantPredictor
-from addnorm.models.tabular import FTTransformerModel, TabTransformerModel, TabularModel
+from addnorm.lens.columns import (
+    Interactions,
+    column_contributions,
+    column_interactions,
+    embed_columns,
+)
+from addnorm.models.tabular import TabTransformerModel, TabularModel
 from addnorm.tabular.base import TableEstimator
 from addnorm.tabular.estimators import TableClassifier
-from addnorm.tabular.fitting import answer, losses
+from addnorm.tabular.fitting import losses, predict_outputs
 
-MOST_ROWS = 500
-"""Rows that are looked at; more would not change the picture."""
+MAX_EXPLAINED_ROWS = 500
+"""Of more rows, this many are drawn at random."""
+BACKGROUND_ROWS, MIN_BACKGROUND_ROWS = 64, 10
+"""Rows that one row is compared with, and how many other rows a table must have to supply them."""
+INTERACTION_COLUMNS, INTERACTION_ROWS = 6, 20
+"""The most important columns, whose interactions are measured; rows, and background rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """Which columns matter, in three views."""
+    """Which columns matter, by three measures.
+
+    Parameters
+    ----------
+    columns : the columns
+    permutation : loss with the column shuffled, minus the loss without
+    gradient : mean |contribution| of the column, in logits or in units of the target
+    attention : mean attention weight from the summary to the column; None if there is no summary
+    column_attention : (from, to): mean attention weight between the columns that are tokens
+    attention_columns : the names of its rows and columns
+    agreement : rank correlation (Spearman) of each pair of measures
+    interactions : (column, column, strength, H) of pairs of the most important columns, the
+        strongest first: their joint effect beyond the sum of their single effects, as its root
+        mean square and as Friedman's H; see lens/columns.py
+    """
 
     columns: tuple[str, ...]
     permutation: tuple[float, ...]
-    """Loss when the column is shuffled, less the loss as it is."""
     gradient: tuple[float, ...]
-    """Mean |share of the answer| of the column, in logits or in units of the target."""
     attention: tuple[float, ...] | None
-    """Mean weight the summary gives to the column; None where the model has no summary."""
-    looks: Array
-    """(from, to): mean attention of each column to each, as far as columns are tokens."""
-    looking: tuple[str, ...]
-    """The names of its rows and columns."""
+    column_attention: Array
+    attention_columns: tuple[str, ...]
     agreement: Mapping[str, float]
-    """Rank correlation (Spearman) of each pair of views."""
+    interactions: tuple[tuple[str, str, float, float], ...] = ()
 
     def ranked(self) -> list[tuple[str, float]]:
-        """Columns by permutation importance, the greatest first."""
+        """Return (column, permutation importance), the most important first."""
         pairs = zip(self.columns, self.permutation, strict=True)
         return sorted(pairs, key=lambda pair: -pair[1])
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowExplanation:
-    """What each column adds to the answer for one row."""
+    """What each column contributes to the prediction for one row.
+
+    Parameters
+    ----------
+    columns : the columns
+    values : their values as text
+    contributions : their sum is `output` − `baseline`, up to the error of the numerical integral
+    output : output of the network for the row; for classes the calibrated logit, which is divided
+        by the temperature
+    baseline : mean output for the background rows, on the same scale
+    output_name : what the output is: the log-odds or logit of a class, or the predicted number
+    probability : calibrated probability of that class; None for regression
+    baseline_name : what the background rows are, such as "64 rows of the table"
+    interactions : (column, column, effect): the joint effect of two columns beyond the sum of
+        their single effects, the strongest first
+    """
 
     columns: tuple[str, ...]
     values: tuple[str, ...]
-    shares: tuple[float, ...]
-    """They add up to `answer` − `typical`, up to the steps of the integral."""
-    answer: float
-    typical: float
-    about: str
-    """What the answer is: the logit of which class, or the target's own unit."""
+    contributions: tuple[float, ...]
+    output: float
+    baseline: float
+    output_name: str
     probability: float | None = None
-    """Of that class, calibrated; None of numbers."""
+    baseline_name: str = ""
+    interactions: tuple[tuple[str, str, float], ...] = ()
 
     def ranked(self) -> list[tuple[str, str, float]]:
-        """(column, value, share), the strongest first."""
-        rows = zip(self.columns, self.values, self.shares, strict=True)
+        """Return (column, value, contribution), the largest absolute contribution first."""
+        rows = zip(self.columns, self.values, self.contributions, strict=True)
         return sorted(rows, key=lambda row: -abs(row[2]))
 
 
-def explain(
+def explain_table(
     estimator: TableEstimator, X: Any, y: Any, *, seed: int = 0, repeats: int = 3
 ) -> Explanation:
-    """Explain a fitted estimator on rows whose answers are known, best ones it has not seen."""
+    """Return which columns matter to a fitted estimator, on labelled rows.
+
+    Parameters
+    ----------
+    estimator : the fitted estimator.
+    X, y : rows and their targets, preferably not those of the training.
+    seed : seed of the permutations, and of the rows that are drawn if there are many.
+    repeats : number of permutations of each column.
+    """
     rows = estimator.rows(X, y)
     table, target = rows.table, rows.target
     rng = np.random.default_rng(seed)
-    if len(table) > MOST_ROWS:
-        some = torch.from_numpy(rng.choice(len(table), MOST_ROWS, replace=False))
-        table, target = table.take(some), target[some]
-    names, member = _columns(estimator)
-    permutation = permute(estimator.model_, table, target, member, rng, repeats)
-    shares = integrated(estimator.model_, table)[0]
-    gradient = _sum_by(shares, member, len(names)).abs().mean(dim=0).numpy()
-    looks, looking, summary = attend(estimator, table)
-    attention = None if summary is None else _sum_by(summary[None], member, len(names))[0].numpy()
-    views = {"permutation": permutation, "gradient": gradient}
-    views |= {} if attention is None else {"attention": attention}
-    pairs = [(a, b) for i, a in enumerate(views) for b in list(views)[i + 1 :]]
+    if len(table) > MAX_EXPLAINED_ROWS:
+        drawn = torch.from_numpy(rng.choice(len(table), MAX_EXPLAINED_ROWS, replace=False))
+        table, target = table.take(drawn), target[drawn]
+    names, column_of_token = _columns(estimator)
+    permutation = permutation_importance(
+        estimator.model_, table, target, column_of_token, rng, repeats
+    )
+    contributions = expected_gradients(estimator.model_, table)[0]
+    gradient = _sum_by_column(contributions, column_of_token, len(names)).abs().mean(dim=0).numpy()
+    interactions = _interactions(estimator, table, table, gradient, rows=INTERACTION_ROWS)
+    scale = _output_scale(estimator)
+    column_attention, attention_columns, summary = mean_attention(estimator, table)
+    attention = None
+    if summary is not None:
+        attention = _sum_by_column(summary[None], column_of_token, len(names))[0].numpy()
+    measures = {"permutation": permutation, "gradient": gradient}
+    measures |= {} if attention is None else {"attention": attention}
+    pairs = [(a, b) for i, a in enumerate(measures) for b in list(measures)[i + 1 :]]
     return Explanation(
         columns=tuple(names),
         permutation=tuple(permutation.tolist()),
-        gradient=tuple((gradient * _unit(estimator)).tolist()),
+        gradient=tuple((gradient * scale).tolist()),
         attention=None if attention is None else tuple(attention.tolist()),
-        looks=looks,
-        looking=tuple(looking),
-        agreement={f"{a} and {b}": spearman(views[a], views[b]) for a, b in pairs},
+        column_attention=column_attention,
+        attention_columns=tuple(attention_columns),
+        agreement={f"{a} and {b}": spearman(measures[a], measures[b]) for a, b in pairs},
+        interactions=tuple(
+            (names[j], names[k], float(interactions.strength[i]) * scale, float(interactions.h[i]))
+            for i, (j, k) in _by_strength(interactions)
+        ),
     )
 
 
-def explain_row(estimator: TableEstimator, X: Any, row: int) -> RowExplanation:
-    """Explain the answer for one row, counted from 0, by integrated gradients."""
+def explain_row(
+    estimator: TableEstimator, X: Any, row: int, *, background: Any = None
+) -> RowExplanation:
+    """Return what each column contributes to the prediction for one row.
+
+    Parameters
+    ----------
+    estimator : the fitted estimator.
+    X : rows that contain the one to explain.
+    row : its index, counted from 0.
+    background : rows to compare it with, such as training rows; by default the other rows of X,
+        or if there are too few, rows whose columns are drawn from the ranges of the encoder.
+    """
     check_is_fitted(estimator)
     frame = estimator._frame(X, fitting=False)
     if not 0 <= row < len(frame):
         raise InputError(f"row must be 0 to {len(frame) - 1}: got {row}.")
     one = frame.take(np.array([row]))
-    names, member = _columns(estimator)
-    shares, end, start = integrated(estimator.model_, estimator.encoder_.encode(one), steps=64)
-    grouped = _sum_by(shares, member, len(names))[0]
-    unit = _unit(estimator)
+    names, column_of_token = _columns(estimator)
+    others, baseline_name = _background_rows(estimator, frame, row, background)
+    table = estimator.encoder_.encode(one)
+    by_token, end, start = expected_gradients(
+        estimator.model_, table, others, draws=BACKGROUND_ROWS, steps=16
+    )
+    contributions = _sum_by_column(by_token, column_of_token, len(names))[0]
+    importance = contributions.abs().numpy()
+    interactions = _interactions(estimator, table, others, importance, rows=BACKGROUND_ROWS)
+    scale = _output_scale(estimator)
     offset = getattr(estimator, "mean_", 0.0)
     return RowExplanation(
         columns=tuple(names),
-        values=tuple(_say_value(one, name) for name in names),
-        shares=tuple((grouped.double() * unit).tolist()),
-        answer=float(end[0]) * unit + offset,
-        typical=float(start[0]) * unit + offset,
-        **_about(estimator, one),
+        values=tuple(_format_value(one, name) for name in names),
+        contributions=tuple((contributions.double() * scale).tolist()),
+        output=float(end[0]) * scale + offset,
+        baseline=float(start[0]) * scale + offset,
+        baseline_name=baseline_name,
+        interactions=tuple(
+            (names[j], names[k], float(interactions.values[i, 0]) * scale)
+            for i, (j, k) in _by_strength(interactions)
+        ),
+        **_describe_output(estimator, one),
     )
 
 
-def permute(
+def permutation_importance(
     model: TabularModel,
     table: EncodedTable,
     target: Tensor,
-    member: Sequence[int],
+    column_of_token: Sequence[int],
     rng: np.random.Generator,
     repeats: int,
 ) -> Array:
-    """Mean rise of the loss when a column's tokens are shuffled together. Breiman 2001, §10."""
+    """Return the mean increase of the loss when a column is shuffled. Breiman 2001, §10.
+
+    Parameters
+    ----------
+    model : the network.
+    table, target : encoded rows and their targets.
+    column_of_token : the column that each token belongs to; its tokens are shuffled together.
+    rng : source of the permutations.
+    repeats : number of permutations.
+    """
     classes = 0 if target.is_floating_point() else max(2, model.config.outputs)
 
     def loss(numbers: Tensor, codes: Tensor) -> float:
-        answers = answer(model, EncodedTable(numbers, codes), 1024).mean(dim=1, keepdim=True)
-        return float(losses(answers, target, classes).mean())
+        outputs = predict_outputs(model, EncodedTable(numbers, codes), 1024)
+        return float(losses(outputs.mean(dim=1, keepdim=True), target, classes).mean())
 
-    base, count = loss(table.numbers, table.codes), table.numbers.shape[1]
-    rise = np.zeros(max(member) + 1)
+    before, count = loss(table.numbers, table.codes), table.numbers.shape[1]
+    increase = np.zeros(max(column_of_token) + 1)
     for _ in range(repeats):
         order = torch.from_numpy(rng.permutation(len(table)))
-        for column in range(len(rise)):
+        for column in range(len(increase)):
             numbers, codes = table.numbers.clone(), table.codes.clone()
-            for token in (t for t, owner in enumerate(member) if owner == column):
+            for token in (t for t, owner in enumerate(column_of_token) if owner == column):
                 part = numbers[:, token] if token < count else codes[:, token - count]
                 part.copy_(part[order].clone())
-            rise[column] += (loss(numbers, codes) - base) / repeats
-    return rise
+            increase[column] += (loss(numbers, codes) - before) / repeats
+    return increase
 
 
-def integrated(
-    model: TabularModel, table: EncodedTable, steps: int = 16
+def expected_gradients(
+    model: TabularModel,
+    table: EncodedTable,
+    background: EncodedTable | None = None,
+    *,
+    draws: int = 4,
+    steps: int = 8,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Integrated gradients by token, (rows, tokens), with the answers at the end and the start.
+    """Return contributions by token, (rows, tokens), the outputs and the mean background outputs.
 
-        share_j = (t_j − t̄_j) · ∫₀¹ ∂f/∂t_j (t̄ + α (t − t̄)) dα
+    f is the output, with several classes that of the most likely one; the formula is in
+    lens/columns.py.
 
-    Sundararajan et al. 2017 (1703.01365), eq. 1, over the tokens t; t̄ is the mean token of each
-    column over the rows given, or for one row the token of a missing value. The middle of each of
-    `steps` parts of the path is looked at. f is the answer, or of several classes that of the
-    likeliest.
+    Parameters
+    ----------
+    model : the network.
+    table : rows to explain.
+    background : rows to compare them with; the table itself by default.
+    draws : background rows for each row.
+    steps : nodes of the integral.
     """
     model.eval()
-    numbers, codes = table.numbers, table.codes
+    other = table if background is None else background
     with torch.no_grad():
-        whole = _tokens(model, numbers, codes)
-        typical = _typical(model, numbers, codes, whole)
-        likeliest = _answer_from(model, whole).argmax(dim=1, keepdim=True)
-    total = torch.zeros_like(whole)
-    for step in range(steps):
-        at = (typical + (step + 0.5) / steps * (whole - typical)).detach().requires_grad_()
-        with torch.enable_grad():
-            told = _answer_from(model, at).gather(1, likeliest).sum()
-        total += torch.autograd.grad(told, at)[0]
-    shares = ((whole - typical) * total / steps).sum(dim=2)
-    with torch.no_grad():
-        end, start = (_answer_from(model, t).gather(1, likeliest)[:, 0] for t in (whole, typical))
-    return shares, end, start
+        tokens = embed_columns(model, table.numbers, table.codes)
+        other_tokens = embed_columns(model, other.numbers, other.codes)
+    result = column_contributions(model, tokens, other_tokens, draws=draws, steps=steps)
+    return result.contributions, result.output, result.baseline
 
 
-def attend(
+def _background_rows(
+    estimator: TableEstimator, frame: Frame, row: int, background: Any
+) -> tuple[EncodedTable, str]:
+    """Return the rows to compare one with, and a name for them."""
+    encoder = estimator.encoder_
+    if background is not None:
+        rows, source = estimator._frame(background, fitting=False), "of the background"
+        indices = np.arange(len(rows))
+    else:
+        rows, source = frame, "of the table"
+        indices = np.delete(np.arange(len(frame)), row)
+        if len(indices) < MIN_BACKGROUND_ROWS:
+            name = f"{BACKGROUND_ROWS} rows with columns drawn at random"
+            return _random_rows(estimator), name
+    if len(indices) > BACKGROUND_ROWS:
+        indices = np.random.default_rng(0).choice(indices, BACKGROUND_ROWS, replace=False)
+    return encoder.encode(rows.take(np.sort(indices))), f"{len(indices)} rows {source}"
+
+
+def _random_rows(estimator: TableEstimator) -> EncodedTable:
+    """Return rows with standard normal numbers, which scaled ones are, and uniform categories.
+
+    The encoder stores no rows; these are drawn from the ranges that it stores.
+    """
+    encoder, rng = estimator.encoder_, np.random.default_rng(0)
+    numbers = rng.normal(size=(BACKGROUND_ROWS, len(encoder.numbers)))
+    for index, rule in enumerate(encoder.numbers):
+        if rule.scaling == "none":
+            numbers[:, index] = rng.uniform(rule.low, rule.high, BACKGROUND_ROWS)
+    sizes = [max(len(rule.values), 1) for rule in encoder.categories]
+    columns = [FIRST_VALUE + rng.integers(0, size, BACKGROUND_ROWS) for size in sizes]
+    empty = np.zeros((BACKGROUND_ROWS, 0), dtype=np.int64)
+    codes = np.stack(columns, axis=1) if columns else empty
+    return EncodedTable(torch.from_numpy(numbers).float(), torch.from_numpy(codes).long())
+
+
+def _interactions(
+    estimator: TableEstimator,
+    table: EncodedTable,
+    background: EncodedTable,
+    importance: Array,
+    *,
+    rows: int,
+) -> Interactions:
+    """Return the interactions of the most important columns, on the first rows."""
+    model, (_, column_of_token) = estimator.model_, _columns(estimator)
+    columns = sorted(np.argsort(-importance)[:INTERACTION_COLUMNS].tolist())
+    with torch.no_grad():
+        tokens, other_tokens = (
+            embed_columns(model, part.numbers[:rows], part.codes[:rows])
+            for part in (table, background)
+        )
+    return column_interactions(model, tokens, other_tokens, column_of_token, columns)
+
+
+def _by_strength(interactions: Interactions) -> list[tuple[int, tuple[int, int]]]:
+    """Return (index, pair of columns), the strongest pair first."""
+    order = interactions.strength.argsort(descending=True).tolist()
+    return [(index, interactions.pairs[index]) for index in order]
+
+
+def mean_attention(
     estimator: TableEstimator, table: EncodedTable
 ) -> tuple[Array, list[str], Tensor | None]:
-    """Mean attention among tokens, their names, and what the summary gives each column's token."""
+    """Return the mean attention between tokens, their names, and that of the summary to each."""
     model, names = estimator.model_, estimator.encoder_.names
     if isinstance(model, TabTransformerModel):
         names = names[model.config.numbers :]
@@ -198,56 +340,27 @@ def attend(
     maps: dict[str, Tensor] = {}
     with torch.inference_mode():
         model(table.numbers, table.codes, maps=maps)
-    found = [each for place, each in maps.items() if place.endswith(".attention")]
-    mean = torch.stack([each.mean(dim=(0, 1)) for each in found]).mean(dim=0)
+    weights = [tensor for name, tensor in maps.items() if name.endswith(".attention")]
+    mean = torch.stack([each.mean(dim=(0, 1)) for each in weights]).mean(dim=0)
     if isinstance(model, TabTransformerModel):
         return mean.numpy(), list(names), None
     return mean[1:, 1:].numpy(), list(names), mean[0, 1:]
 
 
 def spearman(one: Array, other: Array) -> float:
-    """Correlation of ranks, ties sharing theirs; NaN where one view says nothing."""
-    a, b = (_ranks(view) - _ranks(view).mean() for view in (one, other))
+    """Return the correlation of ranks, ties with their mean rank; NaN if all values are equal."""
+    a, b = (_ranks(values) - _ranks(values).mean() for values in (one, other))
     size = float(np.sqrt((a @ a) * (b @ b)))
     return float(a @ b) / size if size else float("nan")
 
 
-def _ranks(view: Array) -> Array:
-    _, place, ties = np.unique(view, return_inverse=True, return_counts=True)
-    return np.asarray((np.cumsum(ties) - (ties - 1) / 2)[place])
-
-
-def _tokens(model: TabularModel, numbers: Tensor, codes: Tensor) -> Tensor:
-    """What the model is told, (rows, tokens, width); numbers beside the stack fill one place."""
-    if isinstance(model, FTTransformerModel | InstantPredictor):
-        return model.tokens(numbers, codes)
-    assert isinstance(model, TabTransformerModel)
-    width = model.config.trunk.width
-    beside = torch.nn.functional.pad(model.impute(numbers)[..., None], (0, width - 1))
-    if not model.config.categories:
-        return beside
-    return torch.cat((beside, model.tokens(numbers, codes)), dim=1)
-
-
-def _answer_from(model: TabularModel, tokens: Tensor) -> Tensor:
-    """The mean answer of the members, (rows, outputs), from tokens."""
-    if isinstance(model, FTTransformerModel):
-        return model.head(model.hidden(tokens)).mean(dim=1)
-    if isinstance(model, InstantPredictor):
-        return model.from_tokens(tokens)[:, 0]
-    assert isinstance(model, TabTransformerModel)
-    count = model.config.numbers
-    return model.from_tokens(tokens[:, :count, 0], tokens[:, count:]).mean(dim=1)
-
-
-def _typical(model: TabularModel, numbers: Tensor, codes: Tensor, whole: Tensor) -> Tensor:
-    if len(whole) > 1:
-        return whole.mean(dim=0, keepdim=True).expand_as(whole)
-    return _tokens(model, torch.full_like(numbers, float("nan")), torch.zeros_like(codes))
+def _ranks(values: Array) -> Array:
+    _, index, ties = np.unique(values, return_inverse=True, return_counts=True)
+    return np.asarray((np.cumsum(ties) - (ties - 1) / 2)[index])
 
 
 def _columns(estimator: TableEstimator) -> tuple[list[str], list[int]]:
-    """The columns that are used, and of each token which of them it is a part of."""
+    """Return the names of the used columns, and for each token the index of its column."""
     encoder = estimator.encoder_
     owners = [*(rule.column for rule in encoder.numbers)]
     owners += [rule.column for rule in encoder.categories]
@@ -255,26 +368,28 @@ def _columns(estimator: TableEstimator) -> tuple[list[str], list[int]]:
     return names, [names.index(owner) for owner in owners]
 
 
-def _sum_by(tokens: Tensor, member: Sequence[int], count: int) -> Tensor:
-    """(rows, tokens) added up to (rows, columns)."""
-    found = torch.zeros(len(tokens), count)
-    return found.index_add_(1, torch.tensor(list(member)), tokens.float())
+def _sum_by_column(tokens: Tensor, column_of_token: Sequence[int], count: int) -> Tensor:
+    """Return the sums (rows, columns) of values (rows, tokens)."""
+    sums = torch.zeros(len(tokens), count)
+    return sums.index_add_(1, torch.tensor(list(column_of_token)), tokens.float())
 
 
-def _unit(estimator: TableEstimator) -> float:
-    return float(getattr(estimator, "scale_", 1.0))
+def _output_scale(estimator: TableEstimator) -> float:
+    """Return one unit of the network's output: in units of the target, or in calibrated logits."""
+    return float(getattr(estimator, "scale_", 1.0)) / float(estimator.temperature_)
 
 
-def _about(estimator: TableEstimator, one: Frame) -> dict[str, Any]:
-    """What the answer is: of two classes it is about the second, of more about the likeliest."""
+def _describe_output(estimator: TableEstimator, one: Frame) -> dict[str, Any]:
+    """Return name and probability of the output: of the second of two classes, or the likeliest."""
     if not isinstance(estimator, TableClassifier):
-        return {"about": "the number predicted"}
-    told = estimator.predict_proba(one)[0]
-    word, place = ("log-odds", 1) if len(told) == 2 else ("logit", int(told.argmax()))
-    about = f"the {word} of {estimator.classes_[place]!s}"
-    return {"about": about, "probability": float(told[place])}
+        return {"output_name": "the predicted number"}
+    probabilities = estimator.predict_proba(one)[0]
+    binary = len(probabilities) == 2
+    kind, index = ("log-odds", 1) if binary else ("logit", int(probabilities.argmax()))
+    name = f"the {kind} of {estimator.classes_[index]!s}"
+    return {"output_name": name, "probability": float(probabilities[index])}
 
 
-def _say_value(one: Frame, name: str) -> str:
+def _format_value(one: Frame, name: str) -> str:
     text = to_texts(one.columns[name])[0]
     return "missing" if text is None else str(text)

@@ -1,9 +1,9 @@
-"""Training a model for tables: what the loop is given, when it stops, and what is kept.
+"""Train a model for tables: losses, batches, early stopping and the best weights.
 
     classes    loss = mean over members of the cross-entropy
     number     loss = mean over members of (y − ŷ)², y standardised on the training rows
 
-The losses of the members are averaged, not their answers (Gorishniy et al. 2024, 2410.24210, §3).
+The losses of the members are averaged, not their outputs (Gorishniy et al. 2024, 2410.24210, §3).
 """
 
 import sys
@@ -25,11 +25,11 @@ from addnorm.training.schedule import make_schedule
 
 @dataclass(frozen=True)
 class Rows:
-    """EncodedTable rows with their targets and weights."""
+    """Encoded rows with their targets and weights."""
 
     table: EncodedTable
     target: Tensor
-    """(rows,): a class's place as int64, or a standardised number."""
+    """(rows,): class indices as int64, or standardised numbers."""
     weight: Tensor
     """(rows,): 1 on average."""
 
@@ -39,18 +39,37 @@ class Rows:
 
 @dataclass(frozen=True)
 class SplitRows:
-    """Rows to train on and rows held out."""
+    """Training rows and held-out rows.
+
+    Parameters
+    ----------
+    rows : training rows
+    valid : held-out rows, if any
+    target : targets of the training rows: class indices, or numbers that are not standardised
+    notes : remarks on the split and the columns
+    """
 
     rows: Rows
     valid: Rows | None
     target: Array
-    """Targets of the training rows as given: places of classes, or numbers."""
     notes: list[str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """How to train, once what was left to chance or to us has been decided."""
+class FitSettings:
+    """The settings of a training, all resolved.
+
+    Parameters
+    ----------
+    batch : rows in a batch.
+    epochs : passes over the training rows.
+    rate : peak learning rate.
+    weight_decay, schedule, patience, drop_cells, swap_cells, ema, minutes : as for the estimators.
+    warmup : fraction of the steps over which the learning rate rises.
+    seed : seed of the order of the rows.
+    metric : metric that decides which weights are best: loss, or accuracy for classes.
+    clip : largest norm of the gradient; 0 for no clipping.
+    """
 
     batch: int
     epochs: int
@@ -58,7 +77,6 @@ class Plan:
     weight_decay: float = 1e-5
     schedule: str = "constant"
     warmup: float = 0.0
-    """Share of the steps that warm up."""
     patience: int = 16
     drop_cells: float = 0.0
     swap_cells: float = 0.0
@@ -66,74 +84,89 @@ class Plan:
     minutes: float | None = None
     seed: int = 0
     metric: str = "loss"
-    """What decides which weights are best: loss, or accuracy of classes."""
     clip: float = 1.0
 
 
 class TableTraining:
-    """What the loop asks of a table: batches, losses, figures on held-out rows."""
+    """The task of the training loop: batches, losses, metrics on held-out rows.
 
-    def __init__(self, train: Rows, valid: Rows | None, plan: Plan, classes: int) -> None:
-        self.train, self.valid, self.settings, self.classes = train, valid, plan, classes
-        self.metric = plan.metric if classes else "loss"
+    Parameters
+    ----------
+    train : training rows.
+    valid : held-out rows, if any.
+    settings : the settings of the training.
+    classes : number of classes; 0 for regression.
+    """
+
+    def __init__(
+        self, train: Rows, valid: Rows | None, settings: FitSettings, classes: int
+    ) -> None:
+        self.train, self.valid, self.settings, self.classes = train, valid, settings, classes
+        self.metric = settings.metric if classes else "loss"
         self.higher_is_better = self.metric == "accuracy"
 
     def plan(self, epoch: int) -> Sequence[Tensor]:
+        """Return the row indices of each batch of an epoch, in random order."""
         generator = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + epoch)
         order = torch.randperm(len(self.train), generator=generator)
         return torch.split(order, self.settings.batch)
 
     def batch(self, part: Tensor) -> dict[str, Tensor]:
-        some = swap_cells(self.train.table.take(part), self.settings.swap_cells)
-        numbers, codes = drop_cells(some, self.settings.drop_cells)
+        """Return the batch of some rows, with random cells dropped and swapped."""
+        table = swap_cells(self.train.table.take(part), self.settings.swap_cells)
+        numbers, codes = drop_cells(table, self.settings.drop_cells)
         target, weight = self.train.target[part], self.train.weight[part]
         return {"numbers": numbers, "codes": codes, "target": target, "weight": weight}
 
     def tokens(self, batch: dict[str, Tensor]) -> int:
+        """Return the number of rows of a batch."""
         return len(batch["target"])
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor], total: int) -> Tensor:
-        answers = model(batch["numbers"], batch["codes"])
-        each = losses(answers, batch["target"], self.classes)
+        """Return the weighted sum of the losses of a batch over the rows of the whole step."""
+        outputs = model(batch["numbers"], batch["codes"])
+        each = losses(outputs, batch["target"], self.classes)
         return (each * batch["weight"]).sum() / total
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """Return the loss, and the accuracy of classes, on the held-out rows."""
         assert isinstance(model, TabularModel)
         if self.valid is None:
-            return {"loss": 0.0}  # nothing to look at: the last weights are as good as any
-        answers = answer(model, self.valid.table, self.settings.batch).mean(dim=1, keepdim=True)
-        each = losses(answers, self.valid.target, self.classes)
+            return {"loss": 0.0}  # without held-out rows the last weights are kept
+        outputs = predict_outputs(model, self.valid.table, self.settings.batch)
+        outputs = outputs.mean(dim=1, keepdim=True)
+        each = losses(outputs, self.valid.target, self.classes)
         weight = self.valid.weight
-        found = {"loss": float((each * weight).sum() / weight.sum())}
+        metrics = {"loss": float((each * weight).sum() / weight.sum())}
         if self.classes:
-            right = (pick(answers[:, 0]) == self.valid.target).float()
-            found["accuracy"] = float((right * weight).sum() / weight.sum())
-        return found
+            correct = (likeliest_class(outputs[:, 0]) == self.valid.target).float()
+            metrics["accuracy"] = float((correct * weight).sum() / weight.sum())
+        return metrics
 
 
-def losses(answers: Tensor, target: Tensor, classes: int) -> Tensor:
-    """The loss of each row, the mean over its members; answers are (rows, members, outputs)."""
-    members = answers.shape[1]
+def losses(outputs: Tensor, target: Tensor, classes: int) -> Tensor:
+    """Return the loss of each row, the mean over the members of (rows, members, outputs)."""
+    members = outputs.shape[1]
     if classes > 2:
         repeated = target[:, None].expand(-1, members)
-        return F.cross_entropy(answers.transpose(1, 2), repeated, reduction="none").mean(dim=1)
-    wanted = target.to(answers.dtype)[:, None].expand(-1, members)
+        return F.cross_entropy(outputs.transpose(1, 2), repeated, reduction="none").mean(dim=1)
+    expanded = target.to(outputs.dtype)[:, None].expand(-1, members)
     if classes:
-        each = F.binary_cross_entropy_with_logits(answers[..., 0], wanted, reduction="none")
+        each = F.binary_cross_entropy_with_logits(outputs[..., 0], expanded, reduction="none")
     else:
-        each = (answers[..., 0] - wanted).square()
+        each = (outputs[..., 0] - expanded).square()
     return each.mean(dim=1)
 
 
-def pick(answers: Tensor) -> Tensor:
-    """The likeliest class of each row, from (rows, outputs)."""
-    return (answers[:, 0] > 0).long() if answers.shape[1] == 1 else answers.argmax(dim=1)
+def likeliest_class(outputs: Tensor) -> Tensor:
+    """Return the most likely class of each row, from (rows, outputs)."""
+    return (outputs[:, 0] > 0).long() if outputs.shape[1] == 1 else outputs.argmax(dim=1)
 
 
 def drop_cells(table: EncodedTable, share: float) -> tuple[Tensor, Tensor]:
-    """Some cells as if missing (or, of categories, as if never seen), drawn anew for each batch.
+    """Return numbers and codes with random cells missing; of categories, a quarter of them unknown.
 
-    What missing and unseen values mean is thereby learnt in every column, also where training rows
+    Every column thereby learns vectors of missing and unknown values, even if the training rows
     have none.
     """
     numbers, codes = table.numbers, table.codes
@@ -146,7 +179,9 @@ def drop_cells(table: EncodedTable, share: float) -> tuple[Tensor, Tensor]:
 
 
 def swap_cells(table: EncodedTable, share: float) -> EncodedTable:
-    """Some cells with another row's value, drawn anew: a model that meets errors leans less on one.
+    """Return the table with random cells replaced by another row's value.
+
+    A model that is trained with errors in its input depends less on any single column.
 
     Vincent et al. 2008, "Extracting and composing robust features with denoising autoencoders", §2,
     with noise that keeps each column's distribution.
@@ -154,11 +189,20 @@ def swap_cells(table: EncodedTable, share: float) -> EncodedTable:
     if share <= 0:
         return table
     numbers, codes = (torch.rand(part.shape) < share for part in (table.numbers, table.codes))
-    return swap(table, numbers, codes, torch.randperm(len(table)))
+    return replace_cells(table, numbers, codes, torch.randperm(len(table)))
 
 
-def swap(table: EncodedTable, numbers: Tensor, codes: Tensor, order: Tensor) -> EncodedTable:
-    """The table with the marked numbers and codes taken from the rows that `order` names."""
+def replace_cells(
+    table: EncodedTable, numbers: Tensor, codes: Tensor, order: Tensor
+) -> EncodedTable:
+    """Return the table with some cells taken from other rows.
+
+    Parameters
+    ----------
+    table : the rows.
+    numbers, codes : masks of the cells to replace.
+    order : for each row, the row to take them from.
+    """
     other = table.take(order)
     return EncodedTable(
         torch.where(numbers, other.numbers, table.numbers),
@@ -166,16 +210,16 @@ def swap(table: EncodedTable, numbers: Tensor, codes: Tensor, order: Tensor) -> 
     )
 
 
-ALIKE = 32
-"""Rows are answered in multiples of this: a matrix product of fewer rows rounds otherwise."""
+ROW_MULTIPLE = 32
+"""Batches are padded to a multiple of this: products of fewer rows are rounded differently."""
 
 
 @torch.inference_mode()
-def answer(model: TabularModel, table: EncodedTable, batch: int) -> Tensor:
-    """The model's answers to rows, (rows, members, outputs), in evaluation mode.
+def predict_outputs(model: TabularModel, table: EncodedTable, batch: int) -> Tensor:
+    """Return the outputs for rows, (rows, members, outputs), in evaluation mode.
 
-    A row's answer does not depend on the rows it comes with, unless the model itself looks along
-    rows: not even in its last digit, but for networks narrower than 16.
+    The output for a row does not depend on the other rows of its batch, bit for bit if the network
+    has a width of 16 or more, unless the model attends to rows.
     """
     model.eval()
     rows, config, device = len(table), model.config, next(model.parameters()).device
@@ -184,93 +228,119 @@ def answer(model: TabularModel, table: EncodedTable, batch: int) -> Tensor:
     parts = []
     for start in range(0, rows, batch):
         stop = min(start + batch, rows)
-        more = 0 if model.along_rows else -(stop - start) % ALIKE
-        some = [*range(start, stop), *[stop - 1] * more] if more else slice(start, stop)
-        numbers, codes = table.numbers[some].to(device), table.codes[some].to(device)
+        padding = 0 if model.along_rows else -(stop - start) % ROW_MULTIPLE
+        indices = [*range(start, stop), *[stop - 1] * padding] if padding else slice(start, stop)
+        numbers, codes = table.numbers[indices].to(device), table.codes[indices].to(device)
         parts.append(model(numbers, codes)[: stop - start].cpu())
     return torch.cat(parts)
 
 
-class Watch(Observer):
-    """Keeps what is said, and says how it goes if asked."""
+class FitLogger(Observer):
+    """Collects the messages of the loop as notes, and prints progress if `verbose`."""
 
     def __init__(self, verbose: bool) -> None:
         self.verbose = verbose
         self.notes: list[str] = []
 
     def on_evaluate(self, loop: Loop, figures: dict[str, float], better: bool) -> None:
+        """Print the metrics of an evaluation."""
         if self.verbose and figures["loss"]:
-            shown = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
-            at = loop.state
-            mark = " *" if better else ""
-            print(f"epoch {at.epoch + 1:>3}  step {at.step:>6}  {shown}{mark}", file=sys.stderr)
+            metrics = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
+            state = loop.state
+            position = f"epoch {state.epoch + 1:>3}  step {state.step:>6}"
+            print(f"{position}  {metrics}{' *' if better else ''}", file=sys.stderr)
 
     def on_message(self, loop: Loop, text: str) -> None:
+        """Add a message to the notes, and print it."""
         self.notes.append(text)
         if self.verbose:
             print(text, file=sys.stderr)
 
 
 @dataclass(frozen=True)
-class Fitted:
-    """What training left: where it got to, and what was said."""
+class FitResult:
+    """The result of a training: the final state of the loop, and its messages."""
 
     progress: TrainingState
     notes: list[str]
     stopped: bool
-    """Whether it was asked to stop before the end."""
+    """Whether it was interrupted."""
 
 
-def train(
+def fit_network(
     model: TabularModel,
     rows: Rows,
     valid: Rows | None,
-    plan: Plan,
+    settings: FitSettings,
     classes: int,
     *,
     verbose: bool = False,
-) -> Fitted:
-    """Train a model in place; with held-out rows it ends with the weights that did best on them."""
-    task = TableTraining(rows, valid, plan, classes)
-    watch = Watch(verbose)
-    groups = model.parameter_groups(plan.weight_decay)
-    progress, stopped = run(model, groups, task, plan, len(rows), valid is not None, watch)
-    return Fitted(progress, watch.notes, stopped)
+) -> FitResult:
+    """Train a model in place; with held-out rows it ends with the weights that were best on them.
+
+    Parameters
+    ----------
+    model : the network.
+    rows : training rows.
+    valid : held-out rows for early stopping, if any.
+    settings : the settings of the training.
+    classes : number of classes; 0 for regression.
+    verbose : whether to print each evaluation to stderr.
+    """
+    task = TableTraining(rows, valid, settings, classes)
+    logger = FitLogger(verbose)
+    groups = model.parameter_groups(settings.weight_decay)
+    progress, stopped = run_loop(
+        model, groups, task, settings, rows=len(rows), held_out=valid is not None, logger=logger
+    )
+    return FitResult(progress, logger.notes, stopped)
 
 
-def run(
+def run_loop(
     model: nn.Module,
     groups: list[dict[str, Any]],
     task: LoopTask,
-    plan: Plan,
+    settings: FitSettings,
+    *,
     rows: int,
     held_out: bool,
-    watch: Watch,
+    logger: FitLogger,
 ) -> tuple[TrainingState, bool]:
-    """Run the loop over a task; returns where it got to, and whether it was asked to stop."""
-    per_epoch = -(-rows // plan.batch)
-    steps = per_epoch * plan.epochs
-    warmup = round(plan.warmup * steps)
-    optimizer = OPTIMIZERS["adamw"](model, groups, plan.rate, (0.9, 0.999), 1e-8)
+    """Run the training loop; return its final state, and whether it was interrupted.
+
+    Parameters
+    ----------
+    model : the module to train; it ends in evaluation mode with its best weights.
+    groups : parameter groups of the optimizer.
+    task : batches, loss and evaluation.
+    settings : the settings of the training.
+    rows : number of training rows.
+    held_out : whether the task has held-out rows to evaluate on.
+    logger : receives evaluations and messages.
+    """
+    per_epoch = -(-rows // settings.batch)
+    steps = per_epoch * settings.epochs
+    warmup = round(settings.warmup * steps)
+    optimizer = OPTIMIZERS["adamw"](model, groups, settings.rate, (0.9, 0.999), 1e-8)
     for group in optimizer.param_groups:
-        group["peak"] = plan.rate
+        group["peak"] = settings.rate
     best: dict[str, Tensor] = {}
 
-    def keep(found: nn.Module) -> None:
-        best.update({name: tensor.clone() for name, tensor in found.state_dict().items()})
+    def save_best(module: nn.Module) -> None:
+        best.update({name: tensor.clone() for name, tensor in module.state_dict().items()})
 
-    settings = LoopSettings(
+    loop_settings = LoopSettings(
         steps=steps,
-        schedule=make_schedule(plan.schedule, warmup=warmup, steps=steps),
-        clip=plan.clip,
+        schedule=make_schedule(settings.schedule, warmup=warmup, steps=steps),
+        clip=settings.clip,
         evaluate_every=per_epoch if held_out else 0,
-        patience=plan.patience,
-        ema=plan.ema,
-        max_seconds=60 * (plan.minutes or 0.0),
+        patience=settings.patience,
+        ema=settings.ema,
+        max_seconds=60 * (settings.minutes or 0.0),
     )
-    loop = Loop(model, task, optimizer, settings, observers=[watch], on_best=keep)
+    loop = Loop(model, task, optimizer, loop_settings, observers=[logger], on_best=save_best)
     progress = loop.run()
-    if loop.stop_requested and at_hand(progress):
+    if loop.stop_requested and has_unevaluated_weights(progress):
         loop.evaluate()
     if best:
         model.load_state_dict(best)
@@ -278,6 +348,6 @@ def run(
     return progress, loop.stop_requested
 
 
-def at_hand(progress: TrainingState) -> bool:
-    """Whether there are weights newer than those last looked at."""
+def has_unevaluated_weights(progress: TrainingState) -> bool:
+    """Return whether a step was taken since the last evaluation."""
     return not progress.history or progress.history[-1]["step"] != progress.step

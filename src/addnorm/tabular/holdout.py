@@ -1,4 +1,4 @@
-"""Which rows are held out: at random, with the classes' shares kept, or by group, or by time."""
+"""Split rows into training and held-out rows: stratified at random, by group, or by time."""
 
 from collections.abc import Callable
 
@@ -7,10 +7,10 @@ import numpy as np
 from addnorm.data.table.frame import Array
 from addnorm.errors import ConfigError, InputError, choose
 
-FEWEST = 30
-"""Rows below which nothing is held out unless asked for."""
-MANY = 10_000
-"""Rows from which a tenth is enough to stop by: the others are worth more in training."""
+MIN_ROWS_TO_SPLIT = 30
+"""Fewer rows are all used for training, unless a share is set."""
+LARGE_TABLE_ROWS = 10_000
+"""From this many rows on, a tenth is held out instead of a fifth."""
 
 
 def hold_out(
@@ -22,73 +22,80 @@ def hold_out(
     order: str = "random",
     seed: int = 0,
 ) -> tuple[Array, Array]:
-    """Numbers of the rows to train on, and of those held out (none, if the share is 0).
+    """Return the indices of the training rows and of the held-out rows.
 
-    Of classes every one keeps a row to train on. Groups are held out whole: those that fit into the
-    share, in an order drawn at random, or else the smallest. With order = time the last rows are
-    held out: the table must be in order of time.
+    Parameters
+    ----------
+    rows : number of rows.
+    share : fraction to hold out; None is 0, 0.2 or 0.1, by the number of rows.
+    classes : class of each row; each class keeps its share, and at least one training row.
+    groups : group of each row. Whole groups are held out: in random order those that fit into the
+        share, or else the smallest.
+    order : random, or time, which holds out the last rows; the table must then be sorted by time.
+    seed : seed of the random choice.
 
     >>> train, valid = hold_out(10, 0.2, order="time")
     >>> valid.tolist()
     [8, 9]
     """
     if share is None:
-        share = 0.0 if rows < FEWEST else 0.2 if rows < MANY else 0.1
+        share = 0.0 if rows < MIN_ROWS_TO_SPLIT else 0.2 if rows < LARGE_TABLE_ROWS else 0.1
     if not 0 <= share < 1:
-        raise ConfigError(f"the share held out must be at least 0 and below 1: got {share}.")
-    need_one_way(order, groups is not None)
-    ways: dict[str, Callable[[], Array]] = {
+        raise ConfigError(f"the fraction to hold out must be at least 0 and below 1: got {share}.")
+    require_one_split(order, groups is not None)
+    splits: dict[str, Callable[[], Array]] = {
         "random": lambda: _random(rows, share, classes, seed),
         "time": lambda: np.arange(rows) >= rows - round(share * rows),
     }
     if groups is not None and share:
-        ways["random"] = lambda: _groups(groups, share, seed)
-    held = choose("split", order, ways)()
+        splits["random"] = lambda: _groups(groups, share, seed)
+    held = choose("split", order, splits)()
     if held.all() or not held.any():
         held = np.zeros(rows, dtype=bool)
     return np.flatnonzero(~held), np.flatnonzero(held)
 
 
-def need_one_way(order: str, grouped: bool) -> None:
-    """Raise ConfigError if rows are to be held out by their groups and by time."""
+def require_one_split(order: str, grouped: bool) -> None:
+    """Raise ConfigError if rows would be held out both by group and by time."""
     if grouped and order == "time":
         raise ConfigError(
-            "rows must be held out by groups or by time, not by both: got groups and split='time'. "
+            "rows can be held out by groups or by time, not by both: got groups and split='time'. "
             "Leave one out."
         )
 
 
-def say_groups(groups: Array | None, held: Array, eval_set: bool) -> list[str]:
-    """What became of the groups, in a sentence."""
+def describe_groups(groups: Array | None, held: Array, eval_set: bool) -> list[str]:
+    """Return a sentence about how many groups are held out."""
     if groups is None:
         return []
     if eval_set:
-        return ["eval_set is what is held out: groups have no part in it."]
+        return ["groups are ignored, because eval_set is passed."]
     taken = len(np.unique(groups[held]))
-    return [f"{taken} of {len(np.unique(groups))} groups are held out, whole."]
+    return [f"{taken} of {len(np.unique(groups))} groups are held out."]
 
 
 def _random(rows: int, share: float, classes: Array | None, seed: int) -> Array:
-    """Ranks inside each class, at random; the lowest are held out."""
+    """Return a mask of random rows, the same share of each class."""
     draw = np.random.default_rng(seed).random(rows)
     held = np.zeros(rows, dtype=bool)
-    strata = [np.arange(rows)] if classes is None else _members(classes)
+    strata = [np.arange(rows)] if classes is None else _rows_by_class(classes)
     for stratum in strata:
         count = min(round(share * len(stratum)), len(stratum) - 1)
         held[stratum[np.argsort(draw[stratum])[:count]]] = True
     return held
 
 
-def _members(classes: Array) -> list[Array]:
+def _rows_by_class(classes: Array) -> list[Array]:
     return [np.flatnonzero(classes == k) for k in np.unique(classes)]
 
 
 def _groups(groups: Array, share: float, seed: int) -> Array:
-    names, place, counts = np.unique(groups, return_inverse=True, return_counts=True)
+    """Return a mask of the rows of random groups."""
+    names, index, counts = np.unique(groups, return_inverse=True, return_counts=True)
     if len(names) < 2:
-        raise InputError(f"there must be two groups or more to hold one out: got {len(names)}.")
+        raise InputError(f"there must be at least two groups to hold one out: got {len(names)}.")
     held: list[int] = []
     for group in np.random.default_rng(seed).permutation(len(names)):
         if counts[[*held, group]].sum() <= share * len(groups):
             held.append(group)
-    return np.isin(place, held or [counts.argmin()])
+    return np.isin(index, held or [counts.argmin()])

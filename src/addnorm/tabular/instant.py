@@ -31,12 +31,12 @@ from addnorm.models.instant import (
     read_instant,
 )
 from addnorm.tabular.base import TableEstimator
-from addnorm.tabular.calibration import probabilities_of
 from addnorm.tabular.estimators import ESTIMATORS, TableClassifier, TableRegressor
-from addnorm.tabular.fitting import SplitRows, answer
+from addnorm.tabular.fitting import SplitRows, predict_outputs
+from addnorm.training.calibration import probabilities_of
 
-WEIGHTS = Path(__file__).parent / "instant.safetensors"
-MAX_ROWS, MAX_COLUMNS = 2000, 60
+PACKAGE_WEIGHTS = Path(__file__).parent / "instant.safetensors"
+MAX_KNOWN_ROWS, MAX_COLUMNS = 2000, 60
 LEVELS = 8
 """Intervals into which columns and targets are cut to rank columns."""
 PREDICT_CELLS = 100_000
@@ -50,7 +50,7 @@ def _load(path: str, changed: int) -> InstantModel:
 
 def load_network(weights: str | Path | None = None) -> InstantModel:
     """Return the trained network: that of the package, or of a file; read once."""
-    path = WEIGHTS if weights is None else Path(weights)
+    path = PACKAGE_WEIGHTS if weights is None else Path(weights)
     if weights is None and not path.exists():
         raise ConfigError(
             "this installation has no weights for instant models. Train some with "
@@ -70,7 +70,7 @@ class InstantEstimator(TableEstimator):
         self,
         *,
         members: int = 4,
-        max_rows: int = MAX_ROWS,
+        max_rows: int = MAX_KNOWN_ROWS,
         max_columns: int = MAX_COLUMNS,
         weights: str | Path | None = None,
         schema: Any = None,
@@ -125,7 +125,7 @@ class InstantEstimator(TableEstimator):
                 "the network of an instant model is trained already: its sizes cannot be changed. "
                 "Leave options such as --width, --depth and --preset out."
             )
-        rows = sample_rows(target, classes, self.max_rows, self.seed_)
+        rows = stratified_sample(target, classes, self.max_rows, self.seed_)
         table, target = table.take(rows), target[rows]
         kept = informative_columns(table, target, classes, self.max_columns)
         return make_predictor(
@@ -262,7 +262,7 @@ def compare_instant(
 
     None if the package has no weights, or there are too many classes.
     """
-    if not WEIGHTS.exists() or classes > load_network().config.classes:
+    if not PACKAGE_WEIGHTS.exists() or classes > load_network().config.classes:
         return []
     began = time.perf_counter()
     table = train[0]
@@ -270,7 +270,7 @@ def compare_instant(
     deviation = deviation or 1.0
     scaled = torch.from_numpy((train[1] - mean) / deviation)
     target = torch.from_numpy(train[1]).long() if classes else scaled.float()
-    rows = sample_rows(target, classes, MAX_ROWS, seed)
+    rows = stratified_sample(target, classes, MAX_KNOWN_ROWS, seed)
     table, target = table.take(rows), target[rows]
     most = [int(part.codes.max(dim=0).values[i]) for part in (train[0], test[0])
             for i in range(part.codes.shape[1]) if len(part)]  # fmt: skip
@@ -287,7 +287,9 @@ def compare_instant(
         seed=seed,
     )
     fitted = time.perf_counter()
-    answers = answer(model, test[0], max(32, PREDICT_CELLS // (1 + model.sizes.columns)))[:, 0]
+    answers = predict_outputs(model, test[0], max(32, PREDICT_CELLS // (1 + model.sizes.columns)))[
+        :, 0
+    ]
     if classes:
         figures = classification_metrics(probabilities_of(answers, 1.0).numpy(), test[1])
     else:
@@ -300,7 +302,7 @@ def compare_instant(
 # ── Which rows and columns ────────────────────────────────────────────────────────────────────────
 
 
-def sample_rows(target: Tensor, classes: int, most: int, seed: int) -> Tensor:
+def stratified_sample(target: Tensor, classes: int, most: int, seed: int) -> Tensor:
     """Return all rows, or a random sample of `most` with the classes in their shares.
 
     Every class keeps at least one row where `most` allows it.

@@ -1,17 +1,18 @@
 """Training of the instant model on tables drawn from the prior: resumable, and measured as it goes.
 
-    python -m addnorm.tabular.instant_training DIR --minutes 90   train, or resume
-    python -m addnorm.tabular.instant_training DIR --anneal 600   decay the rate, then export
+    python -m addnorm.tabular.instant_training DIR --steps 20000              train, or resume
+    python -m addnorm.tabular.instant_training DIR --anneal 3000 --out DIR2   decay the rate; export
 
 The learning rate is constant after warm-up, so that training can be continued at any time. To use a
 checkpoint, it is annealed: a copy is trained for some more steps with a rate that falls linearly to
-0 (Hu et al. 2024, 2404.06395, §4). The original is left as it was. Several processes: torchrun.
+0 (Hu et al. 2024, 2404.06395, §4). The original is left as it was, and annealing can be resumed,
+too. All of this is counted in steps, none of it in time. Several processes: torchrun.
 
 The curriculum is a function of the step: easy tables first, the whole prior mixed in linearly over
 the first `curriculum` steps; small tables first, larger ones between `growth_start` and
-`growth_end`. All tables of a step have one
-shape. `curve.jsonl` holds the losses on fixed validation tables from the whole prior, which no step
-trains on; no real table is looked at.
+`growth_end`. All tables of a step have one shape. `curve.jsonl` holds the losses on fixed
+validation tables from the whole prior, which no step trains on, and `weights` the averaged weights
+at each of its points; no real table is looked at.
 """
 
 import argparse
@@ -27,7 +28,8 @@ from torch import Generator, Tensor, nn
 
 from addnorm.config import ModelConfig
 from addnorm.cpu import keep_memory
-from addnorm.files import make_directory
+from addnorm.errors import ConfigError
+from addnorm.files import make_directory, write_whole
 from addnorm.metrics import auc
 from addnorm.models.instant import (
     InstantConfig,
@@ -38,51 +40,52 @@ from addnorm.models.instant import (
 from addnorm.tabular.prior import MAX_CLASSES, Draw, Tables, sample_tables
 from addnorm.training import parallel
 from addnorm.training.loop import Batch, Loop, LoopSettings, Observer, Step
-from addnorm.training.loss import linear_cross_entropy
 from addnorm.training.optimizer import make_optimizer
 from addnorm.training.schedule import make_schedule
 
 VALIDATION = (
     # known rows, unknown rows, columns, classes, tables
-    (100, 60, 6, 2, 96),
-    (100, 60, 16, 2, 48),
-    (300, 60, 10, 2, 32),
-    (100, 60, 8, 5, 48),
-    (100, 60, 8, 0, 48),
+    (100, 60, 6, 2, 64),
+    (100, 60, 16, 2, 32),
+    (300, 60, 10, 2, 24),
+    (100, 60, 8, 4, 32),
+    (100, 60, 16, 8, 24),
+    (100, 60, 8, 0, 40),
+    (300, 60, 12, 0, 16),
 )
 """Shapes of the validation tables."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class InstantSettings:
     """What decides the tables and the steps of a training run."""
 
-    width: int = 96
+    width: int = 64
     depth: int = 4
     heads: int = 2
     addnorm: str = "pre"
     ffn: str = "relu"
     optimizer: str = "muon"
-    rate: float = 1e-3
+    rate: float = 3.5e-4
     warmup: int = 100
-    cells: int = 12_000
+    cells: int = 8_000
     """Cells of a step, about."""
     curriculum: int = 1_000
     """Steps over which the whole prior is mixed in."""
-    growth_start: int = 4_000
+    growth_start: int = 1_500
     growth_end: int = 6_000
     """Steps between which tables grow: small ones are cheap, and teach most of what there is."""
     small_rows: int = 130
     small_columns: int = 8
     """Most rows and columns of a table before."""
-    rows: int = 500
-    columns: int = 30
+    rows: int = 1_000
+    columns: int = 60
     """Most rows and columns of a table after."""
     ema: float = 0.995
     seed: int = 1
 
 
-def make_model(settings: Settings) -> InstantModel:
+def make_model(settings: InstantSettings) -> InstantModel:
     """Return the network of a training run, with new weights."""
     torch.manual_seed(settings.seed)
     trunk = ModelConfig(
@@ -101,17 +104,17 @@ def make_model(settings: Settings) -> InstantModel:
     return InstantModel(InstantConfig(trunk=trunk))
 
 
-def draw_shape(draw: Draw, settings: Settings, part: int) -> tuple[int, int, int, int]:
+def draw_shape(draw: Draw, settings: InstantSettings, part: int) -> tuple[int, int, int, int]:
     """Return known rows, unknown rows, columns and classes of one step's tables."""
     s = settings
     size = min(1.0, max(0.0, (part - s.growth_start) / max(s.growth_end - s.growth_start, 1)))
     most_rows = s.small_rows + size * (s.rows - s.small_rows)
     most_columns = s.small_columns + size * (s.columns - s.small_columns)
     # Small tables stay common: the logarithm of the size is uniform.
-    rows = round(float(draw.log_uniform(1, low=50, high=most_rows)))
-    columns = int(draw.log_uniform(1, low=2, high=most_columns + 1))
+    rows = round(float(draw.log_uniform(1, low=40, high=most_rows)))
+    columns = int(draw.log_uniform(1, low=1.5, high=most_columns + 1))
     unknown = max(10, round(rows * float(draw.uniform(1, low=0.2, high=0.5))))
-    kind = draw.pick({"two": 0.5, "more": 0.3, "number": 0.2})
+    kind = draw.pick({"two": 0.38, "more": 0.37, "number": 0.25})
     classes = {"two": 2, "more": draw.one(3, MAX_CLASSES), "number": 0}[kind]
     if part < 0.1 * s.curriculum and classes > 2:
         classes = draw.one(2, 4)
@@ -134,20 +137,21 @@ def to_batch(tables: Tables, known: int) -> Batch:
 
 def batch_loss(model: InstantModel, batch: Batch, total: int) -> Tensor:
     """Return the sum of the cross-entropies of the unknown rows, divided by `total`."""
-    hidden = model.hidden(batch["cells"], batch["known"], batch["is_category"])
-    return hidden_loss(model, hidden, batch, total)
+    return -log_probabilities(model, batch)[1].sum() / total
 
 
-def hidden_loss(model: InstantModel, hidden: Tensor, batch: Batch, total: int) -> Tensor:
-    """Return the same from the hidden states of the unknown rows."""
+def log_probabilities(model: InstantModel, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return those of all outcomes, (tables, unknown, outcomes), and those of the outcomes."""
+    hidden, known = model.hidden(batch["cells"], batch["known"], batch["is_category"])
     classes = int(batch["classes"])
-    weight, bias = (
-        model.class_matrix(classes)
-        if classes
-        else (model.number_head.weight, model.number_head.bias)
-    )
-    wanted = batch["wanted"] if classes else model.bins_of(batch["wanted"])
-    return linear_cross_entropy(hidden, weight, wanted, bias=bias, total=total, chunk=4096)
+    if classes:
+        logits = model.class_logits(hidden, known, batch["known"], classes)
+        wanted = batch["wanted"]
+    else:
+        logits = model.bin_logits(hidden, known, batch["known"])
+        wanted = model.bins_of(batch["wanted"])
+    logs = logits.log_softmax(dim=-1)
+    return logs, logs.gather(-1, wanted[..., None])[..., 0]
 
 
 class InstantTraining:
@@ -156,7 +160,7 @@ class InstantTraining:
     metric = "loss"
     higher_is_better = False
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: InstantSettings) -> None:
         self.settings = settings
         self.seen = [0]
         generator = Generator().manual_seed(987_654_321)
@@ -208,8 +212,8 @@ class InstantTraining:
         if parallel.world_size() == 1:
             return loss
         # With several workers every parameter must take part in every step.
-        ends = (model.labels, model.numbers, model.class_head, model.number_head)
-        rest = [model.unknown, *(p for end in ends for p in end.parameters())]
+        ends = (model.labels, model.numbers, model.class_vote, model.number_vote, model.number_head)
+        rest = [model.unknown, model.bandwidth, *(p for end in ends for p in end.parameters())]
         return loss + 0.0 * torch.stack([p.sum() for p in rest]).sum()
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
@@ -219,13 +223,13 @@ class InstantTraining:
         device = next(model.parameters()).device
         for (known, _, columns, classes, _), batch in zip(VALIDATION, self.validation, strict=True):
             batch = {key: tensor.to(device) for key, tensor in batch.items()}
-            hidden = model.hidden(batch["cells"], batch["known"], batch["is_category"])
-            loss = float(hidden_loss(model, hidden, batch, batch["wanted"].numel()))
+            logs, found = log_probabilities(model, batch)
+            loss = -float(found.mean())
             name = f"{known}x{columns}/{classes}"
             figures[name] = loss
             relative.append(loss / math.log(classes or model.config.bins))
             if classes == 2:
-                chance = model.class_logits(hidden, 2).softmax(dim=-1)[..., 1]
+                chance = logs[..., 1].exp()
                 each = [
                     auc(p.numpy(), y.numpy())
                     for p, y in zip(chance.cpu(), batch["wanted"].cpu(), strict=True)
@@ -264,20 +268,22 @@ class Curve(Observer):
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
             print(json.dumps(row), flush=True)
+            folder = self.path.parent / "weights"
+            make_directory(folder)
+            export_weights(loop, folder / f"step-{state.step:06d}.safetensors")
 
     def on_message(self, loop: Loop, text: str) -> None:
         print(text, flush=True)
 
 
 def make_loop(
-    settings: Settings,
+    settings: InstantSettings,
     directory: Path,
     *,
     steps: int,
     seconds: float = 0.0,
     anneal: int = 0,
-    anneal_seconds: float = 0.0,
-    evaluate_every: int = 250,
+    evaluate_every: int = 400,
     start: Path | None = None,
     device: str | torch.device = "cpu",
 ) -> Loop:
@@ -291,12 +297,13 @@ def make_loop(
         Where checkpoints and the curve are written.
     steps, seconds
         Steps in total, and a limit on the time of all of them; 0 for none.
-    anneal, anneal_seconds
-        Steps, or seconds, over which the rate falls to 0, from the checkpoint on; 0 for neither.
+    anneal
+        Steps over which the rate falls to 0, from the checkpoint of `start` on; 0 not to anneal.
     evaluate_every
         Steps between evaluations on validation tables.
     start
-        A directory whose newest checkpoint is continued instead.
+        A directory whose newest checkpoint is annealed. Where `directory` has a checkpoint already,
+        that is continued, and `anneal` must be as it was.
     device
         Where to train.
     """
@@ -326,59 +333,66 @@ def make_loop(
         observers=[curve],
         forward=parallel.distribute(model, "ddp"),
     )
-    if start is not None:
+    plan = directory / "anneal.json"
+    if start is not None and not plan.exists():
         loop.run_directory = start
     loop.resume()
     loop.run_directory = directory
     loop.state.finished = False
     if anneal:
-        began = loop.state.step
+        began = _annealed_from(plan, loop.state.step, anneal)
         loop.settings = replace(
             options,
             steps=began + anneal,
             schedule=lambda step: constant(step) * max(0.0, 1 - (step - began) / anneal),
         )
-    elif anneal_seconds:
-        start_time = loop.state.total_seconds
-
-        def rate(step: int) -> float:
-            spent = loop.state.total_seconds - start_time
-            return constant(step) * max(0.0, 1 - spent / anneal_seconds)
-
-        limit = start_time + anneal_seconds
-        loop.settings = replace(options, schedule=rate, max_seconds=limit)
     return loop
 
 
-def export(loop: Loop, path: Path) -> None:
+def _annealed_from(plan: Path, step: int, anneal: int) -> int:
+    """Return the step at which annealing began: now, or as the plan of an earlier start says."""
+    if not plan.exists():
+        write_whole(plan, json.dumps({"began": step, "steps": anneal}).encode())
+        return step
+    content = json.loads(plan.read_text(encoding="utf-8"))
+    if content["steps"] != anneal:
+        raise ConfigError(
+            f"{str(plan.parent)!r} was begun with --anneal {content['steps']}: got {anneal}. "
+            "Give the same number, or another --out."
+        )
+    return int(content["began"])
+
+
+def export_weights(loop: Loop, path: Path) -> None:
     """Write the averaged weights of a loop as the package stores them."""
     assert isinstance(loop.model, InstantModel)
     averages = {name.removeprefix("ema."): tensor for name, tensor in loop.averages.items()}
     write_instant(loop.model, averages or loop.model.state_dict(), path)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def train_instant(arguments: Sequence[str] | None = None) -> None:
     """Train or anneal, from the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("directory", type=Path)
     parser.add_argument("--minutes", type=float, default=0.0, help="stop after this time in all")
     parser.add_argument("--steps", type=int, default=1_000_000, help="stop after these steps")
     parser.add_argument("--anneal", type=int, default=0, help="decay the rate over these steps")
-    parser.add_argument(
-        "--anneal-minutes", type=float, default=0.0, help="decay the rate over this time instead"
-    )
-    parser.add_argument("--evaluate-every", type=int, default=250)
+    parser.add_argument("--out", type=Path, help="where to anneal; DIRECTORY/annealed if left out")
+    parser.add_argument("--evaluate-every", type=int, default=400)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu", help="cpu, or cuda")
-    for field in fields(Settings):
+    for field in fields(InstantSettings):
         kind = type(field.default)
         parser.add_argument(f"--{field.name}", type=kind, default=field.default)
     args = parser.parse_args(arguments)
     torch.set_num_threads(args.threads)
     keep_memory()
-    settings = Settings(**{field.name: getattr(args, field.name) for field in fields(Settings)})
-    anneals = bool(args.anneal or args.anneal_minutes)
-    directory: Path = args.directory / "annealed" if anneals else args.directory
+    settings = InstantSettings(
+        **{field.name: getattr(args, field.name) for field in fields(InstantSettings)}
+    )
+    directory: Path = args.directory
+    if args.anneal:
+        directory = args.out or args.directory / "annealed"
     device = torch.device(args.device)
     if args.device == "cuda":
         device = torch.device("cuda", (parallel.torchrun_ranks() or (0, 0, 1))[1])
@@ -389,16 +403,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         steps=args.steps,
         seconds=60 * args.minutes,
         anneal=args.anneal,
-        anneal_seconds=60 * args.anneal_minutes,
         evaluate_every=args.evaluate_every,
-        start=args.directory if anneals else None,
+        start=args.directory if args.anneal else None,
         device=device,
     )
     loop.run()
     if parallel.rank() == 0:
-        export(loop, directory / "instant.safetensors")
+        export_weights(loop, directory / "instant.safetensors")
     parallel.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    train_instant()

@@ -1,12 +1,12 @@
-"""Learning from rows without answers, before there are few with.
+"""Pre-training on unlabelled rows.
 
-    masked       cells are hidden, and told from the others: their number, or their category
-    replaced     cells are given another row's value, and found (Huang et al. 2020, §2)
-    contrastive  a row and the same row with some cells replaced are told from the batch's others:
-                 −log softmax over j of (z_i · z′_j / τ) at j = i, τ = 0.7
+    masked       predict the number or category of hidden cells from the others
+    replaced     detect the cells that have another row's value (Huang et al. 2020, §2)
+    contrastive  match each row with a copy of which some cells are replaced, among all rows of the
+                 batch: −log softmax over j of (z_i · z′_j / τ) at j = i, τ = 0.7
                  (Somepalli et al. 2021, 2106.01342, §3.3)
 
-What is learnt is the tokenizer and the stack; the heads used here are thrown away.
+The column embeddings and the stack are trained; the heads used here are discarded.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,51 +19,55 @@ from torch.nn import functional as F
 from addnorm.data.table.encode import MISSING, EncodedTable
 from addnorm.errors import ConfigError, choose
 from addnorm.models.tabular import FTTransformerModel, TabTransformerModel, TabularModel
-from addnorm.tabular.fitting import Fitted, Plan, Watch, run, swap
+from addnorm.tabular.fitting import FitLogger, FitResult, FitSettings, replace_cells, run_loop
 
-SHARE = 0.3
-"""Of the cells that are hidden or replaced: TabTransformer's."""
-TAU = 0.7
-PROJECTED = 64
+MASKED_SHARE = 0.3
+"""Fraction of cells that are hidden or replaced, as in TabTransformer."""
+CONTRASTIVE_TEMPERATURE = 0.7
+PROJECTION_WIDTH = 64
 
 
-class Guesser(nn.Module):
-    """A model's body and the heads that pre-training needs."""
+class PretrainingModel(nn.Module):
+    """A network without its head, and the heads of pre-training."""
 
     def __init__(self, body: TabularModel, method: str) -> None:
         super().__init__()
         config, width = body.config, body.config.trunk.width
         self.body, self.method = body, method
-        self.alone = isinstance(body, TabTransformerModel)
+        self.categories_only = isinstance(body, TabTransformerModel)
         """Whether only categories are tokens."""
-        numbers = 0 if self.alone else config.numbers
-        if self.alone and (not config.categories or method == "contrastive"):
+        numbers = 0 if self.categories_only else config.numbers
+        if self.categories_only and (not config.categories or method == "contrastive"):
             raise ConfigError(
-                "TabTransformer is pre-trained on its categories, masked or replaced: "
-                f"got {len(config.categories)} categories and method={method!r}. Try FTTransformer."
+                "TabTransformer can only be pre-trained on categorical columns, with method masked "
+                f"or replaced: got {len(config.categories)} of them and method={method!r}. Try "
+                "FTTransformer."
             )
         self.numbers = nn.Linear(width, numbers) if numbers else None
         self.categories = nn.ModuleList(nn.Linear(width, size) for size in config.categories)
-        self.found = nn.Linear(width, numbers + len(config.categories))
+        self.detector = nn.Linear(width, numbers + len(config.categories))
         self.project = nn.Sequential(
-            nn.Linear(width, width), nn.ReLU(), nn.Linear(width, PROJECTED)
+            nn.Linear(width, width), nn.ReLU(), nn.Linear(width, PROJECTION_WIDTH)
         )
 
-    def groups(self, weight_decay: float) -> list[dict[str, Any]]:
+    def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
+        """Return the parameter groups of the body, with the heads in the first."""
         heads = [p for name, p in self.named_parameters() if not name.startswith("body.")]
         parts = self.body.parameter_groups(weight_decay)
         parts[0]["params"] = [*parts[0]["params"], *heads]
         return parts
 
     def states(self, numbers: Tensor, codes: Tensor) -> Tensor:
-        """The stream at every token, (rows, tokens, width)."""
+        """Return the stream at every token, (rows, tokens, width)."""
         assert isinstance(self.body, FTTransformerModel | TabTransformerModel)
         return self.body.states(self.body.tokens(numbers, codes))
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        """Return the loss of a batch."""
         return METHODS[self.method](self, batch)
 
-    def tell_masked(self, batch: dict[str, Tensor]) -> Tensor:
+    def masked_loss(self, batch: dict[str, Tensor]) -> Tensor:
+        """Return the squared error of hidden numbers plus the cross-entropy of categories."""
         hide_numbers, hide_codes = batch["hide_numbers"], batch["hide_codes"]
         numbers, codes = batch["numbers"], batch["codes"]
         hidden = self.states(
@@ -72,89 +76,98 @@ class Guesser(nn.Module):
         loss, start = hidden.sum() * 0.0, 0
         if self.numbers is not None:
             start = numbers.shape[1]
-            told = torch.einsum("bcw,cw->bc", hidden[:, :start], self.numbers.weight)
-            told = told + self.numbers.bias
-            asked = hide_numbers & ~numbers.isnan()
-            loss = loss + F.mse_loss(told[asked], numbers[asked]) if asked.any() else loss
+            predicted = torch.einsum("bcw,cw->bc", hidden[:, :start], self.numbers.weight)
+            predicted = predicted + self.numbers.bias
+            masked = hide_numbers & ~numbers.isnan()
+            loss = loss + F.mse_loss(predicted[masked], numbers[masked]) if masked.any() else loss
         for j, head in enumerate(self.categories):
-            asked = hide_codes[:, j]
-            if asked.any():
-                logits = head(hidden[asked, start + j])
-                loss = loss + F.cross_entropy(logits, codes[asked, j]) / len(self.categories)
+            masked = hide_codes[:, j]
+            if masked.any():
+                logits = head(hidden[masked, start + j])
+                loss = loss + F.cross_entropy(logits, codes[masked, j]) / len(self.categories)
         return loss
 
-    def tell_replaced(self, batch: dict[str, Tensor]) -> Tensor:
-        numbers, codes = replaced(batch)
+    def replaced_loss(self, batch: dict[str, Tensor]) -> Tensor:
+        """Return the binary cross-entropy of which cells were replaced."""
+        numbers, codes = replace_marked(batch)
         changed_numbers = batch["numbers"].nan_to_num(1e9) != numbers.nan_to_num(1e9)
         changed = codes != batch["codes"]
-        changed = changed if self.alone else torch.cat((changed_numbers, changed), dim=1)
+        changed = changed if self.categories_only else torch.cat((changed_numbers, changed), dim=1)
         hidden = self.states(numbers, codes)
-        told = torch.einsum("bcw,cw->bc", hidden, self.found.weight) + self.found.bias
-        return F.binary_cross_entropy_with_logits(told, changed.to(told.dtype))
+        logits = torch.einsum("bcw,cw->bc", hidden, self.detector.weight) + self.detector.bias
+        return F.binary_cross_entropy_with_logits(logits, changed.to(logits.dtype))
 
-    def tell_rows_apart(self, batch: dict[str, Tensor]) -> Tensor:
+    def contrastive_loss(self, batch: dict[str, Tensor]) -> Tensor:
+        """Return the cross-entropy of matching rows with their copies, both ways."""
         assert isinstance(self.body, FTTransformerModel)
         views = []
-        for numbers, codes in ((batch["numbers"], batch["codes"]), replaced(batch)):
+        for numbers, codes in ((batch["numbers"], batch["codes"]), replace_marked(batch)):
             hidden = self.body.hidden(self.body.tokens(numbers, codes)).mean(dim=1)
             views.append(F.normalize(self.project(hidden), dim=1))
-        alike = views[0] @ views[1].T / TAU
-        own = torch.arange(len(alike))
-        return (F.cross_entropy(alike, own) + F.cross_entropy(alike.T, own)) / 2
+        similarity = views[0] @ views[1].T / CONTRASTIVE_TEMPERATURE
+        own = torch.arange(len(similarity))
+        return (F.cross_entropy(similarity, own) + F.cross_entropy(similarity.T, own)) / 2
 
 
-METHODS: dict[str, Callable[[Guesser, dict[str, Tensor]], Tensor]] = {
-    "masked": Guesser.tell_masked,
-    "replaced": Guesser.tell_replaced,
-    "contrastive": Guesser.tell_rows_apart,
+METHODS: dict[str, Callable[[PretrainingModel, dict[str, Tensor]], Tensor]] = {
+    "masked": PretrainingModel.masked_loss,
+    "replaced": PretrainingModel.replaced_loss,
+    "contrastive": PretrainingModel.contrastive_loss,
 }
 
 
-def replaced(batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Numbers and codes with the marked cells taken from the row that the batch names."""
+def replace_marked(batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return numbers and codes with the marked cells taken from the row of `order`."""
     table = EncodedTable(batch["numbers"], batch["codes"])
-    found = swap(table, batch["hide_numbers"], batch["hide_codes"], batch["order"])
-    return found.numbers, found.codes
+    mixed = replace_cells(table, batch["hide_numbers"], batch["hide_codes"], batch["order"])
+    return mixed.numbers, mixed.codes
 
 
-class GuessTask:
-    """What the loop asks: batches with cells marked, and the loss of telling them."""
+class PretrainingTask:
+    """The task of the training loop: batches with marked cells, and their loss."""
 
     metric, higher_is_better = "loss", False
 
-    def __init__(self, train: EncodedTable, valid: EncodedTable | None, plan: Plan) -> None:
-        self.train, self.valid, self.settings = train, valid, plan
+    def __init__(
+        self, train: EncodedTable, valid: EncodedTable | None, settings: FitSettings
+    ) -> None:
+        self.train, self.valid, self.settings = train, valid, settings
 
     def plan(self, epoch: int) -> Sequence[Tensor]:
+        """Return the row indices of each batch of an epoch, in random order."""
         generator = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + epoch)
         return torch.split(
             torch.randperm(len(self.train), generator=generator), self.settings.batch
         )
 
     def batch(self, part: Tensor) -> dict[str, Tensor]:
-        return mark(self.train.take(part))
+        """Return the batch of some rows, with random cells marked."""
+        return mark_cells(self.train.take(part))
 
     def tokens(self, batch: dict[str, Tensor]) -> int:
+        """Return the number of rows of a batch."""
         return len(batch["numbers"])
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor], total: int) -> Tensor:
+        """Return the loss of a batch, times its share of the rows of the whole step."""
         return model(batch) * (len(batch["numbers"]) / total)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """Return the loss on the held-out rows; the marked cells are always the same."""
         if self.valid is None:
             return {"loss": 0.0}
         generator = torch.Generator().manual_seed(self.settings.seed)
         rows = torch.split(torch.arange(len(self.valid)), self.settings.batch)
-        values = [float(model(mark(self.valid.take(part), generator))) for part in rows]
+        values = [float(model(mark_cells(self.valid.take(part), generator))) for part in rows]
         total = sum(value * len(part) for value, part in zip(values, rows, strict=True))
         return {"loss": total / len(self.valid)}
 
 
-def mark(table: EncodedTable, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-    """Rows as a batch, with the cells drawn that are hidden or replaced."""
+def mark_cells(table: EncodedTable, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+    """Return rows as a batch, with random masks of the cells to hide or replace."""
 
     def draw(like: Tensor) -> Tensor:
-        return torch.rand(like.shape, generator=generator) < SHARE
+        return torch.rand(like.shape, generator=generator) < MASKED_SHARE
 
     return {
         "numbers": table.numbers,
@@ -169,16 +182,31 @@ def pretrain(
     body: TabularModel,
     table: EncodedTable,
     valid: EncodedTable | None,
-    plan: Plan,
+    settings: FitSettings,
     method: str,
     *,
     verbose: bool = False,
-) -> Fitted:
-    """Train a model's tokenizer and stack in place on rows without answers."""
+) -> FitResult:
+    """Train column embeddings and stack of a network in place, on unlabelled rows.
+
+    Parameters
+    ----------
+    body : the network.
+    table : encoded training rows.
+    valid : encoded held-out rows for early stopping, if any.
+    settings : the settings of the training.
+    method : masked, replaced or contrastive.
+    verbose : whether to print each evaluation to stderr.
+    """
     choose("method", method, METHODS)
-    guesser, watch = Guesser(body, method), Watch(verbose)
-    task = GuessTask(table, valid, plan)
-    progress, stopped = run(
-        guesser, guesser.groups(plan.weight_decay), task, plan, len(table), valid is not None, watch
+    model, logger = PretrainingModel(body, method), FitLogger(verbose)
+    progress, stopped = run_loop(
+        model,
+        model.parameter_groups(settings.weight_decay),
+        PretrainingTask(table, valid, settings),
+        settings,
+        rows=len(table),
+        held_out=valid is not None,
+        logger=logger,
     )
-    return Fitted(progress, watch.notes, stopped)
+    return FitResult(progress, logger.notes, stopped)

@@ -5,7 +5,8 @@ A table is drawn in four steps, all of them vectorised over the tables of a batc
     inputs      independent, linearly mixed, clustered, or nodes of a random causal network
     relevance   a random weight for each column; many are close to 0, so columns may be irrelevant
     target      a function of the inputs: linear, network, additive, product, trees, distances; or
-                another node of the causal network, which may be a cause or an effect of the inputs
+                another node of the causal network, which may be a cause or an effect of the inputs;
+                or a class that the inputs follow from: every class has its own clusters
     columns     each is warped, rounded, cut into categories with random codes, duplicated, made
                 constant, or loses cells; so a column carries less than the target was made from
 
@@ -37,7 +38,7 @@ from addnorm.errors import ConfigError
 MAX_CLASSES = 10
 MAX_CODES = 12
 """Most values of a synthetic category."""
-GROUP = 8
+GROUP = 4
 """Tables of a batch that share the kind of their inputs, target and activations."""
 
 
@@ -160,14 +161,18 @@ def _easy_tables(draw: Draw, tables: int, rows: int, columns: int, classes: int)
 
 
 def _full_tables(draw: Draw, tables: int, rows: int, columns: int, classes: int) -> Tables:
+    if classes and bool(draw.happens(0.2 if classes == 2 else 0.4, 1)):
+        x, target = _class_clusters(draw, tables, rows, columns, classes)
+        cells, is_category = _warp_columns(draw, x)
+        return Tables(_lose_cells(draw, cells), is_category, _flip(draw, target, classes), classes)
     by_softmax = classes > 2 and bool(draw.happens(0.6, 1))
     outputs = classes if by_softmax else 1
     if bool(draw.happens(0.25, 1)):
         x, score = _causal_network(draw, tables, rows, columns, outputs)
-        cells, is_category = _write_columns(draw, x)
+        cells, is_category = _warp_columns(draw, x)
     else:
-        x = standardise(INPUTS[draw.pick(INPUT_SHARES)](draw, tables, rows, columns))
-        cells, is_category = _write_columns(draw, x)
+        x = standardise(INPUT_KINDS[draw.pick(INPUT_SHARES)](draw, tables, rows, columns))
+        cells, is_category = _warp_columns(draw, x)
         if bool(draw.happens(0.5, 1)):  # the target follows the columns as they are written
             x = standardise(_ranks_of_codes(cells, is_category))
         keep = draw.uniform(tables, 1, 1, low=0.2, high=1.0)
@@ -176,7 +181,7 @@ def _full_tables(draw: Draw, tables: int, rows: int, columns: int, classes: int)
         weight = weight / weight.square().mean(dim=-1, keepdim=True).sqrt()
         order = draw.uniform(tables, 1, columns).argsort(dim=-1)
         x = x * weight.gather(2, order)
-        score = TARGETS[draw.pick(TARGET_SHARES)](draw, x, outputs)
+        score = TARGET_KINDS[draw.pick(TARGET_SHARES)](draw, x, outputs)
     score = standardise(score)
     if not classes:
         target = _numbers(draw, score[..., 0], x)
@@ -222,7 +227,7 @@ def _clustered(draw: Draw, tables: int, rows: int, columns: int) -> Tensor:
     return centres.gather(1, place) + width.gather(1, place) * noise
 
 
-INPUTS: dict[str, Callable[[Draw, int, int, int], Tensor]] = {
+INPUT_KINDS: dict[str, Callable[[Draw, int, int, int], Tensor]] = {
     "independent": _independent,
     "mixed": _mixed,
     "clustered": _clustered,
@@ -258,14 +263,38 @@ def _causal_network(
     return standardise(chosen[..., :columns]), chosen[..., columns:]
 
 
+def _class_clusters(
+    draw: Draw, tables: int, rows: int, columns: int, classes: int
+) -> tuple[Tensor, Tensor]:
+    """Return columns and classes: every class has one to three clusters in a few dimensions.
+
+    The columns are mixtures of these dimensions with noise of their own; some are noise alone.
+    """
+    each, latent = draw.one(1, 3), draw.one(2, max(2, min(columns, 12)))
+    shares = _shares(draw, tables, classes).log()
+    target = (shares[:, None] + draw.gumbel(tables, rows, classes)).argmax(dim=-1)
+    cluster = target * each + draw.integers(0, each - 1, tables, rows)
+    place = cluster[..., None].expand(-1, -1, latent)
+    apart = draw.log_uniform(tables, 1, 1, low=0.5, high=5.0)
+    centres = draw.normal(tables, classes * each, latent) * apart
+    width = draw.uniform(tables, classes * each, latent, low=0.3, high=1.5)
+    z = centres.gather(1, place) + width.gather(1, place) * draw.normal(tables, rows, latent)
+    mix = draw.normal(tables, latent, columns) * draw.happens(0.6, tables, latent, columns)
+    x = standardise(z @ mix)
+    if bool(draw.happens(0.4, 1)):
+        x = _activate(draw, 1.5 * x + 0.5 * draw.normal(tables, 1, columns))
+    own = draw.uniform(tables, 1, columns) * draw.uniform(tables, 1, 1)
+    return standardise(x + own * draw.normal(tables, rows, columns)), target
+
+
 # ── Targets ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def _linear(draw: Draw, x: Tensor, outputs: int) -> Tensor:
+def _linear_target(draw: Draw, x: Tensor, outputs: int) -> Tensor:
     return x @ draw.normal(len(x), x.shape[-1], outputs)
 
 
-def _network(draw: Draw, x: Tensor, outputs: int) -> Tensor:
+def _network_target(draw: Draw, x: Tensor, outputs: int) -> Tensor:
     for _ in range(draw.one(1, 3)):
         fan_in, width = x.shape[-1], draw.one(4, 32)
         gain = draw.uniform(len(x), 1, 1, low=0.5, high=2.5)
@@ -274,13 +303,13 @@ def _network(draw: Draw, x: Tensor, outputs: int) -> Tensor:
     return x @ draw.normal(len(x), x.shape[-1], outputs)
 
 
-def _additive(draw: Draw, x: Tensor, outputs: int) -> Tensor:
+def _additive_target(draw: Draw, x: Tensor, outputs: int) -> Tensor:
     """Σ_j g_j(x_j) with random g_j."""
     bent = _activate(draw, x * draw.uniform(len(x), 1, x.shape[-1], low=0.5, high=3.0))
-    return _linear(draw, bent + draw.uniform(len(x), 1, 1) * x, outputs)
+    return _linear_target(draw, bent + draw.uniform(len(x), 1, 1) * x, outputs)
 
 
-def _products(draw: Draw, x: Tensor, outputs: int) -> Tensor:
+def _product_target(draw: Draw, x: Tensor, outputs: int) -> Tensor:
     """Linear terms and a few products of two columns."""
     pairs = draw.one(1, 4)
     first, second = (
@@ -288,10 +317,10 @@ def _products(draw: Draw, x: Tensor, outputs: int) -> Tensor:
         for _ in range(2)
     )
     terms = torch.cat((x, 2 * first * second), dim=-1)
-    return _linear(draw, terms, outputs)
+    return _linear_target(draw, terms, outputs)
 
 
-def _trees(draw: Draw, x: Tensor, outputs: int) -> Tensor:
+def _tree_target(draw: Draw, x: Tensor, outputs: int) -> Tensor:
     """The sum of random decision trees whose thresholds are values that occur in the column."""
     tables, rows, columns = x.shape
     trees, depth = (1, 4, 16)[draw.one(0, 2)], draw.one(2, 5)
@@ -314,7 +343,7 @@ def _trees(draw: Draw, x: Tensor, outputs: int) -> Tensor:
     return score
 
 
-def _distances(draw: Draw, x: Tensor, outputs: int) -> Tensor:
+def _distance_target(draw: Draw, x: Tensor, outputs: int) -> Tensor:
     """Σ_m a_m exp(−|x − c_m|² / 2h²) over centres c_m, which are rows of the table."""
     centres = draw.one(1, 4) * outputs
     rows = draw.integers(0, x.shape[1] - 1, len(x), centres, 1).expand(-1, -1, x.shape[-1])
@@ -326,13 +355,13 @@ def _distances(draw: Draw, x: Tensor, outputs: int) -> Tensor:
     return kernel @ draw.normal(len(x), centres, outputs)
 
 
-TARGETS: dict[str, Callable[[Draw, Tensor, int], Tensor]] = {
-    "linear": _linear,
-    "network": _network,
-    "additive": _additive,
-    "products": _products,
-    "trees": _trees,
-    "distances": _distances,
+TARGET_KINDS: dict[str, Callable[[Draw, Tensor, int], Tensor]] = {
+    "linear": _linear_target,
+    "network": _network_target,
+    "additive": _additive_target,
+    "products": _product_target,
+    "trees": _tree_target,
+    "distances": _distance_target,
 }
 TARGET_SHARES = {
     **{"linear": 0.15, "network": 0.27, "additive": 0.15},
@@ -342,7 +371,7 @@ TARGET_SHARES = {
 
 def _softmax_classes(draw: Draw, score: Tensor) -> Tensor:
     tables, rows, classes = score.shape
-    sharpness = draw.log_uniform(tables, 1, 1, low=0.7, high=15.0)
+    sharpness = draw.log_uniform(tables, 1, 1, low=0.7, high=30.0)
     bias = draw.normal(tables, 1, classes) * draw.uniform(tables, 1, 1, high=2.0)
     # Relabelled at random by the exchangeable classes.
     return (sharpness * (score + 0.5 * bias) + draw.gumbel(tables, rows, classes)).argmax(dim=-1)
@@ -352,16 +381,26 @@ def _ordinal_classes(draw: Draw, score: Tensor, classes: int) -> Tensor:
     tables, rows = score.shape
     noise = draw.log_uniform(tables, 1, low=0.03, high=2.0)
     noisy = score + noise * draw.normal(tables, rows)
-    even = draw.uniform(tables, 1, high=1.0)
-    share = -draw.uniform(tables, classes, low=1e-6).log()
-    share = even / classes + (1 - even) * share / share.sum(dim=1, keepdim=True) + 0.03
-    edges = (share / share.sum(dim=1, keepdim=True)).cumsum(dim=1)[:, :-1]
+    edges = _shares(draw, tables, classes).cumsum(dim=1)[:, :-1]
     place = noisy.argsort(dim=1).argsort(dim=1).float() / rows
     ordered = torch.searchsorted(edges.contiguous(), place.contiguous(), right=True)
     names = draw.uniform(tables, classes).argsort(dim=1)
-    flip = draw.happens(draw.uniform(tables, 1, high=0.1), tables, rows)
-    ordered = torch.where(flip, draw.integers(0, classes - 1, tables, rows), ordered)
-    return names.gather(1, ordered)
+    return _flip(draw, names.gather(1, ordered), classes)
+
+
+def _shares(draw: Draw, tables: int, classes: int) -> Tensor:
+    """Return probabilities of classes, (tables, classes), from equal to unequal."""
+    even = draw.uniform(tables, 1)
+    share = -draw.uniform(tables, classes, low=1e-6).log()
+    share = even / classes + (1 - even) * share / share.sum(dim=1, keepdim=True) + 0.03
+    return share / share.sum(dim=1, keepdim=True)
+
+
+def _flip(draw: Draw, target: Tensor, classes: int) -> Tensor:
+    """Return the classes with up to 15 % of them drawn again, in some of the tables."""
+    rate = draw.uniform(len(target), 1, high=0.15) * draw.happens(0.4, len(target), 1)
+    flip = draw.happens(rate, *target.shape)
+    return torch.where(flip, draw.integers(0, classes - 1, *target.shape), target)
 
 
 def _numbers(draw: Draw, score: Tensor, x: Tensor) -> Tensor:
@@ -385,7 +424,7 @@ def _numbers(draw: Draw, score: Tensor, x: Tensor) -> Tensor:
 # ── Columns as they are written ───────────────────────────────────────────────────────────────────
 
 
-def _write_columns(draw: Draw, x: Tensor) -> tuple[Tensor, Tensor]:
+def _warp_columns(draw: Draw, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the columns warped, rounded or cut into categories, and which are categories."""
     tables, rows, columns = x.shape
     shape = (tables, 1, columns)

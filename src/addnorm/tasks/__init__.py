@@ -1,6 +1,6 @@
 """The tasks that a model can be trained for. A task is one file here and one row in `TASKS`.
 
-Nothing is imported until a task is used, so that the command line knows all of them at once.
+The module of a task is imported when the task is used, so that `addnorm --help` stays fast.
 """
 
 import importlib
@@ -11,21 +11,22 @@ from typing import TYPE_CHECKING
 from addnorm.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
+    from addnorm.config import ModelConfig
     from addnorm.tasks.base import Task
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskEntry:
-    """One row: where a task is, what it is for, and which options it has.
+    """One row of `TASKS`: where a task is implemented, its options and its verbs.
 
     Parameters
     ----------
     home : module and class of the task, as "module:Class".
-    help : what it trains, as a phrase.
-    options : options of `addnorm train TASK`, each with the field of the configuration that it
-        sets; the file or data itself is `source`.
-    verbs : what a trained run of this task can do.
-    examples : commands for the help.
+    help : what it trains, and what for, as a phrase.
+    options : options of `addnorm train TASK`, each with the configuration field that it sets;
+        `source` is the training data.
+    verbs : methods of a trained run.
+    examples : commands at the end of the help.
     """
 
     home: str
@@ -37,19 +38,21 @@ class TaskEntry:
 
 _TEXT = {"source": "data.source", "valid_source": "data.valid_source", "text": "data.text"}
 _SIZE = {"size": "run.size"}
+_ADAPTERS = {"lora": "train.lora", "rank": "train.lora_rank"}
 
 TASKS: dict[str, TaskEntry] = {
     "translate": TaskEntry(
         home="addnorm.tasks.translate:Translate",
-        help="translate lines: pairs of texts, an encoder-decoder",
+        help="train an encoder-decoder on pairs of texts, to translate",
         options={
             **_TEXT,
             "target": "data.target",
             "valid_target": "data.valid_target",
             "label": "data.label",
             **_SIZE,
+            **_ADAPTERS,
         },
-        verbs=("translate",),
+        verbs=("translate", "explain"),
         examples=(
             "addnorm train translate --source train.en --target train.de --out runs/ende",
             "addnorm train translate pairs.tsv --out runs/pairs --minutes 30",
@@ -57,30 +60,32 @@ TASKS: dict[str, TaskEntry] = {
     ),
     "language": TaskEntry(
         home="addnorm.tasks.language:Language",
-        help="continue a text: a long text, a decoder",
-        options={**_TEXT, **_SIZE},
-        verbs=("generate",),
+        help="train a decoder on a long text, to continue prompts",
+        options={**_TEXT, **_SIZE, **_ADAPTERS},
+        verbs=("generate", "explain"),
         examples=("addnorm train language book.txt --out runs/book --minutes 5",),
     ),
     "masked": TaskEntry(
         home="addnorm.tasks.masked:Masked",
-        help="predict hidden tokens: texts without labels, an encoder to start others from",
-        options={**_TEXT, **_SIZE},
+        help="pre-train an encoder on texts without labels, for other runs to start from",
+        options={**_TEXT, **_SIZE, **_ADAPTERS},
+        verbs=("embed", "explain"),
         examples=("addnorm train masked texts.txt --out runs/masked",),
     ),
     "classify": TaskEntry(
         home="addnorm.tasks.classify:Classify",
-        help="label texts: a table with a column of texts and one of labels, an encoder",
-        options={**_TEXT, "label": "data.label", **_SIZE},
-        verbs=("classify",),
+        help="train an encoder on texts with labels, to classify texts",
+        options={**_TEXT, "label": "data.label", **_SIZE, **_ADAPTERS},
+        verbs=("classify", "embed", "explain"),
         examples=(
             "addnorm train classify reviews.csv --text review --label stars --out runs/stars",
             "addnorm train classify reviews.csv --from runs/masked --out runs/stars",
+            "addnorm train classify reviews.csv --from models/minilm --lora attention --out runs/s",
         ),
     ),
     "table": TaskEntry(
         home="addnorm.tasks.table:Table",
-        help="predict a column of a table: classes with probabilities, or numbers",
+        help="train a model on the rows of a table, to predict one column: a class or a number",
         options={
             "source": "data.source",
             **{
@@ -117,5 +122,18 @@ def find_task(name: str | None) -> "type[Task]":
 
 
 def tasks_with(verb: str) -> list[str]:
-    """Return the tasks whose runs have a verb."""
+    """Return the names of the tasks whose runs have a verb."""
     return [name for name, entry in TASKS.items() if verb in entry.verbs]
+
+
+def text_task_of(model: "ModelConfig") -> str:
+    """Return the text task that a model is for, by its mode and head."""
+    if model.mode == "encoder":
+        tasks = {"masked": "masked", "class": "classify"}
+        if model.head not in tasks:
+            raise ConfigError(
+                f"an encoder with head={model.head} has no text task. Leave out the text, or try "
+                "model.head=masked."
+            )
+        return tasks[model.head]
+    return "language" if model.mode == "decoder" else "translate"

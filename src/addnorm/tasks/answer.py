@@ -1,12 +1,13 @@
-"""A text that a model wrote, with its score and its tokens."""
+"""Generated text with its score and the log-probabilities of its tokens."""
 
-from addnorm.data.text.special_tokens import END
 from addnorm.data.text.tokenizer import Tokenizer
 from addnorm.generate import Hypothesis
 
 
 class Answer(str):
-    """A text with the model's score and the log-probability of each piece.
+    """Generated text: a str with a score and the log-probability of each token.
+
+    `score` is that of the search, `pieces` has each token as text, with its log-probability.
 
     >>> answer = Answer("ein Haus", score=-0.3, pieces=[("ein", -0.1), (" Haus", -0.2)])
     >>> answer.upper(), answer.score
@@ -23,8 +24,8 @@ class Answer(str):
 
 
 def make_answer(hypothesis: Hypothesis, tokenizer: Tokenizer) -> Answer:
-    """Return a decoded hypothesis as text."""
+    """Return the text of a hypothesis of a search."""
     values = hypothesis.log_probabilities
-    ids = [*hypothesis.tokens, END][: len(values)]
+    ids = [*hypothesis.tokens, tokenizer.end][: len(values)]
     pieces = [(tokenizer.piece(token), value) for token, value in zip(ids, values, strict=True)]
     return Answer(tokenizer.decode(hypothesis.tokens), score=hypothesis.score, pieces=pieces)

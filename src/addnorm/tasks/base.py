@@ -1,16 +1,17 @@
-"""What every task owns: defaults, data, loss, metrics, evaluation, and the verb of a trained run.
+"""Base classes of tasks: defaults, data, loss, metrics, evaluation, and the verb of a trained run.
 
     read(config) ─► facts() ─► resolve ─► bind(config) ─► the training loop ─► finish
                     what the    (runs)    ready to train
                     data decide
 
-A task that has been read knows its data; `bind` returns a copy that also knows the whole
-configuration and can give batches. Nothing else changes a task.
+`read` returns a task that has its data; `bind` returns a copy that also has the complete
+configuration and yields batches. Nothing else changes a task.
 """
 
 import copy
 import hashlib
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,26 +25,48 @@ from torch import Tensor, nn
 from addnorm import presets
 from addnorm.config import Config, ModelConfig
 from addnorm.data.text.batches import shard
-from addnorm.data.text.special_tokens import IGNORE, PAD
-from addnorm.data.text.tokenizer import Tokenizer, train_tokenizer
+from addnorm.data.text.special_tokens import IGNORE
+from addnorm.data.text.tokenizer import IMPORTED, Tokenizer, train_tokenizer
 from addnorm.errors import ConfigError, InputError, SavedError
 from addnorm.generate import pack, quantise
 from addnorm.generate.frozen import can_pack
 from addnorm.layers.init import measure_
+from addnorm.lens.explanation import SequenceExplanation, explain_sequence
+from addnorm.models.adapters import (
+    Adapter,
+    adapt_,
+    freeze_,
+    merged_state,
+    save_adapter,
+)
 from addnorm.models.build import Model, build
-from addnorm.models.saved import load, save
+from addnorm.models.saved import load_model, save
 from addnorm.models.size import cost
 from addnorm.report import Page
 from addnorm.training import optimizer, parallel
 from addnorm.training.loop import Batch, TrainingState
 
 Fields = dict[str, Any]
-Figures = dict[str, Any]
+Metrics = dict[str, Any]
 Say = Callable[[str], None]
+"""Receives a message for the user."""
 Tokenizers = dict[str, Tokenizer]
 """One for both sides under "text", or one each under "source" and "target"."""
+ADAPTER_FILE = "adapter.safetensors"
+"""The adapters of a model, in its directory."""
 BEST = "best"
 """Folder of the best model in a run directory."""
+
+
+def fine_tuning(width: int, adapters: bool = False) -> Fields:
+    """Return settings for training that starts from a published model.
+
+    The rates that Devlin et al. (2019, A.3) found best for BERT are 2e-5 to 5e-5; narrower models
+    take more, as in training from scratch. Adapters take ten times as much (Hu et al. 2021, table
+    9: 4e-4 to 5e-4).
+    """
+    rate = float(f"{(5e-4 if adapters else 5e-5) * (768 / width) ** 0.5:.3g}")
+    return {"lr": rate, "epochs": 4.0, "weight_decay": 0.01, "beta2": 0.999, "eps": 1e-8}
 
 
 def say_nothing(text: str) -> None:
@@ -52,17 +75,17 @@ def say_nothing(text: str) -> None:
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What the data decide about a configuration, and all that `resolve` may know of them.
+    """What the data decide about a configuration; `resolve` knows nothing else about them.
 
     Parameters
     ----------
-    size : tokens (rows, of a table) in an epoch.
-    batches : batches in an epoch under a configuration.
-    longest : positions of the longest example under a configuration.
+    size : number of tokens (rows, for a table) in an epoch.
+    batches : function from a configuration to the number of batches in an epoch.
+    longest : function from a configuration to the number of positions of the longest example.
     model : fields of the model that follow from the data and cannot be chosen.
     data : values for fields of the data section that were left out.
     start : configuration of the model whose weights training starts from.
-    details : facts that only the defaults of the task itself read.
+    details : facts that are only read by the defaults of the task itself.
     """
 
     size: int
@@ -75,12 +98,38 @@ class DataFacts:
 
 
 class Trained(ABC):
-    """A trained model with what it needs to answer: the verbs of a run are its methods."""
+    """A trained model with everything that prediction needs: the verbs of a run are its methods.
+
+    Parameters
+    ----------
+    task : class of the task that the model was trained for.
+    path : directory of the run.
+    config : complete configuration of the run.
+    labels : class names, if the model predicts classes.
+    int8 : whether weights are held as 8-bit integers.
+    """
 
     def __init__(
-        self, path: Path, config: Config, labels: Sequence[str], *, int8: bool = False
+        self,
+        task: type["Task"],
+        path: Path,
+        config: Config,
+        labels: Sequence[str],
+        *,
+        int8: bool = False,
     ) -> None:
+        self.task: type[Any] = task
         self.path, self.config, self.labels, self.int8 = path, config, list(labels), int8
+
+    @property
+    def class_names(self) -> list[str]:
+        """Names of the classes that the model predicts; none if it predicts something else."""
+        return self.labels
+
+    @property
+    def model_path(self) -> Path:
+        """Directory of the model: of a run its best one; a saved model is there itself."""
+        return self.path / BEST if (self.path / BEST).is_dir() else self.path
 
     @property
     @abstractmethod
@@ -88,30 +137,30 @@ class Trained(ABC):
         """The network with the best weights."""
 
     @abstractmethod
-    def evaluate(self, *data: Any, say: Say = say_nothing, **options: Any) -> Figures:
-        """Return figures on data that the model was not trained on."""
+    def evaluate(self, *data: Any, say: Say = say_nothing, **options: Any) -> Metrics:
+        """Return metrics on data that the model was not trained on."""
 
 
 class Task(ABC):
-    """Data to learn from and to validate with, and everything that is special about them.
+    """Training and held-out data, and everything that is specific to what is learnt from them.
 
-    Made by `read`. What training needs is there after `bind`.
+    Created by `read`; `bind` adds what training needs.
     """
 
     name: ClassVar[str]
     trained: ClassVar[type[Trained]]
     metrics: ClassVar[tuple[str, ...]] = ("loss",)
-    """Figures that may decide which weights are best."""
+    """Names of the metrics that can decide which weights are best."""
     train_defaults: ClassVar[Fields] = {}
     epochs: ClassVar[float]
-    """Passes over small data, unless a time is given."""
+    """Default number of epochs; large data are read fewer times (`MAX_TOKENS` in resolve.py)."""
     unit: ClassVar[str] = "tokens"
-    """What a batch is counted in."""
+    """The unit of batch sizes."""
 
     needs_training = True
     """Whether the model is trained; if not, it is evaluated and saved as it is."""
     notes: list[str]
-    """What was read, noticed and decided, in sentences."""
+    """Sentences on what was read, detected and decided."""
     labels: Sequence[str] = ()
     config: Config
 
@@ -120,14 +169,17 @@ class Task(ABC):
     def read(cls, config: Config, assets: Any = None, start: Any = None) -> Self:
         """Return the task for the files of a configuration.
 
-        `assets` is what `load_assets` read from a run that is resumed; `start` the model and
-        assets (of `load_start`) that training starts from.
+        Parameters
+        ----------
+        config : configuration with the values that the user set.
+        assets : result of `load_assets`, for a run that is resumed.
+        start : result of `load_start`: the model that training starts from, and its assets.
         """
 
     @classmethod
     @abstractmethod
     def load_assets(cls, path: Path) -> Any:
-        """Return what `save_assets` wrote to a run directory."""
+        """Return the assets that `save_assets` wrote to a run directory."""
 
     @abstractmethod
     def save_assets(self, path: Path) -> None:
@@ -136,7 +188,7 @@ class Task(ABC):
     @classmethod
     def load_start(cls, path: Path) -> tuple[nn.Module, Any]:
         """Return the best model of a run, and its assets, to start another run from."""
-        return load(path / BEST), cls.load_assets(path)
+        return load_model(path / BEST), cls.load_assets(path)
 
     @abstractmethod
     def facts(self) -> DataFacts:
@@ -145,10 +197,10 @@ class Task(ABC):
     @classmethod
     @abstractmethod
     def defaults(cls, request: Config, facts: DataFacts, preset: str | None) -> Config:
-        """Return the configuration that the request is then laid over."""
+        """Return the default configuration, which the values of the request then override."""
 
     def bind(self, config: Config) -> Self:
-        """Return this task, ready to train under a whole configuration."""
+        """Return a copy of this task that is ready to train with a complete configuration."""
         bound = copy.copy(self)
         bound.config = config
         if config.train.metric not in self.metrics:
@@ -161,7 +213,7 @@ class Task(ABC):
 
     @abstractmethod
     def _bind(self, config: Config) -> None:
-        """Set up batches, in the copy that `bind` made."""
+        """Set up the batches; called on the copy that `bind` returns."""
 
     @property
     def metric(self) -> str:
@@ -181,15 +233,15 @@ class Task(ABC):
 
     @abstractmethod
     def save_model(self, model: nn.Module, state: Mapping[str, Tensor], directory: Path) -> None:
-        """Write a model that `trained` reads."""
+        """Write a model in the format that `trained` reads."""
 
     def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-        """Return groups of parameters for an optimizer."""
+        """Return the parameter groups of the optimizer."""
         return optimizer.parameter_groups(model, weight_decay)
 
     @abstractmethod
     def epoch(self, number: int) -> Sequence[Any]:
-        """Return the batches of an epoch, as the numbers of their examples."""
+        """Return the batches of an epoch, each as the indices of its examples."""
 
     @abstractmethod
     def plan(self, epoch: int) -> Sequence[Any]:
@@ -201,7 +253,7 @@ class Task(ABC):
 
     @abstractmethod
     def tokens(self, batch: Batch) -> int:
-        """Return how many targets a batch has."""
+        """Return the number of targets in a batch."""
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch, total: int) -> Tensor:
@@ -209,25 +261,34 @@ class Task(ABC):
 
     @abstractmethod
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Return figures on the held-out examples; one of them is the metric."""
+        """Return metrics on the held-out examples, among them `metric`."""
 
     @abstractmethod
-    def cost(self, model: nn.Module) -> Figures:
-        """Return parameters, operations of a step and bytes of activations, by formula."""
+    def cost(self, model: nn.Module) -> Metrics:
+        """Return the parameters, operations of a step and bytes of activations, by formula."""
 
     def describe_model(self, parameters: int) -> str:
-        """Return one line about the model that is trained."""
+        """Return a one-line description of the model."""
         model = self.config.model
         sizes = f"width {model.width}, depth {model.depth}, {model.heads} heads"
         kind = f"{self.config.run.size} {model.mode}"
         return f"{kind}: {sizes}, {model.addnorm}-norm; {parameters:,} parameters."
 
-    def finish(self, path: Path, progress: TrainingState, say: Say) -> Figures:
-        """Do what comes after the last step; return figures for the summary."""
+    def finish(self, path: Path, progress: TrainingState, say: Say) -> Metrics:
+        """Do the work after the last step; return entries for the summary."""
         return {}
 
-    def add_to_page(self, page: Page, figures: Figures) -> None:  # noqa: B027 (most add nothing)
-        """Add what is special about the task to the page of a run."""
+    def add_to_page(  # noqa: B027 (not every task adds something)
+        self, page: Page, summary: Metrics, trained: Any
+    ) -> None:
+        """Add sections that are specific to the task to the page of a run, in a few seconds.
+
+        Parameters
+        ----------
+        page : the page of the run.
+        summary : the summary of the run.
+        trained : the best model, of the class `trained`; None if there is none yet.
+        """
 
     def fingerprint(self) -> str:
         """Return a digest of the training and held-out examples."""
@@ -238,71 +299,72 @@ class Task(ABC):
 
     @abstractmethod
     def contents(self) -> Iterable[object]:
-        """Yield what the fingerprint covers."""
+        """Yield everything that the fingerprint covers."""
 
 
 class TextTask(Task):
     """A task whose examples are sequences of tokens."""
 
     mode: ClassVar[str]
-    """The mode of model it trains."""
+    """Mode of the model: encoder, decoder or encoder-decoder."""
     head: ClassVar[str]
     sizes: ClassVar[dict[str, Fields]]
     """Fields of the model for each size: tiny, small, base, big."""
     size_limits: ClassVar[tuple[tuple[int, str], ...]]
-    """Tokens of text up to which a size is chosen; beyond all of them it is base."""
-    longest: ClassVar[int | None] = None
-    """Tokens of a text, unless configured; None for as many as the model reads."""
+    """The largest number of training tokens for each size; for more, the size is base."""
+    max_length: ClassVar[int | None] = None
+    """Default of data.max_length; None for the length of the model."""
     ends: ClassVar[int] = 0
-    """Positions that a text takes besides its tokens."""
+    """Positions that a text takes in addition to its tokens."""
     max_held_out: int = 200_000
-    """Held-out tokens that an evaluation reads at most."""
+    """The largest number of held-out tokens that an evaluation reads."""
 
     tokenizers: Tokenizers
     size: int
-    """Tokens to learn from in an epoch, both sides counted."""
+    """Training tokens in an epoch, of both sides together."""
     start: ModelConfig | None = None
 
     @classmethod
     def read(cls, config: Config, assets: Any = None, start: Any = None) -> Self:
         model, tokenizers = start or (None, None)
-        begun: ModelConfig | None = None if model is None else model.config
-        reading = config.replace(data=cls.complete_data(config, begun))
-        task = cls.read_files(reading, assets or tokenizers)
-        task.start = begun
+        start_config: ModelConfig | None = None if model is None else model.config
+        completed = config.replace(data=cls.complete_data(config, start_config))
+        task = cls.read_files(completed, assets or tokenizers)
+        task.start = start_config
         return task
 
     @classmethod
     @abstractmethod
     def read_files(cls, config: Config, tokenizers: Tokenizers | None) -> Self:
-        """Return the task for the files of a configuration, with new tokenizers if none."""
+        """Return the task for the files of a configuration; without tokenizers, train them."""
 
     @classmethod
     def complete_data(cls, config: Config, start: ModelConfig | None) -> Any:
-        """Return the data section with the length of texts and the held-out share filled in.
+        """Return the data section with max_length and valid_fraction filled in.
 
-        A model to start from may have fewer learned positions than the task would read.
+        A model to start from may have fewer learned positions than the default length needs.
         """
-        data, longest = config.data, cls.longest
-        if start is not None and longest is not None and start.positions == "learned":
-            longest = min(longest, start.length - cls.ends)
+        data, max_length = config.data, cls.max_length
+        if start is not None and max_length is not None and start.positions == "learned":
+            max_length = min(max_length, start.length - cls.ends)
         share = 0.1 if data.valid_fraction is None else data.valid_fraction
         if not share and data.valid_source is None:
             raise ConfigError(
                 "data.valid_fraction must be above 0 without a validation file: got 0. Try 0.1."
             )
-        return data.replace(max_length=data.max_length or longest, valid_fraction=share)
+        return data.replace(max_length=data.max_length or max_length, valid_fraction=share)
 
     @classmethod
     def load_assets(cls, path: Path) -> Tokenizers:
         sides = [side for side in ("text", "source", "target") if _folder(path, side).is_dir()]
         if not sides:
-            raise SavedError(f"the run in {str(path)!r} has no tokenizer: the folder is missing.")
+            raise SavedError(
+                f"{str(path)!r} has no tokenizer: the folder is missing. Open a run, not its model."
+            )
         return {side: Tokenizer.load(_folder(path, side)) for side in sides}
 
     def save_assets(self, path: Path) -> None:
-        for side, tokenizer in self.tokenizers.items():
-            tokenizer.save(_folder(path, side))
+        save_tokenizers(path, self.tokenizers)
 
     def facts(self) -> DataFacts:
         sizes = [tokenizer.size for tokenizer in self.tokenizers.values()]
@@ -318,12 +380,19 @@ class TextTask(Task):
 
     def model_fields(self) -> Fields:
         """Return the fields of the model that follow from the data."""
-        vocab = next(iter(self.tokenizers.values())).size
-        return {"mode": self.mode, "head": self.head, "vocab": vocab, "pad": PAD}
+        tokenizer = next(iter(self.tokenizers.values()))
+        pad = tokenizer.pad if self.hides_padding(tokenizer) else None
+        return {"mode": self.mode, "head": self.head, "vocab": tokenizer.size, "pad": pad}
+
+    @staticmethod
+    def hides_padding(tokenizer: Tokenizer) -> bool:
+        """Return whether the id of padding has no other use, so that it may be hidden."""
+        special = tokenizer.special
+        return special.pad not in (special.begin, special.end)
 
     @classmethod
     def choose_size(cls, tokens: int) -> str:
-        """Return the size of model for so many tokens of text."""
+        """Return the size of the model for a number of training tokens."""
         return next((size for most, size in cls.size_limits if tokens <= most), "base")
 
     @classmethod
@@ -333,9 +402,15 @@ class TextTask(Task):
         model = ModelConfig(vocab=1).replace(**fields)
         if preset is not None:
             model = presets.find(preset).model
+        imported = facts.data.get("tokenizer") in IMPORTED
         if facts.start is not None:
-            model = facts.start.replace(dropout=fields.get("dropout", 0.1))
+            # A published model keeps its dropout; one of ours takes that of the size.
+            dropout = facts.start.dropout if imported else fields.get("dropout", 0.1)
+            model = facts.start.replace(dropout=dropout)
+            if imported and cls.head == "class" and facts.start.head != "class":
+                model = model.replace(pool="mean", pooler="none")
         base = Config().replace(model=model.replace(**facts.model))
+        tuned = fine_tuning(model.width, request.train.lora is not None) if imported else {}
         data = cls.complete_data(request, facts.start)
         known = {
             "max_length": data.max_length,
@@ -344,31 +419,80 @@ class TextTask(Task):
         }
         return base.replace(
             data=base.data.replace(**known),
-            train=base.train.replace(**cls.train_defaults),
+            train=base.train.replace(**cls.train_defaults | tuned),
             run=base.run.replace(size=size),
         )
 
+    def with_all_held_out(self) -> Self:
+        """Return a copy whose evaluations read all held-out examples."""
+        whole = copy.copy(self)
+        whole.max_held_out = sys.maxsize
+        return whole
+
     @abstractmethod
     def positions_needed(self, config: Config) -> int:
-        """Return the positions of the longest text under a configuration."""
+        """Return the number of positions of the longest text under a configuration."""
 
     def make_model(self, start: nn.Module | None, say: Say) -> Model:
         torch.manual_seed(self.config.run.seed)
         model = build(self.config)
-        if self.config.model.addnorm == "admin" and start is None:
-            batch = self.batch((0, 0, self.epoch(0)[0]))  # whole: all workers measure the same
+        if self.config.model.has_admin and start is None:
+            batch = self.batch((0, self.epoch(0)[0]))  # not sharded: all workers measure the same
             measure_(model, lambda: self.loss(model, batch, 1))
         if start is not None:
             say(load_matching_weights_(model, start))
+        self._freeze(model, say)
         return model
 
     def empty_model(self) -> Model:
-        return build(self.config)
+        model = build(self.config)
+        self._freeze(model, say_nothing)
+        return model
+
+    @property
+    def adapter(self) -> Adapter | None:
+        """The low-rank adapters of the configuration, if it has any."""
+        train = self.config.train
+        if train.lora is None:
+            return None
+        return Adapter(
+            roles=train.lora,
+            rank=train.lora_rank,
+            alpha=train.lora_alpha,
+            dora=train.dora,
+            dropout=train.lora_dropout,
+        )
+
+    def _freeze(self, model: Model, say: Say) -> None:
+        """Put adapters over a model, or freeze its first blocks, as configured."""
+        if self.adapter is not None:
+            layers = adapt_(model, self.adapter)
+            what = f"adapters over {len(layers)} layers"
+        elif self.config.train.freeze is not None:
+            freeze_(model, self.config.train.freeze)
+            what = f"embeddings and {self.config.train.freeze} blocks frozen"
+        else:
+            return
+        trained = sum(part.numel() for part in model.parameters() if part.requires_grad)
+        share = trained / sum(part.numel() for part in model.parameters())
+        say(f"{what}: {trained:,} parameters are trained, {share:.2%} of all.")
+
+    def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+        train = self.config.train
+        if train.layer_decay == 1.0:
+            return super().parameter_groups(model, weight_decay)
+        assert train.lr is not None
+        return optimizer.layer_groups(model, weight_decay, train.lr, train.layer_decay)
 
     def save_model(self, model: nn.Module, state: Mapping[str, Tensor], directory: Path) -> None:
-        save(model, directory, state)
+        """Write the model; of one with adapters, also the adapters alone: adapter.safetensors."""
+        if self.adapter is None:
+            save(model, directory, state)
+            return
+        save(model, directory, merged_state(model, state))
+        save_adapter(model, self.adapter, directory / ADAPTER_FILE, state)
 
-    def cost(self, model: nn.Module) -> Figures:
+    def cost(self, model: nn.Module) -> Metrics:
         config = self.config
         assert config.train.batch is not None
         length = min(config.model.length, 64)
@@ -381,23 +505,37 @@ class TextTask(Task):
 
     @abstractmethod
     def held_out(self) -> Sequence[Sequence[Any]]:
-        """Return the batches to validate with."""
+        """Return the batches of held-out examples."""
 
     @abstractmethod
-    def collate(self, part: Sequence[Any], *, train: bool) -> Batch:
-        """Return the tensors of some examples; `targets` is IGNORE where nothing is learnt."""
+    def collate(self, part: Sequence[Any], *, epoch: int | None) -> Batch:
+        """Return the tensors of some examples; `targets` is IGNORE where there is no target.
 
-    def plan(self, epoch: int) -> Sequence[tuple[int, int, Sequence[Any]]]:
-        """Return every part with its place, so that random choices for it can depend on it."""
+        Parameters
+        ----------
+        part : indices of the examples.
+        epoch : the training epoch, which random choices depend on; None for held-out examples.
+        """
+
+    def plan(self, epoch: int) -> Sequence[tuple[int, Sequence[Any]]]:
+        """Return this process's part of every batch, each with the number of the epoch."""
         own = shard(self.epoch(epoch), parallel.rank(), parallel.world_size())
-        return [(epoch, place, part) for place, part in enumerate(own)]
+        return [(epoch, part) for part in own]
 
-    def batch(self, part: tuple[int, int, Sequence[Any]]) -> Batch:
-        self.place = part[:2]
-        return self._collate(part[2], train=True)
+    def batch(self, part: tuple[int, Sequence[Any]]) -> Batch:
+        epoch, examples = part
+        return self._collate(examples, epoch=epoch)
 
     def tokens(self, batch: Batch) -> int:
         return int((batch["targets"] != IGNORE).sum())
+
+    def tokens_read(self, batch: Batch) -> int:
+        """Return the number of tokens that the model reads, of both sides, without padding."""
+        if not self.tokens(batch):
+            return 0  # a worker without examples
+        sides = [batch[name] for name in ("inputs", "source", "target_in") if name in batch]
+        pad = self.config.model.pad
+        return sum(side.numel() if pad is None else int(side.ne(pad).sum()) for side in sides)
 
     @abstractmethod
     def total_loss(self, model: nn.Module, batch: Batch, total: int, smoothing: float) -> Tensor:
@@ -407,27 +545,27 @@ class TextTask(Task):
         return self.total_loss(model, batch, total, self.config.train.label_smoothing)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Return the mean loss of held-out tokens, and what else the task measures."""
+        """Return the mean loss of the held-out tokens, and further metrics of the task."""
         device = next(model.parameters()).device
         total = tokens = 0.0
         for part in shard(self.held_out(), parallel.rank(), parallel.world_size()):
-            batch = {k: v.to(device) for k, v in self._collate(part, train=False).items()}
+            batch = {k: v.to(device) for k, v in self._collate(part, epoch=None).items()}
             total += float(self.total_loss(model, batch, 1, 0.0))
             tokens += self.tokens(batch)
         total, tokens = parallel.sum_over_workers(total, tokens)
         mean = total / max(tokens, 1)
-        return {"loss": mean, **self.figures(model, mean)}
+        return {"loss": mean, **self.further_metrics(model, mean)}
 
-    def figures(self, model: nn.Module, loss: float) -> dict[str, float]:
-        """Return more figures on the held-out text."""
+    def further_metrics(self, model: nn.Module, loss: float) -> dict[str, float]:
+        """Return metrics on the held-out text besides its loss."""
         return {"perplexity": math.exp(min(loss, 700.0))}
 
-    def _collate(self, part: Sequence[Any], *, train: bool) -> Batch:
+    def _collate(self, part: Sequence[Any], *, epoch: int | None) -> Batch:
         if len(part):
-            return self.collate(part, train=train)
+            return self.collate(part, epoch=epoch)
         # A worker without examples takes part in the step with an example without targets.
-        parts = self.epoch(0) if train else self.held_out()
-        batch = self.collate(parts[0][:1], train=train)
+        parts = self.held_out() if epoch is None else self.epoch(0)
+        batch = self.collate(parts[0][:1], epoch=epoch)
         batch["targets"] = torch.full_like(batch["targets"], IGNORE)
         return batch
 
@@ -435,10 +573,10 @@ class TextTask(Task):
 class TrainedText(Trained):
     """A trained text model with its tokenizers.
 
-    int8 holds the weights as 8-bit numbers: several times faster on a CPU, a little less exact.
+    With `int8`, decoding is several times faster on a CPU, and a little less exact.
     """
 
-    task: ClassVar[type[TextTask]]
+    task: type[TextTask]
 
     @cached_property
     def tokenizers(self) -> Tokenizers:
@@ -446,51 +584,117 @@ class TrainedText(Trained):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of texts, or of the source where the sides have their own."""
+        """The tokenizer; that of the source, if source and target have their own."""
         return sides_of(self.tokenizers)[0]
 
     @cached_property
     def model(self) -> Model:
-        model = load(self.path / BEST)
+        model = load_model(self.model_path)
         return quantise(model) if self.int8 else model
+
+    def preload(self, model: Model, tokenizers: Tokenizers) -> None:
+        """Use a model and tokenizers that are in memory, not those of the directory."""
+        self.__dict__["model"] = quantise(model) if self.int8 else model
+        self.__dict__["tokenizers"] = tokenizers
 
     @cached_property
     def decoder(self) -> Model:
-        """The model as it decodes the fastest here, in the same precision."""
-        floats = {parameter.dtype for parameter in self.model.parameters()} == {torch.float32}
-        return pack(self.model) if floats and not self.int8 and can_pack() else self.model
+        """The model in the form that decodes fastest on this machine, in the same precision."""
+        is_float32 = {parameter.dtype for parameter in self.model.parameters()} == {torch.float32}
+        return pack(self.model) if is_float32 and not self.int8 and can_pack() else self.model
 
-    def evaluate(self, *data: Any, say: Say = say_nothing, **options: Any) -> Figures:
+    def explain(
+        self,
+        text: str | Sequence[str],
+        row: int | None = None,
+        *,
+        say: Say = say_nothing,
+        **options: Any,
+    ) -> SequenceExplanation:
+        """Return an explanation of the output for a text: attention, pieces, layers, inputs.
+
+        Parameters
+        ----------
+        text : a text, or a list of texts of which one is explained.
+        row : which one of a list, counted from 1; the first by default.
+        say : receives messages for the user.
+        options : `target`, a translation to explain instead of the model's own.
+        """
+        if self.int8:
+            raise ConfigError("explanations need the float weights: leave out int8.")
+        texts, number = list(list_of_texts(text)), row or 1
+        if not 1 <= number <= len(texts):
+            raise InputError(f"--row must be 1 to {len(texts)}: got {number}.")
+        chosen = require_text(texts[number - 1], number)
+        if is_blank(chosen):
+            raise InputError(f"a text to explain must not be blank: text {number} is.")
+        return explain_sequence(self.model, **self.explain_arguments(chosen, **options))
+
+    def explain_arguments(self, text: str) -> dict[str, Any]:
+        """Return the arguments of `explain_sequence` for a text that is one input."""
+        ids = self.tokenizer.encode(text)
+        return {
+            "inputs": torch.tensor([ids]),
+            "tokens": {self.task.mode: [self.tokenizer.piece(i) for i in ids]},
+            "name_of": self.tokenizer.piece,
+            "title": text,
+        }
+
+    def evaluate(self, *data: Any, say: Say = say_nothing, **options: Any) -> Metrics:
         if not data and not options.get("source"):
             return self._loss(self.task.read(self.config, self.tokenizers))
+        for value in (*data, options.get("source"), options.get("target")):
+            if not isinstance(value, str | Path | None):
+                raise InputError(
+                    f"texts to evaluate on must be in a file: got a {type(value).__name__}. "
+                    "Write them to a file first."
+                )
         return self.evaluate_files(*data, say=say, **options)
 
     @abstractmethod
-    def evaluate_files(self, source: str, *, say: Say = say_nothing, **options: Any) -> Figures:
-        """Return figures on the examples of files."""
+    def evaluate_files(self, source: str, *, say: Say = say_nothing, **options: Any) -> Metrics:
+        """Return metrics on the examples of files."""
 
     @torch.no_grad()
-    def _loss(self, task: TextTask) -> Figures:
+    def _loss(self, task: TextTask) -> Metrics:
         config = self.config
         bound = task.bind(config.replace(train=config.train.replace(metric="loss")))
         return dict(bound.evaluate(self.model))
 
-    def _held_out(self, source: str, target: str | None = None) -> Any:
-        """Return a task whose held-out part is the given files, read to their end."""
-        data = self._reading().data.replace(
+    def _read_held_out(self, source: str, target: str | None = None) -> Any:
+        """Return a task whose held-out examples are all examples of the files."""
+        data = self._config_for_all_rows().data.replace(
             source=source, target=target, valid_source=source, valid_target=target
         )
         task = self.task.read(self.config.replace(data=data), self.tokenizers)
-        task.max_held_out = 2**62
-        return task
+        return task.with_all_held_out()
 
-    def _reading(self) -> Config:
-        """Return the run's configuration for another file, which is read to its end."""
+    def _config_for_all_rows(self) -> Config:
+        """Return the configuration of the run without its limit on the number of rows."""
         return self.config.replace(data=self.config.data.replace(max_rows=None))
 
 
+def count_rows_within(lengths: Sequence[Sequence[int]], tokens: int) -> int:
+    """Return the number of leading rows with at most `tokens` tokens together; at least one.
+
+    Parameters
+    ----------
+    lengths : tokens of each row, for each side.
+    tokens : the limit.
+
+    >>> count_rows_within([[3, 4, 5], [3, 4, 5]], 15)
+    2
+    """
+    total = 0
+    for count, row in enumerate(zip(*lengths, strict=True)):
+        total += sum(row)
+        if total > tokens:
+            return max(count, 1)
+    return len(lengths[0])
+
+
 def list_of_texts(texts: str | Iterable[str]) -> Iterable[str]:
-    """Return texts as they are, and one text as a list of one.
+    """Return texts unchanged, and a single text as a list of one.
 
     >>> list_of_texts("great")
     ['great']
@@ -499,30 +703,30 @@ def list_of_texts(texts: str | Iterable[str]) -> Iterable[str]:
 
 
 def require_text(text: object, place: int) -> str:
-    """Return a text that has something in it; `place` is counted from 1."""
+    """Return a text, or raise InputError if it is not a str; `place` is counted from 1."""
     if not isinstance(text, str):
         raise InputError(f"every text must be a str: item {place} is {type(text).__name__}.")
-    if not text.strip():
-        raise InputError(
-            f"there must be a text on each line: line {place} is empty. Leave it out: "
-            "grep -v '^\\s*$' FILE"
-        )
     return text
 
 
+def is_blank(text: str) -> bool:
+    """Return whether a text has no characters besides spaces: verbs pass it through unanswered."""
+    return not text.strip()
+
+
 def require_source(config: Config, what: str) -> str:
-    """Return the file to learn from, or raise an error that says what it should be."""
+    """Return the training file, or raise ConfigError with what it must contain."""
     if config.data.source is None:
-        raise ConfigError(f"data.source must name {what}: nothing was given.")
+        raise ConfigError(f"data.source must name {what}: it is not set.")
     return config.data.source
 
 
 def load_matching_weights_(model: nn.Module, other: nn.Module) -> str:
-    """Copy the tensors of another model whose names and shapes agree; return which did not."""
-    own, given = model.state_dict(), other.state_dict()
+    """Copy the tensors of another model whose names and shapes match; return a message about it."""
+    own, source = model.state_dict(), other.state_dict()
     same = {
         name: tensor
-        for name, tensor in given.items()
+        for name, tensor in source.items()
         if name in own and own[name].shape == tensor.shape
     }
     model.load_state_dict(same, strict=False)
@@ -532,7 +736,14 @@ def load_matching_weights_(model: nn.Module, other: nn.Module) -> str:
 
 
 def make_tokenizer(lines: Iterable[str], config: Config, kind: str, size: int) -> Tokenizer:
-    """Return the tokenizer of a configuration, or else of the kind and size given."""
+    """Return a tokenizer trained on lines.
+
+    Parameters
+    ----------
+    lines : the text to train on.
+    config : the configuration; its kind and size of tokenizer are used if they are set.
+    kind, size : kind and size of the tokenizer otherwise.
+    """
     data = config.data
     return train_tokenizer(
         lines,
@@ -553,10 +764,16 @@ def choose_vocab(characters: int, *, least: int = 500, most: int = 32000) -> int
 
 
 def sides_of(tokenizers: Mapping[str, Tokenizer]) -> tuple[Tokenizer, Tokenizer]:
-    """Return the tokenizers of source and target, which may be one."""
+    """Return the tokenizers of source and target; they may be the same."""
     if "text" in tokenizers:
         return tokenizers["text"], tokenizers["text"]
     return tokenizers["source"], tokenizers["target"]
+
+
+def save_tokenizers(path: Path, tokenizers: Mapping[str, Tokenizer]) -> None:
+    """Write tokenizers to a run directory, as `TextTask.load_assets` reads them."""
+    for side, tokenizer in tokenizers.items():
+        tokenizer.save(_folder(path, side))
 
 
 def _folder(path: Path, side: str) -> Path:

@@ -1,10 +1,13 @@
-"""Masked pre-training: texts, an encoder that predicts hidden tokens."""
+"""Masked pre-training: an encoder that predicts masked tokens of texts."""
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from addnorm.config import Config
 from addnorm.data.delimited import is_delimited
@@ -15,54 +18,111 @@ from addnorm.data.text.labelled import read_text_column
 from addnorm.data.text.masking import mask_tokens
 from addnorm.data.text.pairs import RowFilter, filter_rows, limit_tokens
 from addnorm.data.text.reading_report import ReadingReport
-from addnorm.data.text.special_tokens import BEGIN, END, IGNORE
+from addnorm.data.text.special_tokens import IGNORE
 from addnorm.data.text.split import split_by_source
 from addnorm.errors import InputError
+from addnorm.layers.heads import pool_mean
+from addnorm.layers.masks import Mask
 from addnorm.models.transformer import Encoder
 from addnorm.tasks.base import (
     Fields,
-    Figures,
+    Metrics,
     Say,
     TextTask,
     Tokenizers,
     TrainedText,
     choose_vocab,
+    list_of_texts,
     make_tokenizer,
     require_source,
+    require_text,
     say_nothing,
 )
 from addnorm.training.loop import Batch
 from addnorm.training.loss import token_loss
 
-LONGEST = 128
-"""Tokens a text may have, unless configured."""
+MAX_MASKED_LENGTH = 128
+"""Default of data.max_length."""
+TOKENS_PER_EMBED_BATCH = 8192
+"""Tokens of the texts that become vectors at a time."""
 HELD_OUT_SEED = 77
-"""What is hidden in held-out text is the same at every evaluation."""
+"""Seed of the masks of held-out texts, which are the same in every evaluation."""
 
 
 def encoder_size(width: int, depth: int, heads: int, length: int, **more: Any) -> Fields:
-    """Return the fields of a BERT-like encoder of a given size."""
+    """Return the fields of a BERT-like encoder.
+
+    Parameters
+    ----------
+    width, depth, heads, length : fields of the model.
+    more : further fields, by name.
+    """
     shape = {"width": width, "depth": depth, "heads": heads, "length": length}
     kind = {"addnorm": "pre", "ffn": "gelu", "positions": "learned", "pool": "mean"}
     return {**shape, **kind, "scale_embedding": False, "init": "normal", **more}
 
 
-class TrainedMasked(TrainedText):
-    """A trained masked encoder: a model to start others from."""
+class TrainedEncoder(TrainedText):
+    """A trained encoder, which turns texts into vectors."""
 
-    def evaluate_files(self, source: str, *, say: Say = say_nothing, **options: Any) -> Figures:
-        task = self._held_out(source)
-        for note in read_texts(self._reading(), source)[1].lines():
+    @torch.no_grad()
+    def embed(
+        self, texts: str | Iterable[str], *, normalise: bool = True, say: Say = say_nothing
+    ) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """Return one vector for each text, (texts, width): the mean over its positions.
+
+        v = mean_i h_i, divided by ‖v‖, so that the cosine of two texts is the dot product of
+        their vectors (Reimers, Gurevych 2019, 1908.10084, §3).
+
+        Parameters
+        ----------
+        texts : texts; one str is one text.
+        normalise : divide each vector by its norm.
+        say : called with a sentence if texts were cut.
+        """
+        model, special = self.model, self.tokenizer.special
+        assert isinstance(model, Encoder)
+        checked = [require_text(text, place) for place, text in enumerate(list_of_texts(texts), 1)]
+        rows = self.tokenizer.encode_many(checked)
+        max_tokens = (self.config.data.max_length or model.config.length) - 2
+        if cut := sum(len(row) > max_tokens for row in rows):
+            say(f"{cut} of {len(rows)} texts are longer than {max_tokens} tokens and were cut.")
+        rows = [row[:max_tokens] for row in rows]
+        device = next(model.parameters()).device
+        vectors = np.empty((len(rows), model.config.width), dtype=np.float32)
+        for part in Batches(text_lengths(rows), TOKENS_PER_EMBED_BATCH).epoch(0):
+            delimited = [[special.begin, *rows[i], special.end] for i in part]
+            inputs = pad(delimited, special.pad).to(device)
+            real = inputs != special.pad
+            mean = pool_mean(model.hidden(inputs, mask=Mask.padding(real)), real)
+            mean = functional.normalize(mean, dim=-1) if normalise else mean
+            vectors[list(part)] = mean.float().cpu().numpy()
+        return vectors
+
+
+class TrainedMasked(TrainedEncoder):
+    """A trained masked encoder, for vectors of texts and for other runs to start from."""
+
+    def explain_arguments(self, text: str) -> dict[str, Any]:
+        """Return the arguments of `explain_sequence`: the prediction for every token."""
+        arguments = super().explain_arguments(text)
+        ids = [self.tokenizer.begin, *arguments["inputs"][0].tolist(), self.tokenizer.end]
+        tokens = {"encoder": [self.tokenizer.piece(i) for i in ids]}
+        return arguments | {"inputs": torch.tensor([ids]), "tokens": tokens}
+
+    def evaluate_files(self, source: str, *, say: Say = say_nothing, **options: Any) -> Metrics:
+        task = self._read_held_out(source)
+        for note in read_texts(self._config_for_all_rows(), source)[1].lines():
             say(note)
         return self._loss(task) | {"texts": len(task.valid)}
 
 
 class Masked(TextTask):
-    """Learn to predict hidden tokens from those around them (Devlin et al. 2019)."""
+    """Learn to predict masked tokens from their context (Devlin et al. 2019)."""
 
     name, mode, head = "masked", "encoder", "masked"
     trained = TrainedMasked
-    longest, ends = LONGEST, 2
+    max_length, ends = MAX_MASKED_LENGTH, 2
     epochs = 40
     train_defaults: ClassVar[Fields] = {"weight_decay": 0.01, "eps": 1e-8, "batch": 4096}
     sizes: ClassVar[dict[str, Fields]] = {
@@ -86,7 +146,7 @@ class Masked(TextTask):
     @classmethod
     def read_files(cls, config: Config, tokenizers: Tokenizers | None) -> Self:
         data = config.data
-        texts, report = read_texts(config, require_source(config, "texts to learn from"))
+        texts, report = read_texts(config, require_source(config, "texts to train on"))
         notes = report.lines()
         if data.valid_source is None:
             assert data.valid_fraction is not None
@@ -103,12 +163,12 @@ class Masked(TextTask):
         notes += tokenizers["text"].notes
         parts = []
         for part in (texts, held):
-            (ids,), _, found = limit_tokens(
+            (ids,), _, issue = limit_tokens(
                 [tokenizers["text"].encode_many(part)],
-                data.max_length or LONGEST,
+                data.max_length or MAX_MASKED_LENGTH,
                 long=data.on_too_long,
             )
-            notes += [found.describe("text")] if found.count else []
+            notes += [issue.describe("text")] if issue.count else []
             parts.append(ids)
         return cls(tokenizers, parts[0], parts[1], notes)
 
@@ -117,7 +177,7 @@ class Masked(TextTask):
         lengths = text_lengths(self.train)
         self.batches = Batches(lengths, config.train.batch, seed=config.run.seed)
         held, most = text_lengths(self.valid), 0
-        for most, total in enumerate(_running(held[0]), start=1):  # noqa: B007 (the last counts)
+        for most, total in enumerate(accumulate(held[0]), start=1):  # noqa: B007 (the last counts)
             if total > self.max_held_out:
                 break
         self.held = Batches([held[0][:most]], config.train.batch).epoch(0)
@@ -131,20 +191,23 @@ class Masked(TextTask):
     def held_out(self) -> Sequence[Sequence[int]]:
         return self.held
 
-    def collate(self, part: Sequence[int], *, train: bool) -> Batch:
-        rows = self.train if train else self.valid
-        seed = (self.config.run.seed, self.place[0]) if train else (HELD_OUT_SEED, 0)
-        hidden = [self._hide(rows[i], hash((*seed, i))) for i in part]
-        inputs, targets = zip(*hidden, strict=True)
-        return {"inputs": pad(inputs), "targets": pad(targets, IGNORE)}
+    def collate(self, part: Sequence[int], *, epoch: int | None) -> Batch:
+        rows = self.valid if epoch is None else self.train
+        seed = (HELD_OUT_SEED, 0) if epoch is None else (self.config.run.seed, epoch)
+        masked = [self._mask(rows[i], hash((*seed, i))) for i in part]
+        inputs, targets = zip(*masked, strict=True)
+        filler = self.tokenizers["text"].pad
+        return {"inputs": pad(inputs, filler), "targets": pad(targets, IGNORE)}
 
-    def _hide(self, row: list[int], seed: int) -> tuple[list[int], list[int]]:
-        """Return a text with some tokens hidden, and its targets; neighbours do not matter."""
+    def _mask(self, row: list[int], seed: int) -> tuple[list[int], list[int]]:
+        """Return a text with masked tokens, and its targets; they depend on the seed alone."""
+        tokenizer = self.tokenizers["text"]
         inputs, targets = mask_tokens(
-            torch.tensor([BEGIN, *row, END]),
-            vocab=self.tokenizers["text"].size,
+            torch.tensor([tokenizer.begin, *row, tokenizer.end]),
+            vocab=tokenizer.size,
             rate=self.config.data.mask_rate,
             generator=torch.Generator().manual_seed(seed % 2**63),
+            special=tokenizer.special,
         )
         return inputs.tolist(), targets.tolist()
 
@@ -157,11 +220,8 @@ class Masked(TextTask):
         yield from (self.train, self.valid)
 
 
-TrainedMasked.task = Masked
-
-
 def read_texts(config: Config, path: str) -> tuple[list[str], ReadingReport]:
-    """Return the texts of a file, one a line, or of a column of a table."""
+    """Return the lines of a text file, or the cells of a column of a table, and the report."""
     data = config.data
     notes: list[str] = []
     if is_delimited(path):
@@ -173,15 +233,8 @@ def read_texts(config: Config, path: str) -> tuple[list[str], ReadingReport]:
     row_filter = RowFilter(empty=data.on_empty, repeated=data.on_duplicate)
     kept, issues = filter_rows(rows, lines, row_filter, sides=1)
     if not kept:
-        raise InputError(f"{path!r} must hold texts to learn from: it has none.")
+        raise InputError(f"{path!r} must have texts to train on: it has none.")
     report = ReadingReport(
         name=path, row_name="text", read=len(rows), kept=len(kept), issues=issues, notes=(*notes,)
     )
     return [row[0] for _, row in kept], report
-
-
-def _running(lengths: Sequence[int]) -> Iterable[int]:
-    total = 0
-    for length in lengths:
-        total += length
-        yield total

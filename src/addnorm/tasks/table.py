@@ -34,21 +34,21 @@ from addnorm.metrics import classification_metrics, regression_metrics, reliabil
 from addnorm.models.size import cost
 from addnorm.models.tabular import TabularModel, trunk_of
 from addnorm.report import Page
-from addnorm.tabular import load, save
+from addnorm.tabular import load_estimator, save_estimator
 from addnorm.tabular.base import TableEstimator
 from addnorm.tabular.choices import choose_batch, choose_epochs
 from addnorm.tabular.compare import compare
 from addnorm.tabular.estimators import RECOMMENDED
-from addnorm.tabular.explain import Explanation, RowExplanation, explain, explain_row
-from addnorm.tabular.fitting import Fitted, Plan, SplitRows, TableTraining
-from addnorm.tabular.holdout import hold_out, need_one_way
+from addnorm.tabular.explain import Explanation, RowExplanation, explain_row, explain_table
+from addnorm.tabular.fitting import FitResult, FitSettings, SplitRows, TableTraining
+from addnorm.tabular.holdout import hold_out, require_one_split
 from addnorm.tabular.inputs import to_groups
 from addnorm.tabular.instant import ALL_ESTIMATORS, InstantEstimator, compare_instant, load_network
 from addnorm.tabular.page import add_results
 from addnorm.tasks.base import (
     BEST,
     DataFacts,
-    Figures,
+    Metrics,
     Say,
     Task,
     Trained,
@@ -59,50 +59,61 @@ from addnorm.tasks.base import (
 from addnorm.training import parallel
 from addnorm.training.loop import Batch, TrainingState
 
-NAMES = {"ft": "FTTransformer", "tab": "TabTransformer", "saint": "SAINT", "instant": "Instant"}
-ENCODER = "columns.json"
+ESTIMATOR_NAMES = {
+    "ft": "FTTransformer",
+    "tab": "TabTransformer",
+    "saint": "SAINT",
+    "instant": "Instant",
+}
+"""By table.model, the name of the estimators without Classifier or Regressor."""
+ENCODER_FILE = "columns.json"
 NOT_NUMERIC = "column .* are not numeric"
-"""The warning of a column encoder that we repeat in our own words."""
-TRUNK = ("width", "depth", "heads", "ffn_width")
-CHUNK = 20_000
-"""Rows that are predicted together."""
+"""The warning of a column encoder, which is reported as a note instead."""
+TRUNK_SIZES = ("width", "depth", "heads", "ffn_width")
+"""Fields of the model that `RECOMMENDED` may set."""
+ROWS_PER_CHUNK = 20_000
+"""Rows that are predicted at a time."""
 
 
 class UnknownValues:
-    """Values of a file that training did not have, counted over its parts."""
+    """Notes on a file that is read in parts, and counts of values that training did not have."""
 
     def __init__(self, encoder: TableEncoder) -> None:
         self.encoder = encoder
+        self.notes: list[str] = []
         self.counts: dict[str, tuple[int, list[str]]] = {}
         self.empty = {column.name for column in encoder.schema.used}
 
     def update(self, part: Frame) -> None:
-        """Count the unknown values of some rows."""
+        """Add the notes and the unknown values of some rows."""
+        self.notes += part.notes
         for name, (rows, values) in self.encoder.unknown_values(part).items():
             before, shown = self.counts.get(name, (0, []))
             self.counts[name] = before + rows, list(dict.fromkeys([*shown, *values]))[:3]
         self.empty -= {name for name in self.empty if not is_missing(part.columns[name]).all()}
 
     def describe(self) -> list[str]:
-        """Return sentences about them."""
+        """Return the notes, and sentences on unknown values and on columns without any value."""
         return [
+            *self.notes,
             *self.encoder.describe_unknown(self.counts),
-            *(
-                f"{name}: no row has a value; all are predicted as missing it."
-                for name in sorted(self.empty)
-            ),
+            *(f"{name}: all values are missing." for name in sorted(self.empty)),
         ]
 
 
 class TrainedTable(Trained):
-    """A trained model for tables: rows in, probabilities of classes or numbers out."""
+    """A trained model for tables."""
 
     @cached_property
     def estimator(self) -> Any:
         """The fitted scikit-learn estimator of this run."""
         if self.int8:
-            raise ConfigError("--int8 is for models of text, not for tables. Leave it out.")
-        return load(self.path / BEST)
+            raise ConfigError("int8 is for text models: this run is for a table. Leave it out.")
+        return load_estimator(self.model_path)
+
+    @property
+    def class_names(self) -> list[str]:
+        return [str(label) for label in getattr(self.estimator, "classes_", ())]
 
     @property
     def model(self) -> TabularModel:
@@ -111,7 +122,7 @@ class TrainedTable(Trained):
 
     @property
     def schema(self) -> Schema:
-        """What each column is."""
+        """The kind of each column."""
         schema: Schema = self.estimator.encoder_.schema
         return schema
 
@@ -121,7 +132,7 @@ class TrainedTable(Trained):
         Parameters
         ----------
         data : a file (.csv, .tsv, .parquet, .feather) or a data frame with the columns of the
-            training data; the target column may be missing and is not looked at.
+            training data; the target column is ignored if it is present.
         """
         return np.asarray(self.estimator.predict(self._rows(data)))
 
@@ -131,42 +142,42 @@ class TrainedTable(Trained):
         return np.asarray(self.estimator.predict_proba(self._rows(data)))
 
     def require_classes(self, what: str) -> None:
-        """Raise where the model predicts numbers."""
+        """Raise ConfigError if the model predicts numbers."""
         if not hasattr(self.estimator, "classes_"):
             raise ConfigError(
-                f"{what} needs a model of classes: this one predicts numbers. Leave it out."
+                f"{what} needs a model that predicts classes: this one predicts numbers."
             )
 
     def explain(
         self, data: Any, row: int | None = None, *, say: Say = say_nothing
     ) -> Explanation | RowExplanation:
-        """Return which columns matter for all rows, or what each adds for one row.
+        """Return the importance of each column for all rows, or its contribution for one row.
 
         Parameters
         ----------
-        data : a file or data frame; with the target column, unless `row` is given.
-        row : a row to explain, counted from 1.
-        say : receives sentences about what was noticed in the rows.
+        data : a file or data frame; it must have the target column, unless `row` is set.
+        row : the row to explain, counted from 1; None for all rows.
+        say : receives messages about the rows.
         """
         if row is None:
             rows, targets = self.read_targets(data, say)
             with without_warnings():
-                return explain(self.estimator, rows, targets)
+                return explain_table(self.estimator, rows, targets)
         table = to_frame(data)
         self.schema.check(table)
         for note in self.estimator.encoder_.unknown_notes(table):
             say(note)
         if not 1 <= row <= len(table):
-            raise InputError(f"--row must be 1 to {len(table)}: got {row}.")
+            raise InputError(f"row must be 1 to {len(table)}: got {row}.")
         with without_warnings():
             return explain_row(self.estimator, table, row - 1)
 
-    def evaluate(self, *data: Any, say: Say = say_nothing, **options: Any) -> Figures:
+    def evaluate(self, *data: Any, say: Say = say_nothing, **options: Any) -> Metrics:
         source = data[0] if data else options.get("source")
         if source is None:
             raise ConfigError(
-                "a run of a table keeps no rows to evaluate on: give a file. "
-                f"Try: addnorm evaluate {self.path} later.csv."
+                "a run for a table does not store its rows, so evaluation needs a file. "
+                f"Try: addnorm evaluate {self.path} test.csv."
             )
         rows, targets = self.read_targets(source, say)
         with without_warnings():
@@ -175,25 +186,33 @@ class TrainedTable(Trained):
     def iter_predictions(
         self, path: str, *, proba: bool, unknown: UnknownValues, on_read: Any = None
     ) -> Iterator[tuple[Frame, dict[str, Array]]]:
-        """Yield the rows of a file part by part, each with its new columns."""
+        """Yield the rows of a file in parts, each with the columns that are added to it.
+
+        Parameters
+        ----------
+        path : the file.
+        proba : whether to add the probability of each class.
+        unknown : counts the unknown values.
+        on_read : called with the share of the file that has been read.
+        """
         name = self.schema.target or "target"
-        for part in read_parts(path, CHUNK, *([on_read] if on_read else [])):
+        for part in read_parts(path, ROWS_PER_CHUNK, *([on_read] if on_read else [])):
             rows = part.without(name) if name in part.columns else part
             classes = getattr(self.estimator, "classes_", None)
             with without_warnings():
                 if classes is None:
                     scored = {f"{name} (predicted)": self.estimator.predict(rows)}
                 else:
-                    chances = self.estimator.predict_proba(rows)
-                    best = np.array(classes, dtype=object)[chances.argmax(axis=1)]
+                    probabilities = self.estimator.predict_proba(rows)
+                    best = np.array(classes, dtype=object)[probabilities.argmax(axis=1)]
                     scored = {f"{name} (predicted)": best}
                     if proba:
-                        scored |= {f"p({c})": chances[:, i] for i, c in enumerate(classes)}
+                        scored |= {f"p({c})": probabilities[:, i] for i, c in enumerate(classes)}
             unknown.update(rows)
             yield part, scored
 
     def read_targets(self, data: Any, say: Say) -> tuple[Frame, Array]:
-        """Return the rows that have a target, and their targets; notes go to `say`."""
+        """Return the rows that have a target, and their targets; `say` receives messages."""
         return read_known_rows(self.estimator, data, say)
 
     def _rows(self, data: Any) -> Frame:
@@ -207,16 +226,16 @@ def read_known_rows(
     estimator: Any,
     data: Any,
     say: Say,
-    advice: str = "Use addnorm.tabular.load(...).evaluate(X, y).",
+    advice: str = "Use addnorm.tabular.load_estimator(...).evaluate(X, y).",
 ) -> tuple[Frame, Array]:
-    """Return rows that have a target, and their targets, for a fitted estimator.
+    """Return the rows that have a target, and their targets, for a fitted estimator.
 
     Parameters
     ----------
     estimator : the fitted estimator.
     data : a file or a data frame.
-    say : receives sentences about what was noticed in the rows.
-    advice : what to do with a model that has no name for its target.
+    say : receives messages about the rows.
+    advice : what to try if the model was saved without the name of its target.
     """
     schema, encoder = estimator.encoder_.schema, estimator.encoder_
     if schema.target is None:
@@ -232,7 +251,7 @@ def read_known_rows(
 
 @dataclass(frozen=True)
 class TestRows:
-    """Rows that are evaluated after training, and where they come from."""
+    """Rows to evaluate on after training, and a name for their origin."""
 
     rows: Frame
     targets: Array
@@ -273,13 +292,13 @@ class Table(Task):
         options, notes = config.table, list[str]()
         if options.target is None:
             raise ConfigError("table.target must name the column to predict. Try --target price.")
-        need_one_way(options.split, options.groups is not None)
+        require_one_split(options.split, options.groups is not None)
         if options.pretrain is not None and options.unlabelled is None:
             raise ConfigError(
-                f"--pretrain {options.pretrain} needs rows to learn from: give --unlabelled FILE, "
-                "too."
+                f"table.pretrain={options.pretrain} needs rows without targets. Add --unlabelled "
+                "FILE."
             )
-        table = read_frame(require_source(config, "a table to learn from"))
+        table = read_frame(require_source(config, "a table to train on"))
         notes += table.notes
         schema = resolve_schema(table, options.target, options.schema, options.groups, notes.append)
         table, values = rows_with_target(table, options.target, notes.append)
@@ -294,11 +313,11 @@ class Table(Task):
         if options.test is not None:
             test = read_test_rows(options.test, schema, targets, notes.append)
         elif options.compare:
-            inside, aside, note = set_aside(rows, targets, groups, schema, estimator)
+            train_rows, test_rows, note = set_aside(rows, targets, groups, schema, estimator)
             notes.append(note)
-            test = TestRows(rows.take(aside), targets[aside], "rows set aside")
-            rows, targets = rows.take(inside), targets[inside]
-            groups = None if groups is None else groups[inside]
+            test = TestRows(rows.take(test_rows), targets[test_rows], "rows set aside")
+            rows, targets = rows.take(train_rows), targets[train_rows]
+            groups = None if groups is None else groups[train_rows]
         unlabelled = None
         if options.unlabelled is not None:
             more = read_frame(options.unlabelled)
@@ -329,16 +348,16 @@ class Table(Task):
 
     @classmethod
     def load_assets(cls, path: Path) -> TableEncoder:
-        return TableEncoder.parse(read_document(path / ENCODER, *COLUMNS))
+        return TableEncoder.parse(read_document(path / ENCODER_FILE, *COLUMNS))
 
     def save_assets(self, path: Path) -> None:
         encoder = self.estimator.encoder_
-        write_document(path / ENCODER, *COLUMNS, encoder.dump())
+        write_document(path / ENCODER_FILE, *COLUMNS, encoder.dump())
         encoder.schema.save(path / "schema.toml")
 
     @classmethod
     def load_start(cls, path: Path) -> tuple[nn.Module, TableEncoder]:
-        estimator = load(path / BEST)
+        estimator = load_estimator(path / BEST)
         return estimator.model_, estimator.encoder_
 
     def facts(self) -> DataFacts:
@@ -353,11 +372,11 @@ class Table(Task):
 
     @classmethod
     def defaults(cls, request: Config, facts: DataFacts, preset: str | None) -> Config:
-        """FT-Transformer as we recommend it; the others as they were published."""
+        """Return recommended settings for FT-Transformer, and published ones for the others."""
         kind, task = request.table.model, "classes" if facts.details["classes"] else "number"
         settings = dict(RECOMMENDED[task]) if kind == "ft" else {}
-        estimator = ALL_ESTIMATORS[f"{NAMES[kind]}Classifier"]
-        fields = {name: settings[name] for name in TRUNK if name in settings}
+        estimator = ALL_ESTIMATORS[f"{ESTIMATOR_NAMES[kind]}Classifier"]
+        fields = {name: settings[name] for name in TRUNK_SIZES if name in settings}
         if issubclass(estimator, InstantEstimator):
             network = load_network(request.table.weights)
             settings, model = {"epochs": 1, "members": 4}, network.config.trunk
@@ -369,8 +388,8 @@ class Table(Task):
             model = facts.start
         batch = request.train.batch or choose_batch(facts.size)
         per_epoch = -(-facts.size // batch)
-        usual = settings.get("epochs", choose_epochs(facts.size, batch, facts.details["held_out"]))
-        epochs = request.train.epochs or usual
+        chosen = choose_epochs(facts.size, batch, facts.details["held_out"])
+        epochs = request.train.epochs or settings.get("epochs", chosen)
         steps = request.train.steps or max(1, round(epochs * per_epoch))
         evaluate = per_epoch if facts.details["held_out"] else steps
         train = cls.train_defaults | {
@@ -395,7 +414,7 @@ class Table(Task):
     def _bind(self, config: Config) -> None:
         train, table = config.train, config.table
         assert train.batch is not None and train.lr is not None
-        settings = Plan(
+        settings = FitSettings(
             batch=train.batch,
             epochs=1,
             rate=train.lr,
@@ -438,7 +457,7 @@ class Table(Task):
         assert isinstance(model, TabularModel)
         estimator = copy.copy(self.estimator)
         estimator.model_ = model
-        save(estimator, directory)
+        save_estimator(estimator, directory)
 
     def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         assert isinstance(model, TabularModel)
@@ -468,7 +487,7 @@ class Table(Task):
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         return self.training.evaluate(model)
 
-    def cost(self, model: nn.Module) -> Figures:
+    def cost(self, model: nn.Module) -> Metrics:
         config, batch = self.config, self.config.train.batch or 1
         columns = self.split.rows.table
         length = columns.numbers.shape[1] + columns.codes.shape[1] + 1
@@ -486,14 +505,14 @@ class Table(Task):
         name = type(self.estimator).__name__
         return f"{name}: {columns}; {sizes}, {model.addnorm}-norm; {parameters:,} parameters."
 
-    def finish(self, path: Path, progress: TrainingState, say: Say) -> Figures:
+    def finish(self, path: Path, progress: TrainingState, say: Say) -> Metrics:
         """Calibrate the best model on the held-out rows; evaluate it on test rows."""
         if not (path / BEST).is_dir():
             return {}
         estimator: Any = copy.copy(self.estimator)
-        estimator.model_ = load(path / BEST).model_
+        estimator.model_ = load_estimator(path / BEST).model_
         notes = estimator.notes_of(self.split) if isinstance(estimator, InstantEstimator) else []
-        fitted = Fitted(progress, notes[len(self.split.notes) :], stopped=not progress.finished)
+        fitted = FitResult(progress, notes[len(self.split.notes) :], stopped=not progress.finished)
         with without_warnings():
             estimator.finish(self.split, fitted)
         report = estimator.report_
@@ -505,29 +524,29 @@ class Table(Task):
                 say(note)
             with without_warnings():
                 report["results"] += self._measure(estimator, self.test)
-        save(estimator, path / BEST)
+        save_estimator(estimator, path / BEST)
         kept = {k: v for k, v in report.items() if k not in ("history", "notes", "stopped")}
         return {**kept, "best": report.get("valid", {})}
 
     def _measure(self, estimator: Any, test: TestRows) -> list[dict[str, Any]]:
-        """Return figures on test rows: ours, and those of gradient boosting if configured."""
+        """Return metrics on test rows: of this model, and of gradient boosting with --compare."""
         (rows, targets), test_targets = self.train, test.targets
         classes = getattr(estimator, "classes_", None)
         if classes is not None:
             targets, test_targets = (np.searchsorted(classes, y) for y in (targets, test_targets))
-        began = time.perf_counter()
+        start = time.perf_counter()
         if classes is None:
-            figures = regression_metrics(estimator.predict(test.rows), test_targets)
+            metrics = regression_metrics(estimator.predict(test.rows), test_targets)
         else:
-            chances = estimator.predict_proba(test.rows)
-            figures = classification_metrics(chances, test_targets)
-            pictures = estimator.report_.setdefault("reliability", {})
-            pictures["test"] = reliability_bins(chances, test_targets)
+            probabilities = estimator.predict_proba(test.rows)
+            metrics = classification_metrics(probabilities, test_targets)
+            reliability = estimator.report_.setdefault("reliability", {})
+            reliability["test"] = reliability_bins(probabilities, test_targets)
         seconds = {
             "fit_seconds": estimator.report_["seconds"],
-            "predict_seconds": time.perf_counter() - began,
+            "predict_seconds": time.perf_counter() - start,
         }
-        results = [{"model": type(estimator).__name__, **figures, **seconds}]
+        results = [{"model": type(estimator).__name__, **metrics, **seconds}]
         if self.config.table.compare:
             encode, count = estimator.encoder_.encode, 0 if classes is None else len(classes)
             train, other = (encode(rows), targets), (encode(test.rows), test_targets)
@@ -536,8 +555,8 @@ class Table(Task):
                 results += compare_instant(train, other, count, self.config.run.seed)
         return [{"model": row.pop("model"), "on": test.name, **row} for row in results]
 
-    def add_to_page(self, page: Page, figures: Figures) -> None:
-        add_results(page, figures, self.estimator.encoder_.schema, self.labels)
+    def add_to_page(self, page: Page, summary: Metrics, trained: Any) -> None:
+        add_results(page, summary, self.estimator.encoder_.schema, self.labels)
 
     def contents(self) -> Iterable[object]:
         for rows in (self.split.rows, self.split.valid):
@@ -547,9 +566,9 @@ class Table(Task):
 
 
 def make_estimator(config: Config, schema: Schema) -> TableEstimator:
-    """Return the estimator that a configuration and a schema stand for."""
+    """Return the unfitted estimator of a configuration and a schema."""
     ending = "Regressor" if schema.task == "number" else "Classifier"
-    kind = ALL_ESTIMATORS[f"{NAMES[config.table.model]}{ending}"]
+    kind = ALL_ESTIMATORS[f"{ESTIMATOR_NAMES[config.table.model]}{ending}"]
     return set_parameters(kind(), config).set_params(schema=schema)
 
 
@@ -564,7 +583,7 @@ def set_parameters(estimator: Any, config: Config) -> Any:
 
 
 def parameters_of(config: Config) -> dict[str, Any]:
-    """Return the parameters of an estimator that a configuration sets."""
+    """Return the parameters of an estimator for a configuration."""
     table, train = config.table, config.train
     options = dict(table.embedding_options)
     return {
@@ -584,13 +603,21 @@ def parameters_of(config: Config) -> dict[str, Any]:
 
 
 def read_test_rows(path: str, schema: Schema, targets: Array, say: Say) -> TestRows:
-    """Return rows to evaluate on; raise before training where they do not match."""
+    """Return the rows of a test file; InputError if they do not match the training rows.
+
+    Parameters
+    ----------
+    path : the file.
+    schema : schema of the training rows.
+    targets : targets of the training rows.
+    say : receives messages about the rows.
+    """
     target = str(schema.target)
     rows, values = rows_with_target(read_frame(path), target, say)
     schema.check(rows)
     classes = None if schema.task == "number" else np.unique(targets)
-    wanted = parse_known_target(values, schema, classes, say)
-    return TestRows(rows.without(target), wanted, path)
+    known_targets = parse_known_target(values, schema, classes, say)
+    return TestRows(rows.without(target), known_targets, path)
 
 
 def set_aside(
@@ -600,26 +627,38 @@ def set_aside(
     schema: Schema,
     estimator: TableEstimator,
 ) -> tuple[Array, Array, str]:
-    """Return the rows to train on, a fifth to compare on, and a sentence about it."""
+    """Split off a fifth of the rows for testing; return training rows, test rows and a note.
+
+    Parameters
+    ----------
+    rows, targets : all rows, and their targets.
+    groups : the group of each row, none of which is split; None for no groups.
+    schema : schema of the rows.
+    estimator : supplies the random seed and the order of the split.
+    """
     classes = None if schema.task == "number" else targets
     seed, order = estimator.random_state, estimator.split
-    inside, aside = hold_out(len(rows), 0.2, classes=classes, groups=groups, order=order, seed=seed)
-    if not len(aside):
-        raise InputError(
-            f"{rows.name} must have rows enough to set some aside for --compare: got {len(rows)}. "
-            "Give --test FILE."
-        )
-    whole = "" if groups is None else f", {len(set(groups[aside]))} groups of {len(set(groups))}"
-    note = (
-        f"{len(aside):,} rows{whole} are set aside to compare on; with --test FILE all rows would "
-        "be used for training."
+    train_rows, test_rows = hold_out(
+        len(rows), 0.2, classes=classes, groups=groups, order=order, seed=seed
     )
-    return inside, aside, note
+    if not len(test_rows):
+        raise InputError(
+            f"{rows.name} must have enough rows to set some aside for --compare: got {len(rows)}. "
+            "Add --test FILE."
+        )
+    whole = ""
+    if groups is not None:
+        whole = f" ({len(set(groups[test_rows]))} of {len(set(groups))} groups)"
+    note = (
+        f"{len(test_rows):,} rows{whole} are set aside for the comparison; with --test FILE, all "
+        "rows are used for training."
+    )
+    return train_rows, test_rows, note
 
 
 @contextmanager
 def warnings_as_notes(notes: list[str]) -> Iterator[None]:
-    """Collect the warnings of a column encoder as notes."""
+    """Append the warnings of a column encoder to the notes."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.filterwarnings("always", message=NOT_NUMERIC)
         yield
@@ -628,7 +667,7 @@ def warnings_as_notes(notes: list[str]) -> Iterator[None]:
 
 @contextmanager
 def without_warnings() -> Iterator[None]:
-    """Silence the warnings of a column encoder, where notes say the same."""
+    """Silence the warnings of a column encoder, which are reported as notes."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=NOT_NUMERIC)
         yield

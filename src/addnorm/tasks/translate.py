@@ -1,29 +1,34 @@
-"""Translation: pairs of lines, an encoder-decoder."""
+"""Translation: an encoder-decoder that is trained on pairs of sentences."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, ClassVar, Self
 
+import torch
 from torch import Tensor, nn
 
 from addnorm.config import Config
 from addnorm.data.text.batches import Batches
-from addnorm.data.text.collate import collate_pairs, pair_lengths
+from addnorm.data.text.collate import collate_pairs, delimit_source, pair_lengths
 from addnorm.data.text.pairs import Pairs, limit_tokens, read_pairs
-from addnorm.data.text.special_tokens import BEGIN, END
 from addnorm.data.text.split import overlap, split_by_source
 from addnorm.generate import Decoding, translate
+from addnorm.layers.masks import Mask
 from addnorm.metrics import bleu, chrf
 from addnorm.models.transformer import EncoderDecoder
+from addnorm.report import Page
 from addnorm.tasks.answer import Answer, make_answer
 from addnorm.tasks.base import (
     Fields,
-    Figures,
+    Metrics,
     Say,
     TextTask,
     Tokenizers,
     TrainedText,
     choose_vocab,
+    count_rows_within,
+    is_blank,
     list_of_texts,
     make_tokenizer,
     require_source,
@@ -31,23 +36,35 @@ from addnorm.tasks.base import (
     say_nothing,
     sides_of,
 )
+from addnorm.tasks.page_parts import (
+    MAX_MAP_TOKENS,
+    add_translations,
+    cross_attention_map,
+    shorten_text,
+    within_seconds,
+)
 from addnorm.training.loop import Batch
 from addnorm.training.loss import token_loss
 
-LONGEST = 256
-"""Tokens of a side, unless configured."""
-MOST_BLEU = 500
-"""Held-out pairs that are translated in an evaluation during training."""
+MAX_SIDE_LENGTH = 256
+"""Default of data.max_length: tokens of a source or target."""
+MAX_BLEU_PAIRS = 500
+"""Held-out pairs that are translated for BLEU in an evaluation during training."""
+MAX_PAGE_PAIRS = 200
+"""Held-out pairs that are translated for the page of a run."""
+
+EMPTY_ANSWER = Answer("", score=0.0, pieces=[])
+"""The translation of a blank text, so that translations stay aligned with their sources."""
 
 
-def _size(width: int, depth: int, heads: int, ffn_width: int, **more: Any) -> Fields:
+def _translator_size(width: int, depth: int, heads: int, ffn_width: int, **more: Any) -> Fields:
     shape = {"width": width, "depth": depth, "heads": heads, "ffn_width": ffn_width}
     return {"addnorm": "pre", **shape, **more}
 
 
 @dataclass(frozen=True)
 class EncodedPairs:
-    """Pairs as token ids, and the texts they are of."""
+    """Pairs of texts, with the token ids of both sides."""
 
     pairs: Pairs
     sources: list[list[int]]
@@ -55,18 +72,32 @@ class EncodedPairs:
 
 
 class TrainedTranslator(TrainedText):
-    """A trained encoder-decoder: text in one language, translations out."""
+    """A trained translation model."""
 
     def iter_translations(self, texts: Iterable[str], decoding: Decoding) -> Iterator[list[Answer]]:
-        """Yield the best translations of each text, in order, as they are ready."""
+        """Yield the best translations of each text, in order, as soon as they are decoded.
+
+        The translation of a blank text is one empty text. `decoding.read_ahead` texts are read
+        before they are translated together.
+        """
         model = self.decoder
         assert isinstance(model, EncoderDecoder)
         source, target = sides_of(self.tokenizers)
-        ids = (
-            [*source.encode(require_text(text, place)), END] for place, text in enumerate(texts, 1)
-        )
-        for hypotheses in translate(model, ids, decoding, begin=BEGIN, end=END):
-            yield [make_answer(hypothesis, target) for hypothesis in hypotheses]
+        places = iter(enumerate(texts, 1))
+        ahead = decoding.read_ahead
+        while part := [require_text(text, place) for place, text in islice(places, ahead)]:
+            ids = [
+                delimit_source(source.encode(text), source.special)
+                for text in part
+                if not is_blank(text)
+            ]
+            results = translate(model, ids, decoding, begin=target.begin, end=target.end)
+            for text in part:
+                yield (
+                    [EMPTY_ANSWER]
+                    if is_blank(text)
+                    else [make_answer(hypothesis, target) for hypothesis in next(results)]
+                )
 
     def translate(
         self, texts: str | Iterable[str], *, beam: int = 5, nbest: int = 1, **options: Any
@@ -75,16 +106,36 @@ class TrainedTranslator(TrainedText):
 
         Parameters
         ----------
-        texts : texts to translate; one str is one text.
+        texts : texts to translate; a single str is one text.
         beam : hypotheses kept in beam search; 1 is greedy.
         nbest : translations of each text. With more than one, a list of lists is returned.
-        options : other fields of `addnorm.generate.Decoding`: penalty, alpha, workers, ...
+        options : further fields of `addnorm.generate.Decoding`: penalty, alpha, workers, ...
 
-        Each translation is an `Answer`: a str with `score` and `pieces`.
+        Each translation is an `Answer`: a str with `score` and `pieces`. That of a blank text is
+        empty, with score 0 and no pieces; it stands alone in its list, whatever `nbest` is.
         """
         decoding = Decoding(beam=max(beam, nbest), nbest=nbest, **options)
         best = self.iter_translations(list_of_texts(texts), decoding)
         return [answers if nbest > 1 else answers[0] for answers in best]
+
+    def explain_arguments(self, text: str, target: str | None = None) -> dict[str, Any]:
+        """Return the arguments of `explain_sequence`: the text, and each token of its translation.
+
+        The translation is the model's own unless `target` is given.
+        """
+        one, other = sides_of(self.tokenizers)
+        target = self.translate(text)[0] if target is None else target
+        source, ids = delimit_source(one.encode(text), one.special), other.encode(target)
+        return {
+            "inputs": (torch.tensor([source]), torch.tensor([[other.begin, *ids]])),
+            "tokens": {
+                "encoder": [one.piece(i) for i in source],
+                "decoder": [other.piece(i) for i in (other.begin, *ids)],
+            },
+            "name_of": other.piece,
+            "targets": [*ids, other.end],
+            "title": f"{text} → {target}",
+        }
 
     def evaluate_files(
         self,
@@ -94,15 +145,15 @@ class TrainedTranslator(TrainedText):
         beam: int = 5,
         say: Say = say_nothing,
         **options: Any,
-    ) -> Figures:
-        pairs = read_config_pairs(self._reading(), source, target)
+    ) -> Metrics:
+        pairs = read_config_pairs(self._config_for_all_rows(), source, target)
         for note in pairs.report.lines():
             say(note)
-        figures = self._loss(self._held_out(source, target))
+        metrics = self._loss(self._read_held_out(source, target))
         texts = self.translate(pairs.source, beam=beam)
         lower, cased = bleu(texts, pairs.target, lowercase=True), bleu(texts, pairs.target)
         letters = chrf(texts, pairs.target)
-        return figures | {
+        return metrics | {
             "sentences": len(texts),
             "bleu": cased["score"],
             "bleu_signature": cased["signature"],
@@ -116,22 +167,24 @@ class TrainedTranslator(TrainedText):
 
 
 class Translate(TextTask):
-    """Learn to write the target line, given the source line."""
+    """Learn to predict the target sentence from the source sentence."""
 
     name, mode, head = "translate", "encoder-decoder", "token"
     trained = TrainedTranslator
     metrics = ("loss", "bleu")
-    longest, ends = LONGEST, 1
+    max_length, ends = MAX_SIDE_LENGTH, 1
     epochs = 40
     train_defaults: ClassVar[Fields] = {
-        **{"label_smoothing": 0.1, "average_checkpoints": 5, "batch": 4096}
+        "label_smoothing": 0.1,
+        "average_checkpoints": 5,
+        "batch": 4096,
     }
     # base and big as in Vaswani et al. 2017, table 3
     sizes: ClassVar[dict[str, Fields]] = {
-        "tiny": _size(128, 4, 4, 256, dropout=0.3, addnorm="post"),
-        "small": _size(256, 6, 4, 1024, dropout=0.2),
-        "base": _size(512, 6, 8, 2048, dropout=0.1),
-        "big": _size(1024, 6, 16, 4096, dropout=0.3),
+        "tiny": _translator_size(128, 4, 4, 256, dropout=0.3, addnorm="post"),
+        "small": _translator_size(256, 6, 4, 1024, dropout=0.2),
+        "base": _translator_size(512, 6, 8, 2048, dropout=0.1),
+        "big": _translator_size(1024, 6, 16, 4096, dropout=0.3),
     }
     size_limits = ((4_000_000, "tiny"), (60_000_000, "small"))
 
@@ -139,12 +192,13 @@ class Translate(TextTask):
         self, tokenizers: Tokenizers, train: EncodedPairs, valid: EncodedPairs, notes: list[str]
     ) -> None:
         self.tokenizers, self.train, self.valid, self.notes = tokenizers, train, valid, notes
-        self.size = sum(map(sum, pair_lengths(train.sources, train.targets)))
+        special = sides_of(tokenizers)[0].special
+        self.size = sum(map(sum, pair_lengths(train.sources, train.targets, special)))
 
     @classmethod
     def read_files(cls, config: Config, tokenizers: Tokenizers | None) -> Self:
         data = config.data
-        source = require_source(config, "the lines to translate from")
+        source = require_source(config, "the sentences to translate")
         pairs = read_config_pairs(config, source, data.target)
         notes = pairs.report.lines()
         if data.valid_source is None:
@@ -158,11 +212,11 @@ class Translate(TextTask):
             held = read_config_pairs(config, data.valid_source, data.valid_target)
             notes += held.report.lines()
             if shared := overlap(pairs.source, held.source):
-                notes.append(f"{len(shared)} of the sources to validate with are also learnt from.")
+                notes.append(f"{len(shared)} of the validation sources also occur in training.")
         tokenizers = tokenizers or _train_tokenizers(config, pairs)
         notes += [note for tokenizer in tokenizers.values() for note in tokenizer.notes]
-        train, cut = encode(config, pairs, tokenizers)
-        valid, _ = encode(config, held, tokenizers)
+        train, cut = encode_pairs(config, pairs, tokenizers)
+        valid, _ = encode_pairs(config, held, tokenizers)
         return cls(tokenizers, train, valid, [*notes, *cut])
 
     def model_fields(self) -> Fields:
@@ -173,56 +227,93 @@ class Translate(TextTask):
     def _bind(self, config: Config) -> None:
         assert config.train.batch is not None
         train, valid, batch = self.train, self.valid, config.train.batch
-        lengths = pair_lengths(train.sources, train.targets)
+        special = sides_of(self.tokenizers)[0].special
+        lengths = pair_lengths(train.sources, train.targets, special)
         self.batches = Batches(lengths, batch, seed=config.run.seed)
-        lengths = pair_lengths(valid.sources, valid.targets)
-        most = _within(lengths, self.max_held_out)
+        lengths = pair_lengths(valid.sources, valid.targets, special)
+        most = count_rows_within(lengths, self.max_held_out)
         self.held = Batches([side[:most] for side in lengths], batch).epoch(0)
 
     def epoch(self, number: int) -> Sequence[Sequence[int]]:
         return self.batches.epoch(number)
 
     def positions_needed(self, config: Config) -> int:
-        rows = (self.train, self.valid)
-        return max(max(map(max, pair_lengths(part.sources, part.targets))) for part in rows)
+        special = sides_of(self.tokenizers)[0].special
+        lengths = [
+            pair_lengths(part.sources, part.targets, special) for part in (self.train, self.valid)
+        ]
+        return max(max(map(max, part)) for part in lengths)
 
     def held_out(self) -> Sequence[Sequence[int]]:
         return self.held
 
-    def collate(self, part: Sequence[int], *, train: bool) -> Batch:
-        rows = self.train if train else self.valid
+    def collate(self, part: Sequence[int], *, epoch: int | None) -> Batch:
+        rows = self.valid if epoch is None else self.train
+        one, other = sides_of(self.tokenizers)
         source, target_in, targets = collate_pairs(
-            [rows.sources[i] for i in part], [rows.targets[i] for i in part]
+            [rows.sources[i] for i in part],
+            [rows.targets[i] for i in part],
+            one.special,
+            other.special,
         )
         return {"source": source, "target_in": target_in, "targets": targets}
 
     def total_loss(self, model: nn.Module, batch: Batch, total: int, smoothing: float) -> Tensor:
         assert isinstance(model, EncoderDecoder)
-        hidden = model.hidden(batch["source"], batch["target_in"])
+        source_mask = target_mask = None
+        if not self.hides_padding(sides_of(self.tokenizers)[0]):
+            # The decoder starts with padding, which must be seen; later padding it cannot see.
+            real = batch["source"] != sides_of(self.tokenizers)[0].pad
+            source_mask, target_mask = Mask.padding(real), Mask()
+        hidden = model.hidden(
+            batch["source"], batch["target_in"], source_mask=source_mask, target_mask=target_mask
+        )
         return token_loss(model, hidden, batch["targets"], smoothing=smoothing, total=total)
 
-    def figures(self, model: nn.Module, loss: float) -> dict[str, float]:
-        figures = super().figures(model, loss)
+    def further_metrics(self, model: nn.Module, loss: float) -> dict[str, float]:
+        metrics = super().further_metrics(model, loss)
         if self.metric == "bleu":
             assert isinstance(model, EncoderDecoder)
-            sources = [[*row, END] for row in self.valid.sources[:MOST_BLEU]]
-            decoder = sides_of(self.tokenizers)[1]
+            encoder, decoder = sides_of(self.tokenizers)
+            sources = [
+                delimit_source(row, encoder.special) for row in self.valid.sources[:MAX_BLEU_PAIRS]
+            ]
+            ends = {"begin": decoder.begin, "end": decoder.end}
             texts = [
                 decoder.decode(best[0].tokens)
-                for best in translate(model, sources, Decoding(), begin=BEGIN, end=END)
+                for best in translate(model, sources, Decoding(), **ends)
             ]
-            figures["bleu"] = bleu(texts, self.valid.pairs.target[: len(texts)])["score"]
-        return figures
+            metrics["bleu"] = bleu(texts, self.valid.pairs.target[: len(texts)])["score"]
+        return metrics
+
+    def add_to_page(self, page: Page, summary: Metrics, trained: Any) -> None:
+        if trained is None:
+            return
+        pairs = self.valid.pairs
+        sources, references = pairs.source[:MAX_PAGE_PAIRS], pairs.target[:MAX_PAGE_PAIRS]
+        chunks = [sources[i : i + 16] for i in range(0, len(sources), 16)]
+        outputs: list[Answer] = []
+        for chunk in within_seconds(chunks):
+            outputs += trained.translate(chunk, beam=1)
+        references = references[: len(outputs)]
+        add_translations(page, sources[: len(outputs)], outputs, references)
+        page.section("Attention")
+        lengths = list(zip(self.valid.sources, self.valid.targets, strict=True))
+        short = [pair for pair in lengths if max(map(len, pair)) <= MAX_MAP_TOKENS]
+        pair = max(short or [min(lengths, key=lambda pair: len(pair[0]))], key=lambda p: len(p[0]))
+        text = pairs.source[lengths.index(pair)]
+        page.figure(
+            cross_attention_map(trained.model, sides_of(self.tokenizers), pair, shorten_text(text)),
+            "Attention of the last decoder block to the source, averaged over its heads, for a "
+            "held-out pair: each row is a token of the reference, each column one of the source.",
+        )
 
     def contents(self) -> Iterable[object]:
         yield from (self.train.sources, self.train.targets, self.valid.sources, self.valid.targets)
 
 
-TrainedTranslator.task = Translate
-
-
 def read_config_pairs(config: Config, source: str, target: str | None) -> Pairs:
-    """Return the pairs of one file or two, read as configured."""
+    """Return the pairs of one or two files, read with the settings of a configuration."""
     data = config.data
     columns = None
     if target is None and (data.text or data.label):
@@ -237,15 +328,17 @@ def read_config_pairs(config: Config, source: str, target: str | None) -> Pairs:
     )
 
 
-def encode(config: Config, pairs: Pairs, tokenizers: Tokenizers) -> tuple[EncodedPairs, list[str]]:
-    """Return pairs as ids, limited in length, and sentences about it."""
-    one, other = sides_of(tokenizers)
-    ids = [one.encode_many(pairs.source), other.encode_many(pairs.target)]
-    longest = config.data.max_length or LONGEST
-    (sources, targets), kept, found = limit_tokens(
-        ids, longest, long=config.data.on_too_long, lines=pairs.lines
+def encode_pairs(
+    config: Config, pairs: Pairs, tokenizers: Tokenizers
+) -> tuple[EncodedPairs, list[str]]:
+    """Return the token ids of pairs, limited in length, and a note on pairs that are too long."""
+    source, target = sides_of(tokenizers)
+    ids = [source.encode_many(pairs.source), target.encode_many(pairs.target)]
+    max_length = config.data.max_length or MAX_SIDE_LENGTH
+    (sources, targets), kept, issue = limit_tokens(
+        ids, max_length, long=config.data.on_too_long, lines=pairs.lines
     )
-    notes = [found.describe("pair")] if found.count else []
+    notes = [issue.describe("pair")] if issue.count else []
     return EncodedPairs(pairs.take(kept), sources, targets), notes
 
 
@@ -258,13 +351,3 @@ def _train_tokenizers(config: Config, pairs: Pairs) -> Tokenizers:
         name: make_tokenizer(lines, config, "bpe", choose_vocab(sum(map(len, lines))))
         for name, lines in sides.items()
     }
-
-
-def _within(lengths: Sequence[Sequence[int]], tokens: int) -> int:
-    """Return how many of the first rows have at most this many tokens; at least one."""
-    total = 0
-    for count, row in enumerate(zip(*lengths, strict=True)):
-        total += sum(row)
-        if total > tokens:
-            return max(count, 1)
-    return len(lengths[0])

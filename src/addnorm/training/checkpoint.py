@@ -10,7 +10,7 @@ before it, with a note. Nothing is pickled.
 """
 
 import json
-import os
+import re
 import secrets
 import shutil
 from collections.abc import Mapping
@@ -23,17 +23,27 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from addnorm.errors import SavedError
-from addnorm.files import CHECKPOINT_MODEL, CHECKPOINT_STATE
+from addnorm.files import CHECKPOINT_MODEL, CHECKPOINT_STATE, make_directory, sync_directory
 from addnorm.models.saved import read_tensors, write_tensors
 from addnorm.training import parallel
 
 FOLDER = "checkpoints"
 WEIGHTS_FILE, STATE_FILE = "weights.safetensors", "state.safetensors"
+STEP = re.compile(r"step-\d{8,}")
+UNFINISHED = re.compile(r"\.step-\d{8,}\.[0-9a-f]{8}")
+"""Names of the directories of checkpoints, complete and unfinished."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that was read: plain values, and tensors by name."""
+    """A checkpoint that was read.
+
+    Parameters
+    ----------
+    path : its directory
+    plain : plain values: training state and settings of the parameter groups
+    weights, state : tensors of the model, and of the optimizer, averages and RNGs, by name
+    """
 
     path: Path
     plain: dict[str, Any]
@@ -71,22 +81,23 @@ def write(
     weights = parallel.unshard_all(model.state_dict())
     path = run / FOLDER / f"step-{step:08d}"
     if parallel.rank() == 0:
-        _write(path, weights, state, {"step": step, "groups": groups, **plain})
+        _write_and_rename(path, weights, state, {"step": step, "groups": groups, **plain})
         for old in steps(run)[:-keep]:
             shutil.rmtree(old, ignore_errors=True)
     parallel.barrier()
     return path
 
 
-def _write(
+def _write_and_rename(
     path: Path, weights: Mapping[str, Tensor], state: Mapping[str, Tensor], plain: dict[str, Any]
 ) -> None:
     folder = path.parent
-    folder.mkdir(parents=True, exist_ok=True)
+    make_directory(folder)
     for unfinished in folder.glob(".step-*"):  # of a process that was killed while writing
-        shutil.rmtree(unfinished, ignore_errors=True)
+        if UNFINISHED.fullmatch(unfinished.name):
+            shutil.rmtree(unfinished, ignore_errors=True)
     temporary = folder / f".{path.name}.{secrets.token_hex(4)}"
-    temporary.mkdir()
+    make_directory(temporary)
     step = plain["step"]
     # As text, because resume is exact: documents sort their keys and refuse NaN.
     content = {"step": step, "values": json.dumps(plain)}
@@ -95,15 +106,24 @@ def _write(
         write_tensors(temporary / STATE_FILE, state, *CHECKPOINT_STATE, content)
         if path.exists():
             shutil.rmtree(path)
+        sync_directory(temporary)
         temporary.replace(path)
-        _sync_directory(folder)
+        sync_directory(folder)
+    except OSError as error:
+        if isinstance(error, SavedError):
+            raise
+        raise SavedError(f"{str(path)!r} cannot be written: {error.strerror}.") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
 def steps(run: Path) -> list[Path]:
     """Return the checkpoints of a run, oldest first."""
-    return sorted(path for path in (run / FOLDER).glob("step-*") if path.is_dir())
+    return sorted(
+        path
+        for path in (run / FOLDER).glob("step-*")
+        if STEP.fullmatch(path.name) and path.is_dir()
+    )
 
 
 def newest(run: Path, notes: list[str]) -> Checkpoint | None:
@@ -120,12 +140,33 @@ def read(path: Path) -> Checkpoint:
     """Return one checkpoint, or raise SavedError if it is damaged or of another format."""
     weights, content = read_tensors(path / WEIGHTS_FILE, *CHECKPOINT_MODEL)
     state, state_content = read_tensors(path / STATE_FILE, *CHECKPOINT_STATE)
-    if content["step"] != state_content["step"]:
+    step, state_step = content.get("step"), state_content.get("step")
+    if type(step) is not int or step != state_step:
         raise SavedError(
             f"the files of {str(path)!r} must be of one step: {WEIGHTS_FILE} is of step "
-            f"{content['step']}, {STATE_FILE} of step {state_content['step']}."
+            f"{step}, {STATE_FILE} of step {state_step}."
         )
-    return Checkpoint(path, json.loads(state_content["values"]), weights, state)
+    return Checkpoint(path, _parse_values(state_content.get("values"), step, path), weights, state)
+
+
+def _parse_values(text: Any, step: int, path: Path) -> dict[str, Any]:
+    """Return the plain values of a checkpoint; SavedError unless they have step and groups."""
+    where = f"{str(path / STATE_FILE)!r} is damaged"
+    try:
+        plain = json.loads(text)
+    except RecursionError:
+        raise SavedError(f"{where}: its values are nested too deeply. Use a backup.") from None
+    except (TypeError, ValueError):
+        raise SavedError(f"{where}: its values are not JSON. Use a backup.") from None
+    groups = plain.get("groups") if isinstance(plain, dict) else None
+    if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
+        raise SavedError(f"{where}: its values must be an object with groups. Use a backup.")
+    if plain.get("step") != step:
+        raise SavedError(
+            f"{where}: its values are of step {plain.get('step')}, the file is of step {step}. "
+            "Use a backup."
+        )
+    return plain
 
 
 def restore_(saved: Checkpoint, model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
@@ -136,19 +177,25 @@ def restore_(saved: Checkpoint, model: nn.Module, optimizer: Optimizer) -> dict[
     except RuntimeError as error:
         reason = str(error).splitlines()[-1].strip()
         raise SavedError(f"{str(saved.path)!r} is of another model: {reason}") from None
-    unflatten_(optimizer, _with_prefix(saved.state, "optimizer."), saved.plain["groups"])
-    _restore_rng(saved)
-    return _with_prefix(saved.state, "more.")
+    try:
+        unflatten_(optimizer, _strip_prefix(saved.state, "optimizer."), saved.plain["groups"])
+        _restore_rng(saved)
+    except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise SavedError(
+            f"{str(saved.path)!r} is of another optimizer or number of workers: {reason}"
+        ) from None
+    return _strip_prefix(saved.state, "more.")
 
 
-def _with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def _strip_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """Return the tensors whose names have a prefix, under their names without it."""
     return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
 
 
 def _restore_rng(saved: Checkpoint) -> None:
     """Set this process's RNG state; seed it anew if the number of processes has changed."""
-    states = _with_prefix(saved.state, "random.")
+    states = _strip_prefix(saved.state, "random.")
     if len(states) == parallel.world_size():
         torch.set_rng_state(states[str(parallel.rank())])
     else:
@@ -193,12 +240,3 @@ def unflatten_(
         for key, tensor in own_moments.items():
             own_moments[key] = parallel.shard_like(tensor, order[place])
     optimizer.load_state_dict({"state": state, "param_groups": merged})
-
-
-def _sync_directory(folder: Path) -> None:
-    """fsync the directory, so that the rename survives a crash."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -1,4 +1,4 @@
-"""The training loop. It knows steps, not tasks: a task provides batches and losses.
+"""The training loop, independent of tasks: a task provides batches and losses.
 
     each step:   g ← Σ over its parts of the gradient of (sum of the part's losses / all its tokens)
                  clip ‖g‖;   w ← optimizer(w, g, peak · schedule(step))
@@ -6,7 +6,7 @@
 Accumulated parts therefore equal one large batch exactly, token by token. A step whose loss or
 gradient is not finite is skipped and saved for inspection, with a message. The checkpoint holds
 everything that decides the next step, so that a run that was killed and resumed equals an unbroken
-one bit for bit. Observers are notified of each event; the loop knows nothing else about them.
+one bit for bit. Observers are notified of each event.
 """
 
 import math
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from addnorm.errors import AddnormError
+from addnorm.errors import AddnormError, SavedError
 from addnorm.files import FAILED_STEP_BATCH, FAILED_STEP_MODEL
 from addnorm.models.saved import write_tensors
 from addnorm.training import checkpoint, parallel
@@ -66,46 +66,65 @@ class LoopTask(Protocol):
 
 @dataclass(frozen=True)
 class LoopSettings:
-    """How long to train, and what to do in between."""
+    """How long to train, and what to do in between.
+
+    Parameters
+    ----------
+    steps : Optimizer steps in total.
+    schedule : Factor on the peak learning rate at each step.
+    accumulate : Parts whose gradients are accumulated in one step.
+    clip : Largest norm of the gradient; 0 for no clipping.
+    evaluate_every : Steps between evaluations; 0 for only one, at the end.
+    save_every : Steps between checkpoints; 0 for only one, at the end.
+    keep_checkpoints : Number of checkpoints to keep.
+    patience : Evaluations without an improvement before stopping early; 0 for never.
+    average : Number of last evaluations whose weights are averaged; 0 for none.
+    ema : Decay of the exponential moving average of the weights; 0 for none.
+    max_skipped_steps : Skipped steps in a row before training fails with DivergedError.
+    max_seconds : Time limit, after which the run is evaluated, saved and finished; 0 for none.
+    precision : What matrix products are computed in: float32, or bfloat16 where that is fast.
+    """
 
     steps: int
-    """Optimizer steps in total."""
     schedule: Schedule
     accumulate: int = 1
-    """Parts whose gradients are accumulated in one step."""
     clip: float = 0.0
-    """Largest norm of the gradient; 0 for no clipping."""
     evaluate_every: int = 0
-    """Steps between evaluations; 0 for only one, at the end."""
     save_every: int = 0
-    """Steps between checkpoints; 0 for only one, at the end."""
     keep_checkpoints: int = 2
-    """Number of checkpoints to keep."""
     patience: int = 0
-    """Evaluations without an improvement before stopping early; 0 for never."""
     average: int = 0
-    """Number of last evaluations whose weights are averaged; 0 for none."""
     ema: float = 0.0
-    """Decay of the exponential moving average of the weights; 0 for none."""
     max_skipped_steps: int = 20
-    """Skipped steps in a row before training fails with DivergedError."""
     max_seconds: float = 0.0
-    """Time limit, after which the run is evaluated, saved and finished; 0 for none."""
     precision: torch.dtype = torch.float32
-    """What matrix products are computed in: float32, or bfloat16 where that is fast."""
 
 
 @dataclass
 class TrainingState:
-    """Where a run is. All of it is saved in every checkpoint."""
+    """Progress of a run. All of it is saved in every checkpoint.
+
+    Parameters
+    ----------
+    step : Steps done.
+    epoch : Number of the epoch, from 0.
+    index : Parts of the epoch that are done.
+    tokens : Tokens trained on, without padding.
+    training_seconds : Time spent in steps.
+    evaluation_seconds : Time spent in evaluations.
+    best : Best value of the task's metric so far; None before the first evaluation.
+    best_step : Step of the best value.
+    evaluations_since_best : Evaluations without an improvement.
+    skipped_in_a_row : Skipped steps since the last one that was applied.
+    finished : Whether training is complete.
+    history : Step and metrics of each evaluation.
+    """
 
     step: int = 0
     epoch: int = 0
     index: int = 0
-    """Parts of the epoch that are done."""
     tokens: int = 0
     training_seconds: float = 0.0
-    """Time spent in steps."""
     evaluation_seconds: float = 0.0
     best: float | None = None
     best_step: int = 0
@@ -113,27 +132,52 @@ class TrainingState:
     skipped_in_a_row: int = 0
     finished: bool = False
     history: list[dict[str, float]] = field(default_factory=list)
-    """Step and metrics of each evaluation."""
 
     @property
     def total_seconds(self) -> float:
         return self.training_seconds + self.evaluation_seconds
 
+    @classmethod
+    def parse(cls, plain: Any, saved: checkpoint.Checkpoint) -> "TrainingState":
+        """Return the state that a checkpoint holds; SavedError if it is not a complete state."""
+        where = f"the training state in {str(saved.path)!r}"
+        if not isinstance(plain, dict) or plain.keys() != asdict(cls()).keys():
+            raise SavedError(f"{where} must have the fields of this addnorm. Train again.")
+        for name, default in asdict(cls()).items():
+            kind = type(plain[name])
+            is_number = kind in (float, int) and (default is None or isinstance(default, float))
+            if kind is not type(default) and not is_number:
+                raise SavedError(f"{where}: {name} cannot be {plain[name]!r}. Use a backup.")
+        if plain["step"] != saved.plain["step"]:
+            raise SavedError(
+                f"{where} must be of step {saved.plain['step']}: it is of step {plain['step']}. "
+                "Use a backup."
+            )
+        return cls(**plain)
+
 
 @dataclass(frozen=True)
 class Step:
-    """One step, as observers receive it."""
+    """One step, as observers receive it.
+
+    Parameters
+    ----------
+    number : Number of the step, from 1.
+    loss : Mean loss over its targets.
+    tokens : Number of its tokens, without padding: `tokens_read` of the task, or its targets.
+    rate : Learning rate of the first parameter group.
+    norm : Norm of the gradient before clipping.
+    seconds : Time it took.
+    applied : False for a step that was skipped because its loss or gradient was not finite.
+    """
 
     number: int
     loss: float
     tokens: int
     rate: float
-    """Learning rate of the first parameter group."""
     norm: float
-    """Norm of the gradient before clipping."""
     seconds: float
     applied: bool
-    """False for a step that was skipped because its loss or gradient was not finite."""
 
 
 class Observer:
@@ -255,8 +299,10 @@ class Loop:
         state, number = self.state, self.state.step + 1
         self.model.train()
         batches = [self._to_device(self.task.batch(part)) for part in parts]
-        (count,) = parallel.sum_over_workers(sum(self.task.tokens(batch) for batch in batches))
-        total, loss = int(count), 0.0
+        read = getattr(self.task, "tokens_read", self.task.tokens)
+        counts = (sum(count(batch) for batch in batches) for count in (self.task.tokens, read))
+        total, tokens = map(int, parallel.sum_over_workers(*counts))
+        loss = 0.0
         workers = parallel.world_size()
         for place, batch in enumerate(batches, start=1):
             last = place == len(batches)
@@ -275,10 +321,10 @@ class Loop:
             self._update_ema()
         self.optimizer.zero_grad(set_to_none=True)
         seconds = time.perf_counter() - start
-        state.step, state.tokens = number, state.tokens + total
+        state.step, state.tokens = number, state.tokens + tokens
         state.training_seconds += seconds
         state.skipped_in_a_row = 0 if applied else state.skipped_in_a_row + 1
-        self.notify("on_step", Step(number, loss, total, rate, norm, seconds, applied))
+        self.notify("on_step", Step(number, loss, tokens, rate, norm, seconds, applied))
         if not applied:
             self._save_skipped_step(number, loss, norm, batches)
 
@@ -348,10 +394,7 @@ class Loop:
             state.evaluation_seconds += time.perf_counter() - start
             state.history.append({"step": state.step, **figures})
             value = figures[self.task.metric]
-            better = math.isfinite(value) and (
-                state.best is None
-                or (value > state.best if self.task.higher_is_better else value < state.best)
-            )
+            better = _is_better(figures, state, self.task)
             if better:
                 state.best, state.best_step, state.evaluations_since_best = value, state.step, 0
                 if self.on_best is not None:
@@ -433,7 +476,7 @@ class Loop:
             name: parallel.shard_like(tensor, own.get(_weight_name(name), tensor))
             for name, tensor in checkpoint.restore_(saved, self.model, self.optimizer).items()
         }
-        self.state = TrainingState(**saved.plain["state"])
+        self.state = TrainingState.parse(saved.plain.get("state"), saved)
         return True
 
     def notify(self, event: str, *arguments: Any) -> None:
@@ -444,6 +487,16 @@ class Loop:
     def log(self, text: str) -> None:
         """Send a message to every observer."""
         self.notify("on_message", text)
+
+
+def _is_better(figures: dict[str, float], state: TrainingState, task: LoopTask) -> bool:
+    """Return whether metrics are the best so far; of equal metrics, the smaller loss is better."""
+    value, best = figures[task.metric], state.best
+    if best is None or value != best:
+        better = best is None or (value > best if task.higher_is_better else value < best)
+        return math.isfinite(value) and better
+    losses = (row.get("loss", math.nan) for row in state.history if row["step"] == state.best_step)
+    return figures.get("loss", math.nan) < next(losses, math.nan)
 
 
 def _weight_name(average: str) -> str:

@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from addnorm.data.text.special_tokens import IGNORE
 from addnorm.errors import InputError
@@ -33,6 +35,8 @@ def token_loss(
     targets : token ids, (...)
     smoothing, ignore, total : as for `linear_cross_entropy`
 
+    Examples
+    --------
     >>> from addnorm import build, presets
     >>> model = build(presets.gpt2(vocab=11, width=8, depth=1, heads=2))
     >>> ids = torch.tensor([[1, 2, 3, 4]])
@@ -41,6 +45,10 @@ def token_loss(
     """
     if not isinstance(model.head, TokenHead):
         raise InputError(f"the model must have a token head: got head={model.config.head}.")
+    if model.head.cap is not None:
+        return _capped_loss(
+            model.head, hidden, model.embedding(), targets, smoothing, ignore, total
+        )
     return linear_cross_entropy(
         model.head.prepare(hidden),
         model.head.matrix(model.embedding()),
@@ -50,6 +58,37 @@ def token_loss(
         ignore=ignore,
         total=total,
     )
+
+
+def _capped_loss(
+    head: TokenHead,
+    hidden: Tensor,
+    embedding: Tensor,
+    targets: Tensor,
+    smoothing: float,
+    ignore: int,
+    total: int | Tensor | None,
+) -> Tensor:
+    """Return the same for a head with a soft cap, chunk by chunk, recomputed for the backward."""
+    hidden, targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
+    _check_targets(targets[targets != ignore], embedding.shape[0], ignore)
+
+    def sum_of(part: Tensor, matrix: Tensor, wanted: Tensor) -> Tensor:
+        return F.cross_entropy(
+            head(part, matrix),
+            wanted,
+            reduction="sum",
+            ignore_index=ignore,
+            label_smoothing=smoothing,
+        )
+
+    both = (torch.split(side, LOSS_CHUNK) for side in (hidden, targets))
+    parts = zip(*both, strict=True)
+    losses = [
+        checkpoint(sum_of, part, embedding, wanted, use_reentrant=False) for part, wanted in parts
+    ]
+    count = max(int((targets != ignore).sum()), 1)
+    return torch.stack(losses).sum() / (total or count)
 
 
 def linear_cross_entropy(

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from addnorm.errors import choose
 from addnorm.layers.attention import Attention
 from addnorm.layers.feedforward import FeedForward
+from addnorm.models.adapters import block_number
 
 Group = dict[str, Any]
 
@@ -23,6 +24,40 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[Group]:
     return [
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": weight_decay},
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+    ]
+
+
+def layer_groups(model: nn.Module, weight_decay: float, lr: float, decay: float) -> list[Group]:
+    """Return the groups of `parameter_groups` for each layer, with rates that fall downwards.
+
+    The head and what follows the last block have the rate lr, block l of L (from 1)
+    lr · decay^(L + 1 − l), embeddings lr · decay^(L + 1). Clark et al. 2020 (ELECTRA, 2003.10555),
+    appendix B.
+
+    Parameters
+    ----------
+    model : the model to train
+    weight_decay : decay of matrices
+    lr : rate of the head
+    decay : factor from each layer to the one below
+    """
+    trained = [(name, part) for name, part in model.named_parameters() if part.requires_grad]
+    numbers = {name: block_number(name) for name, _ in trained}
+    depth = 1 + max((n for n in numbers.values() if n is not None), default=-1)
+    levels: dict[int, list[Tensor]] = {}
+    for name, part in trained:
+        number = numbers[name]
+        top = name.startswith("head.") or ".stack.ends." in name or ".stack.norm." in name
+        level = number + 1 if number is not None else depth + 1 if top else 0
+        levels.setdefault(level, []).append(part)
+    return [
+        {"params": chosen, "weight_decay": decays, "lr": lr * decay ** (depth + 1 - level)}
+        for level, parts in sorted(levels.items(), reverse=True)
+        for chosen, decays in (
+            ([p for p in parts if p.ndim >= 2], weight_decay),
+            ([p for p in parts if p.ndim < 2], 0.0),
+        )
+        if chosen
     ]
 
 

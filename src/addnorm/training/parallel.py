@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from addnorm.errors import AddnormError
 from addnorm.layers.stack import Block
 
-Output = TypeVar("Output")
+Returned = TypeVar("Returned")
 
 WORKER_TIMEOUT = timedelta(minutes=10)
 """How long a worker waits for the others before they count as lost."""
@@ -52,8 +52,10 @@ def world_size() -> int:
 
 
 def torchrun_ranks() -> tuple[int, int, int] | None:
-    """Return (rank, local rank, world size) if torchrun started this process, which it says in the
-    environment only; otherwise None."""
+    """Return (rank, local rank, world size) if torchrun started this process, otherwise None.
+
+    torchrun passes them in environment variables only.
+    """
     environment = os.environ
     if "WORLD_SIZE" not in environment:
         return None
@@ -87,7 +89,7 @@ class CallWithModel(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, function: Callable[[nn.Module], Output]) -> Output:
+    def forward(self, function: Callable[[nn.Module], Returned]) -> Returned:
         return function(self.model)
 
 

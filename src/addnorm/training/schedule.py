@@ -15,6 +15,11 @@ def noam(step: int, warmup: int, steps: int, floor: float) -> float:
     """Return √w · min(s^−½, s w^−1.5): Vaswani et al. 2017, §5.3, divided by its peak.
 
     The paper's rate is width^−½ w^−½ times this: a peak of 7.0e-4 at width 512 and 4,000 steps.
+
+    Parameters
+    ----------
+    step : number of the step, from 1
+    warmup, steps, floor : as for `make_schedule`
     """
     w = max(warmup, 1)
     return math.sqrt(w) * min(step**-0.5, step * w**-1.5)
@@ -24,6 +29,10 @@ def cosine(step: int, warmup: int, steps: int, floor: float) -> float:
     """Return floor + (1 − floor) · ½ (1 + cos πt); t is the share of steps after warm-up so far.
 
     Loshchilov, Hutter 2017 (1608.03983), eq. 5.
+
+    Parameters
+    ----------
+    step, warmup, steps, floor : as for `noam`
     """
     return _after_warmup(
         step, warmup, steps, lambda t: _above_floor(floor, (1 + math.cos(math.pi * t)) / 2)
@@ -31,12 +40,22 @@ def cosine(step: int, warmup: int, steps: int, floor: float) -> float:
 
 
 def linear(step: int, warmup: int, steps: int, floor: float) -> float:
-    """Return floor + (1 − floor) · (1 − t); t as for `cosine`."""
+    """Return floor + (1 − floor) · (1 − t); t as for `cosine`.
+
+    Parameters
+    ----------
+    step, warmup, steps, floor : as for `noam`
+    """
     return _after_warmup(step, warmup, steps, lambda t: _above_floor(floor, 1 - t))
 
 
 def constant(step: int, warmup: int, steps: int, floor: float) -> float:
-    """Return 1 after warm-up."""
+    """Return 1 after warm-up.
+
+    Parameters
+    ----------
+    step, warmup, steps, floor : as for `noam`
+    """
     return _after_warmup(step, warmup, steps, lambda t: 1.0)
 
 

@@ -1,4 +1,4 @@
-"""Edges of bins against a search of all splits, by hand."""
+"""Bin edges against an exhaustive search of all splits."""
 
 from collections import Counter
 from itertools import pairwise
@@ -35,8 +35,8 @@ CLASSES = np.array([0] * 10 + [2] * 50 + [1] * 50)
 
 
 @pytest.mark.parametrize("classes", (True, False))
-def test_a_tree_splits_where_classes_or_numbers_part(classes: bool) -> None:
-    """Codes of classes are no numbers: the two kinds split the same rows in different places."""
+def test_a_tree_splits_where_the_target_changes(classes: bool) -> None:
+    """Codes of classes are not numbers: the two kinds of tree split the same rows differently."""
     x = np.sort(RNG.normal(size=110))
     (low, middle, high) = tree_edges(x, CLASSES, classes, bins=2, seed=0)
     assert (low, high) == (np.float32(x.min()), np.float32(x.max()))
@@ -46,17 +46,17 @@ def test_a_tree_splits_where_classes_or_numbers_part(classes: bool) -> None:
 
 @pytest.mark.parametrize("rows", (60, 1000, 6400))
 def test_noise_makes_no_bins_of_a_few_rows(rows: int) -> None:
-    """No bin has less than a fiftieth of the rows, or 64 where that is more."""
+    """No bin has fewer rows than a fiftieth of all, or than 64 if that is less."""
     x, y = RNG.normal(size=rows), RNG.normal(size=rows)
     edges = tree_edges(x, y, classes=False, bins=48, seed=0)
     counts = [int(((x >= a) & (x < b)).sum()) for a, b in pairwise([*edges[:-1], np.inf])]
     assert sum(counts) == pytest.approx(rows, abs=1) and len(counts) > 3
     assert min(counts) >= min(64, rows // 50) - 1, "the first edge is rounded to float32"
-    assert min(counts) <= 2 * min(64, rows // 50) + 1, "nor is it much more"
+    assert min(counts) <= 2 * min(64, rows // 50) + 1, "and not many more"
 
 
 @pytest.mark.parametrize("bins", (1, 2, 5, 48))
-def test_there_are_no_more_bins_than_asked_for(bins: int) -> None:
+def test_there_are_at_most_as_many_bins_as_requested(bins: int) -> None:
     x, y = RNG.normal(size=4000), RNG.normal(size=4000)
     assert len(tree_edges(x, y, classes=False, bins=bins, seed=0)) == max(2, bins) + 1
     assert len(quantile_edges(x, bins)) == bins + 1
@@ -69,7 +69,7 @@ def test_quantile_bins_have_as_many_rows_each() -> None:
         assert int(((x >= np.float64(a)) & (x < b)).sum()) == pytest.approx(100, abs=1)
 
 
-def test_one_value_stands_in_the_middle_of_its_only_bin() -> None:
+def test_a_constant_is_in_the_middle_of_its_only_bin() -> None:
     x = np.full(40, 7.0)
     for kind in ("quantile", "target"):
         (edges,) = make_edges(x[:, None], RNG.random(40), kind=kind, classes=False, bins=8, seed=0)
@@ -77,18 +77,18 @@ def test_one_value_stands_in_the_middle_of_its_only_bin() -> None:
         assert sum(edges) == 14
 
 
-def test_edges_that_float32_cannot_tell_apart_are_one() -> None:
+def test_edges_equal_in_float32_are_merged() -> None:
     x = np.array([1.0, 1.0 + 1e-12, 2.0, 2.0 + 1e-12, 3.0])
     assert quantile_edges(x, 4) == [1.0, 2.0, 3.0]
 
 
-def test_each_column_has_its_own_edges_and_missing_cells_take_their_answers_with_them() -> None:
-    """The target jumps at 0.5 in the rows that are there, and wildly in the others."""
+def test_edges_ignore_rows_with_a_missing_value() -> None:
+    """The target jumps at 0.5 in rows with a value, and varies in rows without one."""
     x, y = np.linspace(0, 1, 100), np.zeros(100)
     y[50:] = 1.0
-    gone = np.arange(100) % 3 == 0
-    numbers = np.column_stack((np.where(gone, np.nan, x), -x))
-    other = np.where(gone, 1000.0 * np.arange(100) % 7, y)
-    found = make_edges(numbers, other, kind="target", classes=False, bins=2, seed=0)
-    assert found[0] == pytest.approx([x[1], (x[49] + x[50]) / 2, x[98]])
-    assert found[1][0] == -1 and found[1][-1] == 0
+    missing = np.arange(100) % 3 == 0
+    numbers = np.column_stack((np.where(missing, np.nan, x), -x))
+    other = np.where(missing, 1000.0 * np.arange(100) % 7, y)
+    edges = make_edges(numbers, other, kind="target", classes=False, bins=2, seed=0)
+    assert edges[0] == pytest.approx([x[1], (x[49] + x[50]) / 2, x[98]])
+    assert edges[1][0] == -1 and edges[1][-1] == 0

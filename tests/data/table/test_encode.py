@@ -1,4 +1,4 @@
-"""Schemas, encoders and bins: what is learnt from training rows, and what it does to any."""
+"""Schemas, encoders and bins: fitted on training rows, applied to any rows."""
 
 import json
 import math
@@ -52,7 +52,7 @@ TABLE = frame(
 )
 
 
-def test_kinds_are_guessed() -> None:
+def test_kinds_are_inferred() -> None:
     assert kinds(TABLE) == {
         "number": "number",
         "text_number": "number",
@@ -73,7 +73,7 @@ def test_kinds_are_guessed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     (
         ("number", "7 values from 0 to 3"),
         ("stray", "1 values are not numeric ('many'); treated as missing"),
@@ -85,24 +85,26 @@ def test_kinds_are_guessed() -> None:
         ("often", "1 values, 1 of 120 missing"),
     ),
 )
-def test_reasons_are_given(name: str, said: str) -> None:
-    assert said in note(TABLE, name)
+def test_notes_give_the_reasons(name: str, message: str) -> None:
+    assert message in note(TABLE, name)
 
 
-def test_a_copy_of_the_target_is_pointed_out() -> None:
+def test_a_copy_of_the_target_is_noted() -> None:
     table = frame(
         y=["no", "yes"] * 50, copy=[0, 1] * 50, x=list(range(100)), z=["a", "b", "b", "a"] * 25
     )
     assert "determines 'y' exactly" in note(table, "copy", "y")
     assert infer(table, "y").kinds()["copy"] == "number"
-    assert "tells" not in note(table, "z", "y")
+    assert "determines" not in note(table, "z", "y")
 
 
-def test_numbers_that_never_repeat_tell_nothing_but_in_another_unit() -> None:
+def test_distinct_numbers_are_a_leak_only_if_linear() -> None:
     y = [math.sin(i) for i in range(50)]
     table = frame(y=y, free=[math.cos(i) for i in range(50)], unit=[3 * v - 1 for v in y])
     near = frame(y=y, near=[v + math.cos(i) / 10 for i, v in enumerate(y)])
-    assert "tells" not in note(table, "free", "y") and "tells" not in note(near, "near", "y")
+    assert "determines" not in note(table, "free", "y") and "determines" not in note(
+        near, "near", "y"
+    )
     assert "determines 'y' exactly" in note(table, "unit", "y")
 
 
@@ -116,7 +118,7 @@ def test_numbers_that_never_repeat_tell_nothing_but_in_another_unit() -> None:
         ([0.5, 1.0], "number"),
     ),
 )
-def test_tasks_are_guessed(values: list[Any], task: str) -> None:
+def test_tasks_are_inferred(values: list[Any], task: str) -> None:
     assert infer_task(frame(y=values).columns["y"]) == task
 
 
@@ -130,7 +132,7 @@ def test_a_schema_survives_toml() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     (
         ("x = [", "is not TOML"),
         ("targett = 'y'", "has no field 'targett'. Did you mean 'target'"),
@@ -142,8 +144,8 @@ def test_a_schema_survives_toml() -> None:
         ("[[columns]]\nname='a'\nkind='date'\n[[columns]]\nname='a'\nkind='date'", "'a' twice"),
     ),
 )
-def test_bad_schemas_are_refused(text: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_bad_schemas_are_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         Schema.parse(text)
 
 
@@ -157,8 +159,8 @@ def test_kinds_can_be_changed() -> None:
 
 
 def test_numbers_and_dates_are_read_strictly() -> None:
-    found, stray = to_numbers(np.array(["1", "1_000", None, "2e3", "nine"], dtype=object))
-    assert found[[0, 3]].tolist() == [1.0, 2000.0] and stray == ["1_000", "nine"]
+    parsed, non_numeric = to_numbers(np.array(["1", "1_000", None, "2e3", "nine"], dtype=object))
+    assert parsed[[0, 3]].tolist() == [1.0, 2000.0] and non_numeric == ["1_000", "nine"]
     good = np.array(["2024-2-3", "2024-02-03T04:05:06.7Z", None], dtype=object)
     dates = to_dates(good)
     assert dates is not None and str(dates[1]) == "2024-02-03T04:05:06" and np.isnat(dates[2])
@@ -181,13 +183,13 @@ def test_numbers_and_dates_are_read_strictly() -> None:
         (["1'234.5", "2’000", "7"], "1,234.5", [1234.5, 2000, 7]),
     ),
 )
-def test_numbers_as_people_write_them(cells: list[str], form: str, numbers: list[float]) -> None:
+def test_numbers_in_common_formats(cells: list[str], form: str, numbers: list[float]) -> None:
     table = frame(c=[*cells, None] * 20, d=list(range(80)))
     column = infer(table).columns[0]
     assert (column.kind, column.form) == ("number", form)
     assert f"numbers are read in the form {form}" in column.note
-    found, stray = to_numbers(table.columns["c"][:3], form)
-    assert found.tolist() == numbers and not stray
+    parsed, non_numeric = to_numbers(table.columns["c"][:3], form)
+    assert parsed.tolist() == numbers and not non_numeric
     encoder = fit_encoder(table, infer(table), scaling="none")
     assert encoder.encode(table).numbers[:3, 0].tolist() == pytest.approx(
         [min(number, 1e6) for number in numbers]
@@ -196,7 +198,7 @@ def test_numbers_as_people_write_them(cells: list[str], form: str, numbers: list
 
 
 def test_a_form_is_one_of_the_whole_column() -> None:
-    """1.234 is more than a thousand among 2,5 and 3,75, and little more than one by itself."""
+    """1.234 is over a thousand in a column with 2,5 and 3,75, and a decimal number otherwise."""
     assert detect_form(["1.234", "2,5", "3,75"]) == "1.234,5"
     assert to_numbers(np.array(["1.234"], dtype=object), "1.234,5")[0].tolist() == [1234.0]
     assert to_numbers(np.array(["1.234"], dtype=object))[0].tolist() == [1.234]
@@ -231,7 +233,7 @@ def test_digits_with_leading_zeros_are_codes() -> None:
     assert "digits with leading zeros are treated as codes" in note(table, "post")
 
 
-def test_gaps_among_numbers_and_dates_may_have_words() -> None:
+def test_missing_markers_in_numbers_and_dates() -> None:
     table = frame(
         n=["1", "2", "3", "-", "Unknown"] * 20,
         d=["2024-01-02", "2024-03-04", "n.a.", "-", "?"] * 20,
@@ -243,7 +245,7 @@ def test_gaps_among_numbers_and_dates_may_have_words() -> None:
     assert "60 values are not dates ('-', '?', 'n.a.'); treated as missing" in note(table, "d")
 
 
-def test_dates_in_other_forms_are_hinted_at() -> None:
+def test_a_note_for_dates_in_other_formats() -> None:
     days = [f"{1 + i % 28:02}.{1 + i % 12:02}.{1990 + i}" for i in range(80)]
     table = frame(many=days, few=["1/2/2024", "12/31/2024"] * 40, no=["a1", "b2"] * 40)
     assert kinds(table) == {"many": "ignore", "few": "category", "no": "category"}
@@ -252,15 +254,15 @@ def test_dates_in_other_forms_are_hinted_at() -> None:
     assert "dates" not in note(table, "no")
 
 
-def test_dates_with_an_offset_are_taken_to_utc() -> None:
+def test_dates_with_an_offset_are_converted_to_utc() -> None:
     texts = [
         "2024-01-01T00:30:00+02:00",
         "2024-01-01 10:00-0530",
         "2024-01-01T10:00Z",
         "2024-01-01",
     ]
-    found = to_dates(np.array(texts, dtype=object))
-    assert found is not None and [str(when) for when in found] == [
+    dates = to_dates(np.array(texts, dtype=object))
+    assert dates is not None and [str(when) for when in dates] == [
         "2023-12-31T22:30:00",
         "2024-01-01T15:30:00",
         "2024-01-01T10:00:00",
@@ -284,21 +286,21 @@ def test_quantiles_become_normal() -> None:
     rule = fit_encoder(table, infer(table)).numbers[0]
     knots = [float(np.quantile(values, t)) for t in np.linspace(0, 1, 10)]
     assert rule.knots == pytest.approx(knots)
-    found = fit_encoder(table, infer(table)).encode(frame(x=[1.0, knots[4], 100.0, -5.0]))
+    encoded = fit_encoder(table, infer(table)).encode(frame(x=[1.0, knots[4], 100.0, -5.0]))
     ties = (0 + knots.count(1.0) - 1) / 9 / 2
     wanted = [NormalDist().inv_cdf(p) for p in (ties, 4 / 9, 1 - 1e-7, 1e-7)]
-    assert found.numbers[:, 0].tolist() == pytest.approx(wanted, abs=1e-4)
+    assert encoded.numbers[:, 0].tolist() == pytest.approx(wanted, abs=1e-4)
 
 
 @pytest.mark.parametrize("scaling", ("quantile", "robust", "standard", "none"))
-def test_nothing_breaks_a_scaling(scaling: str) -> None:
+def test_scalings_accept_any_values(scaling: str) -> None:
     values = [0.0, 1.0, 2.0, math.inf, -math.inf, 1e300, -1e300, None, 5e-324] * 4
     table = frame(x=values, y=list(range(36)))
     encoder = fit_encoder(table, infer(table), scaling=scaling)
-    found = encoder.encode(table).numbers[:, 0]
-    assert found.isnan().tolist() == [value is None for value in values]
-    assert bool(found[~found.isnan()].isfinite().all())
-    assert float(found[3]) == float(found[5]) > float(found[4])
+    scaled = encoder.encode(table).numbers[:, 0]
+    assert scaled.isnan().tolist() == [value is None for value in values]
+    assert bool(scaled[~scaled.isnan()].isfinite().all())
+    assert float(scaled[3]) == float(scaled[5]) > float(scaled[4])
 
 
 def test_robust_and_standard_scaling() -> None:
@@ -315,11 +317,13 @@ def test_codes() -> None:
     table = frame(c=["b", "a", "b", None, "rare", "a", "b"])
     encoder = fit_encoder(table, infer(table), rare=2)
     assert encoder.categories[0].values == ("a", "b") and encoder.sizes == (4,)
-    found = encoder.encode(frame(c=["a", "b", "rare", "new", None]))
-    assert found.codes[:, 0].tolist() == [2, 3, 1, 1, 0]
-    (said,) = encoder.unknown_notes(frame(c=["a", "new", "new", None]))
+    encoded = encoder.encode(frame(c=["a", "b", "rare", "new", None]))
+    assert encoded.codes[:, 0].tolist() == [2, 3, 1, 1, 0]
+    (message,) = encoder.unknown_notes(frame(c=["a", "new", "new", None]))
     assert encoder.unknown_values(frame(c=["a", "new", "new", None])) == {"c": (2, ["new"])}
-    assert said.startswith("c: 2 values are unknown or were rare in training (for example 'new')")
+    assert message.startswith(
+        "c: 2 values are unknown or were rare in training (for example 'new')"
+    )
 
 
 def test_rare_depends_on_the_rows() -> None:
@@ -335,17 +339,17 @@ def test_numbers_taken_as_categories_match_texts() -> None:
     assert encoder.encode(frame(c=["2", "1", "1.0"])).codes[:, 0].tolist() == [3, 2, 1]
 
 
-def test_dates_are_taken_apart() -> None:
+def test_dates_are_split_into_parts() -> None:
     days = ["2024-01-01", "2024-02-29 13:00", "2025-12-31", None]
     table = frame(d=days)
     encoder = fit_encoder(table, infer(table), scaling="none")
     names = ["d", "d (day)", "d (month)", "d (weekday)", "d (hour)"]
     assert encoder.names == names
-    found = encoder.encode(table).numbers
-    assert found[0].tolist() == [19723.0, 0.0, 0.0, 0.0, 0.0]
-    assert found[1, 1:].tolist() == [28.0, 1.0, 3.0, 13.0]
-    assert found[2, 1:].tolist() == [30.0, 11.0, 2.0, 0.0]
-    assert bool(found[3].isnan().all())
+    numbers = encoder.encode(table).numbers
+    assert numbers[0].tolist() == [19723.0, 0.0, 0.0, 0.0, 0.0]
+    assert numbers[1, 1:].tolist() == [28.0, 1.0, 3.0, 13.0]
+    assert numbers[2, 1:].tolist() == [30.0, 11.0, 2.0, 0.0]
+    assert bool(numbers[3].isnan().all())
     same_hour = frame(d=["2024-01-01", "2024-02-03"])
     assert "d (hour)" not in fit_encoder(same_hour, infer(same_hour)).names
     with pytest.raises(InputError, match=r"dates such as 2024-05-31: got 'yesterday'\."):
@@ -359,7 +363,7 @@ def test_missing_numbers_can_be_imputed(impute: str, middle: float) -> None:
     assert encoder.encode(table).numbers[:, 0].tolist() == [0.0, 1.0, 8.0, middle]
 
 
-def test_statistics_are_of_the_rows_given_alone() -> None:
+def test_statistics_come_from_the_training_rows_alone() -> None:
     table = frame(x=[float(i) for i in range(50)], c=["a", "b"] * 25)
     part = table.take(np.arange(20))
     other = frame(x=[1e9] * 30, c=["z"] * 30)
@@ -374,9 +378,9 @@ def test_order_of_columns_does_not_matter_and_names_do() -> None:
     encoder = fit_encoder(table, infer(table))
     turned = Frame("t", dict(reversed(table.columns.items())))
     assert torch.equal(encoder.encode(turned).numbers, encoder.encode(table).numbers)
-    encoder.encode(table.without("c"))  # a column that is not used may be gone
-    said = "it lacks 'b' and has 'z', which training did not have"
-    with pytest.raises(InputError, match=said):
+    encoder.encode(table.without("c"))  # an ignored column may be absent
+    message = "it lacks 'b' and has 'z', which training did not have"
+    with pytest.raises(InputError, match=message):
         encoder.encode(frame(a=[1.0], z=[1.0]))
 
 
@@ -388,7 +392,7 @@ def test_an_encoder_survives_json() -> None:
         TableEncoder.parse({"numbers": []})
 
 
-def test_nothing_to_learn_from() -> None:
+def test_tables_without_usable_columns() -> None:
     table = frame(a=["x"] * 3, b=[None] * 3)
     with pytest.raises(InputError, match=r"all are ignored\. 'a': constant"):
         fit_encoder(table, infer(table))
@@ -404,7 +408,7 @@ def test_quantile_edges() -> None:
     assert quantile_edges(np.array([3.0, 3.0]), bins=4) == [2.5, 3.5]
 
 
-def test_tree_edges_stand_where_the_target_jumps() -> None:
+def test_tree_edges_are_where_the_target_jumps() -> None:
     x = np.linspace(0, 10, 500)
     y = (x > 3.33).astype(float) + 5 * (x > 7)
     edges = tree_edges(x, y, classes=False, bins=3, seed=0)
@@ -415,7 +419,7 @@ def test_tree_edges_stand_where_the_target_jumps() -> None:
 def test_missing_values_make_no_edges() -> None:
     numbers = np.array([[1.0, np.nan], [2.0, np.nan], [np.nan, np.nan]], dtype=np.float32)
     settings: dict[str, Any] = {"classes": True, "bins": 2, "seed": 0}
-    found = make_edges(numbers, np.array([0, 1, 1]), kind="quantile", **settings)
-    assert found == [[1.0, 1.5, 2.0], [-1.0, 1.0]]
+    edges = make_edges(numbers, np.array([0, 1, 1]), kind="quantile", **settings)
+    assert edges == [[1.0, 1.5, 2.0], [-1.0, 1.0]]
     with pytest.raises(ConfigError, match="bins has no choice 'tree'"):
         make_edges(numbers, np.array([0, 1, 1]), kind="tree", **settings)

@@ -67,10 +67,10 @@ def test_kinds_of_pandas_columns() -> None:
             "mixed": [1, "x"],
         }
     )
-    found = plain(to_frame(frame))
-    assert found["c"] == ["u", None] and found["i"] == [1.0, None]
-    assert found["z"] == [datetime.datetime(2023, 12, 31, 23), None]
-    assert found["mixed"] == ["1", "x"]
+    columns = plain(to_frame(frame))
+    assert columns["c"] == ["u", None] and columns["i"] == [1.0, None]
+    assert columns["z"] == [datetime.datetime(2023, 12, 31, 23), None]
+    assert columns["mixed"] == ["1", "x"]
 
 
 def arrow(values: list[Any]) -> Any:
@@ -99,7 +99,7 @@ HOUR = datetime.timedelta(hours=1)
 
 
 @pytest.mark.parametrize(
-    ("values", "wanted", "said"),
+    ("values", "wanted", "message"),
     (
         (
             [HOUR, None, 2 * HOUR],
@@ -116,13 +116,13 @@ HOUR = datetime.timedelta(hours=1)
     ),
 )
 @pytest.mark.parametrize("make", (dict, pandas.DataFrame, polars.DataFrame, pyarrow.table))
-def test_values_taken_for_others_are_said(
-    values: list[Any], wanted: list[Any], said: str, make: Any
+def test_converted_values_have_a_note(
+    values: list[Any], wanted: list[Any], message: str, make: Any
 ) -> None:
     frame = to_frame(make({"c": values}))
     assert plain(frame) == {"c": wanted}
     (note,) = frame.notes
-    assert note.startswith("column 'c' h") and said in note
+    assert note.startswith("column 'c' h") and message in note
 
 
 def test_numbers_of_every_size_and_kind() -> None:
@@ -137,12 +137,12 @@ def test_numbers_of_every_size_and_kind() -> None:
 
 
 @pytest.mark.parametrize("cell", (object(), {1}, 1j))
-def test_cells_that_cannot_be_learnt_from(cell: Any) -> None:
+def test_cells_of_unsupported_types(cell: Any) -> None:
     with pytest.raises(InputError, match=r"column 'c': .*(must be a number, a text|complex num)"):
         to_frame(pandas.DataFrame({"c": pandas.Series([cell, cell], dtype=object)}))
 
 
-def test_frames_that_are_not_at_hand_or_have_no_names() -> None:
+def test_lazy_frames_repeated_names_and_dicts() -> None:
     with pytest.raises(InputError, match=r"frame in memory: got LazyFrame\. Try \.collect\(\)"):
         to_frame(polars.LazyFrame({"a": [1]}))
     with pytest.raises(InputError, match=r"a different name for each column\..*'a' 2 times"):
@@ -199,7 +199,7 @@ def test_arrow_files(tmp_path: Path, ending: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     (
         ("a,a\n1,2\n", "a different name for each column"),
         ("a,b\n", "must have rows below its header"),
@@ -208,25 +208,25 @@ def test_arrow_files(tmp_path: Path, ending: str) -> None:
         ('a,b\n"1,2\n', "cannot be read"),
     ),
 )
-def test_bad_files_are_refused_whole_and_in_parts(tmp_path: Path, text: str, said: str) -> None:
+def test_bad_files_are_refused_whole_and_in_parts(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "t.csv"
     path.write_text(text)
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         read_frame(path)
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         list(read_parts(path))
 
 
-def test_what_is_no_text_is_refused_in_parts_too(tmp_path: Path) -> None:
+def test_other_files_are_refused_in_parts(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
-    for content, said in (
+    for content, message in (
         (b"a,b\n1,\0\n", "byte 3 of line 2 is 0"),
         (b"a,b\n1,\xe9\n", "must be UTF-8 text"),
         (b"PK\x03\x04rest", "a zip archive"),
         (gzip.compress(b"a,b\n" + b"1,2\n" * 5000)[:-9], "gzip data is truncated"),
     ):
         path.write_bytes(content)
-        with pytest.raises(SavedError, match=said):
+        with pytest.raises(SavedError, match=message):
             list(read_parts(path))
     with pytest.raises(InputError, match=r"give a .csv, .tsv, .parquet or .feather file"):
         read_frame(tmp_path / "t.xlsx")
@@ -242,7 +242,7 @@ def test_parts_find_the_separator(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", ("t.csv", "t.csv.gz"))
-def test_how_far_a_text_is_read_is_told(tmp_path: Path, name: str) -> None:
+def test_reading_progress_is_reported(tmp_path: Path, name: str) -> None:
     content = "a,b\n" + "".join(f"{i},{i * 7919 % 10007}\n" for i in range(40_000))
     packed = name.endswith(".gz")
     (tmp_path / name).write_bytes(gzip.compress(content.encode()) if packed else content.encode())
@@ -254,7 +254,7 @@ def test_how_far_a_text_is_read_is_told(tmp_path: Path, name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", ("csv", "csv.gz"))
 def test_memory_does_not_grow_with_the_file(tmp_path: Path, ending: str) -> None:
-    """Rows are read, and written, a part at a time: four times as many take no more."""
+    """Rows are read and written in parts: four times as many rows take no more memory."""
     peaks = []
     for rows in (4000, 16_000):
         path, out = tmp_path / f"t.{ending}", tmp_path / f"o.{ending}"
@@ -273,15 +273,15 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, ending: str) -> None
 
 
 @pytest.mark.parametrize("name", ("o.csv", "o.tsv", "o.csv.gz", "o.parquet"))
-def test_what_is_written_in_parts_reads_back(tmp_path: Path, name: str) -> None:
+def test_files_written_in_parts_read_back_equal(tmp_path: Path, name: str) -> None:
     part = Frame("t", {"x": np.array([1.5, np.nan]), "t": np.array(["a,b", None], dtype=object)})
     with open_table_writer(tmp_path / name) as sink:
         sink.write(part)
         sink.write(part)
     (part,) = read_parts(tmp_path / name)
-    found = plain(part)
-    assert [None if v is None else float(v) for v in found["x"]] == [1.5, None] * 2
-    assert found["t"] == ["a,b", None] * 2
+    columns = plain(part)
+    assert [None if v is None else float(v) for v in columns["x"]] == [1.5, None] * 2
+    assert columns["t"] == ["a,b", None] * 2
 
 
 def test_a_file_that_fails_on_the_way_is_not_there(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_a_file_that_fails_on_the_way_is_not_there(tmp_path: Path) -> None:
         open_table_writer(tmp_path / "o.xls").__enter__()
 
 
-def test_as_text() -> None:
+def test_columns_as_text() -> None:
     assert to_texts(np.array([1.0, -2.5, np.nan, 1e300])).tolist() == ["1", "-2.5", None, "1e+300"]
 
 

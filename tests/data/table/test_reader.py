@@ -1,4 +1,4 @@
-"""Tables a part at a time: where parts end, what is told, what is written."""
+"""Tables read and written in parts: sizes of parts, separators, errors, written files."""
 
 import gzip
 from pathlib import Path
@@ -15,10 +15,10 @@ pyarrow = pytest.importorskip("pyarrow")
 
 
 def cells(path: Path, rows: int = 20_000) -> list[list[str | None]]:
-    found: list[list[str | None]] = []
+    rows_read: list[list[str | None]] = []
     for part in read_parts(path, rows):
-        found += map(list, zip(*part.columns.values(), strict=True))
-    return found
+        rows_read += map(list, zip(*part.columns.values(), strict=True))
+    return rows_read
 
 
 @pytest.mark.parametrize("name", ("t.csv", "t.csv.gz", "t.parquet", "t.feather"))
@@ -40,8 +40,8 @@ def test_parts_are_full_but_for_the_last(
     shares: list[float] = []
     parts = list(read_parts(path, rows, shares.append))
     assert [len(part) for part in parts] == wanted and len(shares) == len(wanted)
-    found = [value for part in parts for value in part.columns["a"].tolist()]
-    assert found == [f"v{i}" for i in range(7)]
+    values = [value for part in parts for value in part.columns["a"].tolist()]
+    assert values == [f"v{i}" for i in range(7)]
     assert all(0 < share <= 1 for share in shares) and shares[-1] == 1
     assert all(part.name == repr(str(path)) for part in parts)
 
@@ -57,11 +57,11 @@ def test_a_quoted_line_end_far_down_is_read(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     lines = ["x,y", *(f"{i},b" for i in range(198)), '9,"two', 'lines"', "10,c"]
     path.write_text("\n".join(lines) + "\n")
-    found = cells(path)
-    assert found[-2:] == [["9", "two\nlines"], ["10", "c"]] and len(found) == 200
+    rows_read = cells(path)
+    assert rows_read[-2:] == [["9", "two\nlines"], ["10", "c"]] and len(rows_read) == 200
 
 
-def test_one_column_is_a_table_and_a_line_break_in_a_cell_no_new_row(tmp_path: Path) -> None:
+def test_one_column_with_a_line_break_in_a_cell(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("only\n1\n\n2\n3\n")
     assert cells(path) == [["1"], ["2"], ["3"]]
@@ -85,7 +85,7 @@ def test_a_line_of_another_length_is_named(tmp_path: Path, columns: int) -> None
         list(read_parts(path, 1))
 
 
-def test_what_came_before_a_bad_line_was_given(tmp_path: Path) -> None:
+def test_rows_before_an_invalid_line_are_yielded(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("a,b\n1,2\n3,4\n5\n")
     parts = read_parts(path, 2)
@@ -94,7 +94,7 @@ def test_what_came_before_a_bad_line_was_given(tmp_path: Path) -> None:
         next(parts)
 
 
-def test_marks_of_order_and_old_line_ends_are_no_part_of_a_cell(tmp_path: Path) -> None:
+def test_byte_order_marks_and_old_line_ends_are_removed(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_bytes(b"\xef\xbb\xbfa,b\r\n1, x \r\n?,y\r\n")
     (part,) = read_parts(path)
@@ -115,7 +115,7 @@ def test_marks_of_order_and_old_line_ends_are_no_part_of_a_cell(tmp_path: Path) 
     ),
 )
 def test_files_are_written_as_their_name_says(tmp_path: Path, name: str, separator: str) -> None:
-    """A header once, whole lines, nothing where a value is missing, a packed file if .gz."""
+    """One header, complete lines, empty cells for missing values, compressed if .gz."""
     frame = Frame(
         "t",
         {
@@ -148,9 +148,9 @@ def test_parquet_keeps_kinds(tmp_path: Path) -> None:
     }
     with open_table_writer(tmp_path / "o.pq") as sink:
         sink.write(Frame("t", columns))
-    found = read_frame(tmp_path / "o.pq")
+    frame = read_frame(tmp_path / "o.pq")
     for name, column in columns.items():
-        assert found.columns[name].dtype == column.dtype
-        assert found.columns[name].tolist()[0] == column.tolist()[0]
-    assert np.isnan(found.columns["x"][1]) and np.isnat(found.columns["d"][1])
-    assert found.columns["t"][1] is None
+        assert frame.columns[name].dtype == column.dtype
+        assert frame.columns[name].tolist()[0] == column.tolist()[0]
+    assert np.isnan(frame.columns["x"][1]) and np.isnat(frame.columns["d"][1])
+    assert frame.columns["t"][1] is None

@@ -1,4 +1,4 @@
-"""Schemas: what they use, what they ask of a table, what they refuse."""
+"""Schemas: used columns, changes, checks of a table, TOML files."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ def objects(*values: Any) -> Array:
     return column
 
 
-def test_what_is_missing_in_each_kind_of_column() -> None:
+def test_missing_values_of_each_kind_of_column() -> None:
     when = np.array(["1970-01-02T00:00:01", "NaT"], dtype="datetime64[s]")
     assert is_missing(when).tolist() == [False, True]
     assert is_missing(np.array([1.0, np.nan, np.inf])).tolist() == [False, True, False]
@@ -42,7 +42,7 @@ SCHEMA = Schema(
 )
 
 
-def test_what_is_used_and_what_changes() -> None:
+def test_used_columns_and_changed_kinds() -> None:
     assert [column.name for column in SCHEMA.used] == ["a", "c"]
     changed = SCHEMA.change({"b": "date"})
     assert changed.kinds() == {"a": "number", "b": "date", "c": "category"}
@@ -55,7 +55,7 @@ def test_what_is_used_and_what_changes() -> None:
         SCHEMA.change({"a": "float"})
 
 
-def test_the_target_may_come_along_and_what_is_not_used_may_stay_away() -> None:
+def test_target_and_ignored_columns_are_optional() -> None:
     SCHEMA.check(to_frame({"a": [1], "c": ["x"]}))
     SCHEMA.check(to_frame({"y": [1], "c": ["x"], "b": [1], "a": [1]}))
     with pytest.raises(InputError, match=r"it lacks 'c'\. Add or drop"):
@@ -78,13 +78,13 @@ def test_a_file_of_a_schema_can_be_edited(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     (
         ("columns = [3]", r"every \[\[columns\]\] must have a name: got 3"),
         ("[[columns]]\nname = 3\nkind = 'date'", r"must have a name: got {'name': 3"),
         ("[[columns]]\nname = 'a'", "column 'a' must be one of number, category, date, ignore"),
     ),
 )
-def test_a_column_must_have_a_name_and_a_kind(text: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_a_column_must_have_a_name_and_a_kind(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         Schema.parse(text)

@@ -1,4 +1,4 @@
-"""Batches: every example once, the same on every run, little padding, and exact to resume."""
+"""Batches: every example once, reproducible, little padding, and exact resuming."""
 
 import subprocess
 import sys
@@ -48,7 +48,7 @@ def lines(count: int = 6000, seed: int = 0) -> np.ndarray:
     tokens=st.integers(1, 300),
     noise=st.sampled_from((0.0, 0.05, 0.5)),
 )
-def test_every_example_stands_in_one_batch_within_the_budget(
+def test_every_example_is_in_one_batch_within_the_budget(
     sides: list[tuple[int, int]], tokens: int, noise: float
 ) -> None:
     lengths = list(zip(*sides, strict=True))
@@ -77,11 +77,11 @@ def share_of_real_tokens(batches: Batches) -> float:
 @pytest.mark.parametrize(
     ("tokens", "least"), ((1024, 0.93), (2048, 0.92), (4096, 0.89), (8192, 0.85))
 )
-def test_little_is_padding(tokens: int, least: float) -> None:
+def test_few_tokens_are_padding(tokens: int, least: float) -> None:
     assert least < share_of_real_tokens(Batches(list(lines()), tokens)) < 0.99
 
 
-def test_long_documents_are_padded_little_too() -> None:
+def test_few_tokens_of_long_documents_are_padding() -> None:
     assert share_of_real_tokens(Batches([lines()[0] * 10], tokens=8192)) > 0.93
 
 
@@ -102,7 +102,7 @@ def test_epochs_are_the_same_in_another_process() -> None:
     assert done.stdout.strip() == str(Batches([range(1, 99)], 200).epoch(5))
 
 
-def test_a_run_goes_on_where_it_stopped() -> None:
+def test_epochs_continue_after_the_batches_done() -> None:
     batches = Batches(list(lines(300)), 400, seed=1)
     whole = [batch for number in range(3) for batch in batches.epoch(number)]
     done = len(batches.epoch(0)) + 4
@@ -112,7 +112,7 @@ def test_a_run_goes_on_where_it_stopped() -> None:
 
 
 def share_again(batches: Batches) -> float:
-    """Of two examples in one batch, how often they share a batch in the next epoch."""
+    """Return how often two examples of one batch share a batch in the next epoch."""
     home = {row: place for place, batch in enumerate(batches.epoch(1)) for row in batch}
     pairs = together = 0
     for batch in batches.epoch(0):
@@ -148,7 +148,7 @@ def test_the_order_is_not_by_length() -> None:
         ("whole numbers, 0 or more", ([[-1]], 9), {}, InputError),
     ),
 )
-def test_batches_that_cannot_be_are_refused(
+def test_invalid_batches_are_refused(
     message: str, arguments: Any, settings: Any, kind: Any
 ) -> None:
     refuse(message, lambda: Batches(*arguments, **settings), kind)
@@ -158,7 +158,9 @@ def test_batches_that_cannot_be_are_refused(
 
 
 @given(lengths=LENGTHS, tokens=st.integers(1, 200), world=st.integers(1, 5))
-def test_workers_together_do_what_one_would(lengths: list[int], tokens: int, world: int) -> None:
+def test_workers_together_equal_a_single_worker(
+    lengths: list[int], tokens: int, world: int
+) -> None:
     epoch = Batches([lengths], tokens).epoch(0)
     parts = [shard(epoch, rank, world) for rank in range(world)]
     assert {len(part) for part in parts} == {len(epoch)}, "equally many steps"
@@ -170,7 +172,7 @@ def test_workers_together_do_what_one_would(lengths: list[int], tokens: int, wor
     assert shard(epoch, 0, 1) == epoch
 
 
-def test_workers_have_about_equal_work() -> None:
+def test_workers_have_about_equal_parts() -> None:
     lengths = lines()
     epoch = Batches(list(lengths), 4096).epoch(0)
     work = [
@@ -184,7 +186,7 @@ def test_workers_have_about_equal_work() -> None:
 
 
 @pytest.mark.parametrize(("rank", "world"), ((2, 2), (-1, 2), (0, 0)))
-def test_workers_that_cannot_be_are_refused(rank: int, world: int) -> None:
+def test_invalid_ranks_are_refused(rank: int, world: int) -> None:
     refuse(f"got rank={rank}, world={world}", lambda: shard([[1]], rank, world), ConfigError)
 
 
@@ -219,7 +221,7 @@ def test_pairs_are_shifted_by_one(rows: list[list[int]], random: Any) -> None:
         assert torch.equal(target_in != PAD, target != IGNORE)
 
 
-def test_texts_stand_between_begin_and_end() -> None:
+def test_texts_are_enclosed_by_begin_and_end() -> None:
     rows = [[5, 6], [], [7]]
     inputs, labels = collate_labelled(rows, [1, 0, 2])
     assert inputs.tolist() == [[1, 5, 6, 2], [1, 2, 0, 0], [1, 7, 2, 0]]
@@ -227,7 +229,7 @@ def test_texts_stand_between_begin_and_end() -> None:
     assert text_lengths(rows) == [[4, 2, 3]]
 
 
-def test_sides_must_be_equally_many() -> None:
+def test_sides_must_have_equal_lengths() -> None:
     refuse("as many targets as rows: got 1 for 2", lambda: collate_pairs([[5], [6]], [[5]]))
     refuse("as many targets as rows: got 1 for 2", lambda: pair_lengths([[5], [6]], [[5]]))
     refuse("as many labels as rows: got 2 for 1", lambda: collate_labelled([[5]], [0, 1]))
@@ -247,7 +249,7 @@ def test_every_token_but_the_first_is_a_target_once(
     tokens: int, length: int, rows: int, order: str, number: int
 ) -> None:
     stream = torch.arange(tokens) + 100
-    found = []
+    all_targets = []
     for windows in Windows(tokens, length, rows, order=order).epoch(number):
         inputs, targets = collate_windows(stream, windows)
         assert 1 <= len(windows) <= rows and inputs.shape == targets.shape
@@ -257,10 +259,10 @@ def test_every_token_but_the_first_is_a_target_once(
         assert torch.equal(inputs[real] + 1, targets[real]), "the token before"
         assert (inputs[~real] == PAD).all()
         assert torch.equal(real, real.cummin(dim=1).values), "padded on the right"
-        found += targets[real].tolist()
-    assert sorted(found) == stream[1:].tolist()
+        all_targets += targets[real].tolist()
+    assert sorted(all_targets) == stream[1:].tolist()
     if order == "straight":
-        assert found == sorted(found)
+        assert all_targets == sorted(all_targets)
 
 
 def test_windows_differ_between_epochs() -> None:
@@ -293,7 +295,5 @@ def test_streams_of_small_integers_become_ids() -> None:
         ("one of shuffled, straight: got 'sorted'", (9, 5, 5), "sorted", ConfigError),
     ),
 )
-def test_windows_that_cannot_be_are_refused(
-    message: str, arguments: Any, order: str, kind: Any
-) -> None:
+def test_invalid_windows_are_refused(message: str, arguments: Any, order: str, kind: Any) -> None:
     refuse(message, lambda: Windows(*arguments, order=order), kind)

@@ -1,4 +1,4 @@
-"""LabelledTexts texts, splits that leak nothing, and hidden tokens."""
+"""Labelled texts, splits without leaks, and masked tokens."""
 
 import gzip
 from collections import Counter
@@ -79,7 +79,7 @@ TEXTS = ["a joy", "a bore", "fun , fun", "not for me ."]
         ),
     ),
 )
-def test_texts_and_labels_are_found(
+def test_columns_of_texts_and_labels_are_inferred(
     content: str, arguments: dict[str, str], note: str, put: Put
 ) -> None:
     if content.startswith("5"):  # a first row of numbers is a row
@@ -92,7 +92,7 @@ def test_texts_and_labels_are_found(
     assert len(table) == 4 and table.take([3]).texts == ["not for me ."]
 
 
-def test_words_as_labels_are_no_header(put: Put) -> None:
+def test_words_as_labels_are_not_a_header(put: Put) -> None:
     table = read_labelled(put("a joy\tgood\na bore\tbad\nfun\tgood\nno\tbad\n"))
     assert table.texts == ["a joy", "a bore", "fun", "no"]
     assert table.names == ("bad", "good")
@@ -123,7 +123,7 @@ def test_labels_have_a_fixed_order(labels: list[str], names: tuple[str, ...], pu
     assert read_labelled(put("".join(rows.splitlines(True)[::-1]))).names == names
 
 
-def test_what_is_wrong_with_texts_is_said(put: Put) -> None:
+def test_issues_of_texts_are_reported(put: Put) -> None:
     rows = "a\t1\na\t1\n \t1\nb\t\na\t0\nlong one\t0\nc\t0\n"
     table = read_labelled(put(rows), longest=4)
     assert table.report.lines() == [
@@ -140,7 +140,7 @@ def test_what_is_wrong_with_texts_is_said(put: Put) -> None:
     assert read_labelled(put(rows), longest=4, **drop).lines == [1, 5, 7]
 
 
-def test_a_label_seen_once_is_refused_unless_asked_for(put: Put) -> None:
+def test_a_label_that_occurs_once_is_refused_by_default(put: Put) -> None:
     rows = f"{ROWS}odd\t2\nodder\t3\n"
     name = put(rows)
     refuse(
@@ -155,7 +155,7 @@ def test_a_label_seen_once_is_refused_unless_asked_for(put: Put) -> None:
     assert read_labelled(name, rare="keep").names == ("0", "1", "2", "3")
 
 
-def test_labels_that_a_model_knows_are_held_to(put: Put) -> None:
+def test_labels_must_be_those_of_the_model(put: Put) -> None:
     name = put("good film!\tgood\nbad film!\tbad\n")
     assert read_labelled(name, names=("bad", "good", "so-so")).targets == [1, 0]
     refuse(
@@ -185,7 +185,7 @@ def test_labels_that_a_model_knows_are_held_to(put: Put) -> None:
         ("must have a column of texts: all its columns are numbers", "1.5\t0\n2.5\t1\n" * 2, {}),
     ),
 )
-def test_tables_that_cannot_be_are_refused(
+def test_invalid_tables_are_refused(
     message: str, content: str, arguments: dict[str, str], put: Put
 ) -> None:
     name = put(content)
@@ -249,7 +249,7 @@ def test_a_split_is_decided_by_text_and_seed() -> None:
     assert max(split.valid) > 900 and min(split.valid) < 100, "from everywhere"
 
 
-def test_a_split_is_no_larger_than_asked() -> None:
+def test_a_split_is_at_most_as_large_as_requested() -> None:
     sources = [f"sentence {n}" for n in range(1000)]
     assert len(split_by_source(sources, most=7).valid) == 7
     assert len(split_by_source(sources, most=700).valid) == 100
@@ -287,7 +287,7 @@ def draw(seed: int = 0, **changes: Any) -> tuple[torch.Tensor, torch.Tensor, tor
 
 
 @pytest.mark.parametrize("rate", (0.15, 0.4, 1.0))
-def test_hidden_tokens_follow_the_rule_of_bert(rate: float) -> None:
+def test_masks_follow_bert(rate: float) -> None:
     ids, inputs, targets = draw(rate=rate)
     chosen = targets != IGNORE
     ordinary = ids >= FIRST
@@ -312,13 +312,13 @@ def assert_share(count: int, total: int, share: float) -> None:
     assert abs(count - total * share) <= 5 * spread
 
 
-def test_hidden_tokens_depend_on_the_generator_alone() -> None:
+def test_masks_depend_on_the_generator_alone() -> None:
     one, again, other = draw(0), draw(0), draw(1)
     assert torch.equal(one[1], again[1]) and torch.equal(one[2], again[2])
     assert not torch.equal(one[2], other[2])
 
 
-def test_nothing_to_hide_is_no_trouble() -> None:
+def test_texts_without_ordinary_tokens_are_not_masked() -> None:
     inputs, targets = mask_tokens(torch.tensor([[0, 1, 2, 3, 4]]), vocab=9, rate=1.0)
     assert inputs.tolist() == [[0, 1, 2, 3, 4]] and set(targets.tolist()[0]) == {IGNORE}
     assert mask_tokens(torch.zeros(0, 3, dtype=torch.long), vocab=9)[0].shape == (0, 3)

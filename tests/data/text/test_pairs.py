@@ -1,4 +1,4 @@
-"""Files of text: what is read is what is there, and what cannot be read is said, with the place."""
+"""Text files and sentence pairs: exact content, and errors with the position in the file."""
 
 import bz2
 import errno
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from addnorm.data.text.files import read_document, read_lines
+from addnorm.data.text.files import read_lines, read_text_file
 from addnorm.data.text.pairs import limit_tokens, read_pairs
 from addnorm.errors import AddnormError, ConfigError, InputError, SavedError
 
@@ -22,7 +22,7 @@ Put = Callable[..., str]
 
 @pytest.fixture
 def put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Put:
-    """Write files beside each other; returns the name of the last."""
+    """Write files into one folder; return the name of the last."""
     monkeypatch.chdir(tmp_path)
 
     def write(**files: bytes | str) -> str:
@@ -68,17 +68,17 @@ def test_lines_end_where_they_should(content: bytes, lines: list[str], put: Put)
 @given(
     lines=st.lists(st.text(st.characters(exclude_characters="\0\r\n", codec="utf-8")), min_size=1)
 )
-def test_any_lines_come_back(lines: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_lines_round_trip(lines: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("lines") / "lines.txt"
     text = "".join(f"{line}\n" for line in lines)
     path.write_bytes(text.encode())
     if text.strip() and not text.startswith(("\ufeff", "%PDF", "PAR1", "BZh")):
         assert read_lines(path) == lines
-        assert read_document(path) == text
+        assert read_text_file(path) == text
 
 
 def test_a_document_is_all_of_the_text(put: Put) -> None:
-    assert read_document(put(book_txt="one\r\n\r\ntwo\n\n")) == "one\n\ntwo\n\n"
+    assert read_text_file(put(book_txt="one\r\n\r\ntwo\n\n")) == "one\n\ntwo\n\n"
 
 
 @pytest.mark.parametrize(
@@ -111,15 +111,15 @@ def test_a_document_is_all_of_the_text(put: Put) -> None:
         ("it is empty", gzip.compress(b"", mtime=0), InputError),
     ),
 )
-def test_what_is_not_text_is_refused(
+def test_other_files_are_refused(
     message: str, content: bytes, kind: type[AddnormError], put: Put
 ) -> None:
     name = put(a_txt=content)
     refuse(message, lambda: read_lines(name), kind)
-    refuse(message, lambda: read_document(name), kind)
+    refuse(message, lambda: read_text_file(name), kind)
 
 
-def test_a_file_that_is_not_there_is_said(put: Put) -> None:
+def test_a_missing_file_is_an_error(put: Put) -> None:
     put(train_en="a", train_de="b")
     refuse(
         r"no file 'train.ne'. Did you mean 'train.en'", lambda: read_lines("train.ne"), SavedError
@@ -128,7 +128,7 @@ def test_a_file_that_is_not_there_is_said(put: Put) -> None:
     refuse("no file 'zzz'. Check", lambda: read_lines("zzz"), SavedError)
 
 
-def test_a_directory_is_no_file(put: Put) -> None:
+def test_a_directory_is_refused(put: Put) -> None:
     Path("folder").mkdir()
     refuse(
         r"'folder' is a directory. Name a file in it\.", lambda: read_lines("folder"), SavedError
@@ -137,7 +137,7 @@ def test_a_directory_is_no_file(put: Put) -> None:
     refuse(r"in it, such as 'folder/b.txt'", lambda: read_lines("folder"), SavedError)
 
 
-def test_a_plain_file_named_gz_is_said(put: Put) -> None:
+def test_an_uncompressed_file_named_gz_is_refused(put: Put) -> None:
     name = put(a_gz=b"plain")
     refuse(
         "'a.gz' is not compressed with gzip. Name it without .gz",
@@ -146,7 +146,7 @@ def test_a_plain_file_named_gz_is_said(put: Put) -> None:
     )
 
 
-def test_a_file_that_may_not_be_read_is_said(put: Put, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_file_is_an_error(put: Put, monkeypatch: pytest.MonkeyPatch) -> None:
     name = put(a_txt="a")
 
     def forbid(path: Path, mode: str) -> bytes:
@@ -229,7 +229,7 @@ TARGET = "A\nB\nB\nA\nso\nB\nother\n"
 
 
 @pytest.mark.parametrize(
-    ("choices", "kept", "said"),
+    ("choices", "kept", "notes"),
     (
         (
             {},
@@ -283,18 +283,18 @@ TARGET = "A\nB\nB\nA\nso\nB\nother\n"
         ),
     ),
 )
-def test_what_is_wrong_with_pairs_is_said(
-    choices: dict[str, Any], kept: list[int], said: list[str], put: Put
+def test_issues_of_pairs_are_reported(
+    choices: dict[str, Any], kept: list[int], notes: list[str], put: Put
 ) -> None:
     put(a_en=SOURCE, a_de=TARGET)
     pairs = read_pairs("a.en", "a.de", **choices)
     first, *rest = pairs.report.lines()
-    assert pairs.lines == kept and rest == said
+    assert pairs.lines == kept and rest == notes
     assert first == f"a.en, a.de: {pairs.report.read} pairs read, {len(kept)} kept."
     assert len(pairs.source) == len(pairs.target) == len(pairs) == pairs.report.kept
 
 
-def test_long_pairs_are_cut_if_asked(put: Put) -> None:
+def test_long_pairs_can_be_cut(put: Put) -> None:
     put(a_en=SOURCE, a_de=TARGET)
     pairs = read_pairs("a.en", "a.de", longest=5, long="cut")
     assert (pairs.source[3], pairs.target[3]) == ("longe", "so")
@@ -302,7 +302,7 @@ def test_long_pairs_are_cut_if_asked(put: Put) -> None:
     assert pairs.report.issues["long"].count == 1
 
 
-def test_many_findings_are_counted_and_a_few_named(put: Put) -> None:
+def test_many_issues_are_counted_and_a_few_lines_named(put: Put) -> None:
     put(a_en="x\n" * 9, a_de="y\n" * 9)
     report = read_pairs("a.en", "a.de").report
     assert report.lines()[1] == "8 pairs repeat an earlier one (lines 2, 3, 4, 5, 6, …): kept."
@@ -381,7 +381,7 @@ def test_a_long_field_is_read(put: Put) -> None:
         ("repeated must be one of", {}, lambda: read_pairs("a", repeated="cut"), ConfigError),
     ),
 )
-def test_pairs_that_cannot_be_are_refused(
+def test_invalid_pairs_are_refused(
     message: str,
     files: dict[str, str],
     run: Callable[[], object],
@@ -403,13 +403,13 @@ def test_pairs_that_cannot_be_are_refused(
         ("keep", [[[5, 6, 6], [7], [8, 8]], [[9], [9, 9], [9, 9, 9, 9]]], [0, 1, 2], "kept"),
     ),
 )
-def test_tokens_are_held_to_a_length(long: str, sides: Any, kept: list[int], done: str) -> None:
-    given = [[[5, 6, 6], [7], [8, 8]], [[9], [9, 9], [9, 9, 9, 9]]]
+def test_tokens_are_limited_in_length(long: str, sides: Any, kept: list[int], done: str) -> None:
+    token_ids = [[[5, 6, 6], [7], [8, 8]], [[9], [9, 9], [9, 9, 9, 9]]]
     if long == "cut":
         sides[1][2] = [9, 9]
-    held, rows, issue = limit_tokens(given, 2, long=long, lines=[11, 12, 13])
+    held, rows, issue = limit_tokens(token_ids, 2, long=long, lines=[11, 12, 13])
     assert (held, rows) == (sides, kept)
     assert issue.describe("pair") == f"2 pairs have more than 2 tokens (lines 11, 13): {done}."
-    assert limit_tokens(given, 2)[2].lines == (1, 3)
-    refuse("longest must be 1", lambda: limit_tokens(given, 0), ConfigError)
-    refuse("long must be one of", lambda: limit_tokens(given, 1, long="no"), ConfigError)
+    assert limit_tokens(token_ids, 2)[2].lines == (1, 3)
+    refuse("longest must be 1", lambda: limit_tokens(token_ids, 0), ConfigError)
+    refuse("long must be one of", lambda: limit_tokens(token_ids, 1, long="no"), ConfigError)

@@ -1,4 +1,4 @@
-"""Tokenizers: text in is text out, ids are the same on every run, and a saved one is the same."""
+"""Tokenizers: decoding inverts encoding, training is reproducible, a loaded one is equal."""
 
 import errno
 import hashlib
@@ -34,7 +34,7 @@ LINES = [
 ] * 4
 KINDS = tuple(TOKENIZERS)
 WHOLE = ("bpe", "unigram", "bytes")
-"""The kinds to which no character is unknown."""
+"""Kinds without unknown characters."""
 ODD = (
     "",
     " ",
@@ -70,7 +70,7 @@ def refuse(message: str, run: Callable[[], object], kind: type[AddnormError]) ->
 
 @pytest.mark.parametrize("kind", WHOLE)
 @pytest.mark.parametrize("text", ODD)
-def test_odd_text_comes_back(kind: str, text: str) -> None:
+def test_unusual_text_round_trips(kind: str, text: str) -> None:
     ids = tokenizer(kind).encode(text)
     assert all(FIRST <= number < tokenizer(kind).size for number in ids)
     assert tokenizer(kind).decode(ids) == text
@@ -78,14 +78,14 @@ def test_odd_text_comes_back(kind: str, text: str) -> None:
 
 @given(text=st.text(), kind=st.sampled_from(WHOLE))
 @example(text="a ▁\n▁ b", kind="bpe")
-def test_any_text_comes_back(text: str, kind: str) -> None:
+def test_text_round_trips(text: str, kind: str) -> None:
     ids = tokenizer(kind).encode(text)
     assert tokenizer(kind).decode(ids) == text
     assert min(ids, default=FIRST) >= FIRST
 
 
 @given(st.text(alphabet="".join({*"".join(LINES), "\n"})))
-def test_characters_come_back_if_they_were_seen(text: str) -> None:
+def test_known_characters_round_trip(text: str) -> None:
     ids = tokenizer("characters").encode(text)
     assert len(ids) == len(text)
     assert tokenizer("characters").decode(ids) == text
@@ -105,13 +105,13 @@ def test_lower_case_is_all_that_changes(kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @given(texts=st.lists(st.text(alphabet="abFox ▁\n<pad>")))
-def test_many_texts_are_as_each_alone(kind: str, texts: list[str]) -> None:
+def test_encode_many_equals_encode(kind: str, texts: list[str]) -> None:
     one = tokenizer(kind)
     assert one.encode_many(texts) == [one.encode(text) for text in texts]
     assert one.encode_many(iter(texts)) == one.encode_many(texts)
 
 
-def test_a_word_is_spelled_alike_at_the_start_of_every_line() -> None:
+def test_a_word_has_the_same_ids_at_the_start_of_every_line() -> None:
     one = tokenizer("bpe")
     assert one.encode("the fox\nthe fox") == [
         *one.encode("the fox"),
@@ -134,13 +134,13 @@ def test_special_ids_are_the_same_everywhere_and_skipped(kind: str) -> None:
     assert one.decode([*ids, UNKNOWN]) == "the fox�"
 
 
-def test_characters_never_seen_are_unknown_and_shown() -> None:
+def test_unknown_characters_are_displayed() -> None:
     one = tokenizer("characters")
     assert one.encode("a漢b") == [one.encode("a")[0], UNKNOWN, one.encode("b")[0]]
     assert one.decode(one.encode("a漢b")) == "a�b"
 
 
-def test_bytes_that_make_no_character_are_shown() -> None:
+def test_invalid_utf8_is_displayed() -> None:
     for kind in WHOLE:
         assert tokenizer(kind).decode([FIRST + 0xC3]).endswith("�")
 
@@ -153,7 +153,7 @@ def test_bytes_that_make_no_character_are_shown() -> None:
         ("bpe", "the\n", ["▁the", "<0x0A>"]),
     ),
 )
-def test_every_id_can_be_written_in_a_picture(kind: str, text: str, pieces: list[str]) -> None:
+def test_every_id_can_be_displayed(kind: str, text: str, pieces: list[str]) -> None:
     one = tokenizer(kind)
     assert [one.piece(number) for number in one.encode(text)] == pieces
     assert all(one.piece(number).strip() for number in range(one.size))
@@ -177,7 +177,7 @@ def test_tensors_of_ids_are_decoded(kind: str) -> None:
     assert one.decode(torch.tensor(one.encode("the dog"))) == "the dog"
 
 
-def test_the_loss_leaves_out_the_same_targets() -> None:
+def test_the_loss_ignores_the_same_targets() -> None:
     assert loss.IGNORE == IGNORE
 
 
@@ -223,7 +223,7 @@ def test_tokenizers_that_differ_are_not_equal() -> None:
     ids=lambda lines: ascii(lines[0][:9]),
 )
 @pytest.mark.parametrize("size", (262, 263, 266, 290, 20_000))
-def test_tiny_and_odd_texts_make_a_tokenizer(kind: str, lines: list[str], size: int) -> None:
+def test_tiny_and_unusual_texts_make_a_tokenizer(kind: str, lines: list[str], size: int) -> None:
     one = train_tokenizer(lines, kind, size)
     assert one.size <= size
     assert bool(one.notes) or one.size == size
@@ -231,7 +231,7 @@ def test_tiny_and_odd_texts_make_a_tokenizer(kind: str, lines: list[str], size: 
         assert one.decode(one.encode(text)) == text
 
 
-def test_a_small_text_gives_a_small_vocabulary_and_says_so() -> None:
+def test_a_small_text_gives_a_small_vocabulary_with_a_note() -> None:
     one = train_tokenizer(LINES, "bpe", 9000)
     assert one.size < 900
     assert one.notes == [
@@ -240,7 +240,7 @@ def test_a_small_text_gives_a_small_vocabulary_and_says_so() -> None:
     assert tokenizer("bpe").size == 400
 
 
-def test_rare_characters_make_room_for_words() -> None:
+def test_rare_characters_leave_room_for_words() -> None:
     rare = "".join(chr(0x4E00 + n) for n in range(200))
     one = train_tokenizer([*LINES, rare], "bpe", 340)
     count = len({*"".join(LINES), *rare})
@@ -262,24 +262,24 @@ def test_the_rarest_characters_are_left_out_first() -> None:
     ]
 
 
-def test_bytes_say_that_their_size_is_fixed() -> None:
+def test_bytes_have_a_fixed_size_and_a_note() -> None:
     assert train_tokenizer(LINES, "bytes", 261).notes == []
     (note,) = train_tokenizer(LINES, "bytes", 8000).notes
     assert note == "the vocabulary has 261 ids, not 8000: there are 256 bytes."
 
 
-def test_long_lines_are_learnt_from() -> None:
+def test_long_lines_are_used_for_training() -> None:
     for word in ("hippopotamus", "漢字仮名"):
         one = train_tokenizer(["y " * 3000 + f"{word} " * 2800], "bpe", 300)
         assert len(one.encode(word)) == 1
 
 
-def test_of_many_lines_some_are_drawn() -> None:
+def test_many_lines_are_sampled() -> None:
     lines = [chr(ord("a") + n % 26) for n in range(2600)]
     few = [train_tokenizer(lines, "characters", 99, most=9, seed=seed) for seed in (0, 0, 1)]
     assert few[0] == few[1] != few[2]
     assert few[0].size <= FIRST + 10
-    assert few[0].notes[0] == "the vocabulary was learnt from 9 of the 2600 lines."
+    assert few[0].notes[0] == "the vocabulary was trained on 9 of the 2600 lines."
     drawn = {
         character
         for one in few
@@ -289,7 +289,7 @@ def test_of_many_lines_some_are_drawn() -> None:
     assert len(drawn) > 10, "not only the first lines"
 
 
-def test_every_line_is_as_likely_to_be_drawn() -> None:
+def test_lines_are_sampled_uniformly() -> None:
     lines = [chr(0x4E00 + n) for n in range(1000)]
     places = []
     for seed in range(20):
@@ -300,11 +300,11 @@ def test_every_line_is_as_likely_to_be_drawn() -> None:
     assert abs(sum(places) / 2000 - 499.5) < 30
 
 
-def test_a_text_may_be_given_whole() -> None:
+def test_a_text_with_line_ends_is_split_into_lines() -> None:
     assert train_tokenizer(["\n".join(LINES)], "bpe", 400) == tokenizer("bpe")
 
 
-def test_training_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+def test_training_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     for kind in ("bpe", "unigram"):
         train_tokenizer(LINES, kind, 300)
     assert capfd.readouterr() == ("", "")
@@ -323,12 +323,18 @@ def test_training_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
         ("must be a string: got bytes", ([b"ab"], "bpe", 400), InputError),
     ),
 )
-def test_training_refuses_what_cannot_be(message: str, arguments: Any, kind: Any) -> None:
+def test_training_refuses_invalid_arguments(message: str, arguments: Any, kind: Any) -> None:
     refuse(message, lambda: train_tokenizer(*arguments), kind)
 
 
+def test_one_str_is_not_read_by_character() -> None:
+    message = "needs a list of texts: got a str"
+    refuse(f"encode_many {message}", lambda: tokenizer("bpe").encode_many("fox"), InputError)
+    refuse(f"train_tokenizer {message}", lambda: train_tokenizer("fox"), InputError)
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_no_text_is_refused(kind: str) -> None:
+def test_values_that_are_not_texts_are_refused(kind: str) -> None:
     one = tokenizer(kind)
     refuse("character 1 is half of a surrogate pair", lambda: one.encode("\udfff"), InputError)
     refuse("must be a string: got int", lambda: one.encode_many(["a", 5]), InputError)  # type: ignore[list-item]
@@ -352,7 +358,7 @@ def test_a_saved_tokenizer_is_the_same(kind: str, lower: bool, tmp_path: Path) -
     assert again.encode("The Fox ▁\n") == one.encode("The Fox ▁\n")
 
 
-def test_another_kind_takes_the_place_of_the_first(tmp_path: Path) -> None:
+def test_saving_replaces_a_tokenizer_of_another_kind(tmp_path: Path) -> None:
     for kind in ("bpe", "unigram", "characters"):
         tokenizer(kind).save(tmp_path)
         assert Tokenizer.load(tmp_path) == tokenizer(kind)
@@ -382,7 +388,7 @@ def edit_content(**changes: Any) -> Callable[[Path], None]:
 
 
 def change(**changes: Any) -> Callable[[Path], None]:
-    """Write the file again with other content, and the digest of that. None removes a field."""
+    """Rewrite the file with other content and its digest. None removes a field."""
 
     def edit(directory: Path) -> None:
         path = directory / "tokenizer.json"
@@ -398,7 +404,7 @@ def write(name: str, content: bytes) -> Callable[[Path], object]:
 
 
 def take_model(content: bytes) -> Callable[[Path], None]:
-    """Another model file, with a record that fits its bytes."""
+    """Replace the model file, and its digest in the record."""
 
     def edit(directory: Path) -> None:
         write("tokenizer.model", content)(directory)
@@ -408,7 +414,7 @@ def take_model(content: bytes) -> Callable[[Path], None]:
 
 
 def take_other(**settings: Any) -> Callable[[Path], None]:
-    """A model that sentencepiece made for someone else."""
+    """Replace the model by one of sentencepiece with other settings."""
 
     def edit(directory: Path) -> None:
         model = io.BytesIO()
@@ -491,7 +497,7 @@ OURS = {
         ("bytes", change(settings={"characters": "ab"}), "it must have neither"),
     ),
 )
-def test_what_is_not_as_saved_is_refused(
+def test_changed_files_are_refused(
     kind: str, harm: Callable[[Path], object], message: str, tmp_path: Path
 ) -> None:
     tokenizer(kind).save(tmp_path)
@@ -499,14 +505,14 @@ def test_what_is_not_as_saved_is_refused(
     refuse(message, lambda: Tokenizer.load(tmp_path), SavedError)
 
 
-def test_a_tokenizer_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_a_tokenizer_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     refuse("cannot be created", lambda: tokenizer("bytes").save(tmp_path / "file"), SavedError)
     (tmp_path / "tokenizer.json").mkdir()
     refuse("cannot be written", lambda: tokenizer("bytes").save(tmp_path), SavedError)
 
 
-def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer("bpe").save(tmp_path)
 
     def full(file: int) -> None:
@@ -519,7 +525,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.process
-def test_another_process_spells_alike(tmp_path: Path) -> None:
+def test_another_process_gives_the_same_ids(tmp_path: Path) -> None:
     tokenizer("unigram").save(tmp_path)
     code = (
         "import sys; from addnorm.data.text.tokenizer import Tokenizer, train_tokenizer\n"

@@ -24,7 +24,7 @@ from addnorm.data.table.column_arrays import (
     object_array,
     to_array,
 )
-from addnorm.data.text.files import need_file
+from addnorm.data.text.files import require_file
 from addnorm.errors import InputError, SavedError, nearest, require
 
 MISSING_CELLS = frozenset(
@@ -37,6 +37,8 @@ ARROW_FORMATS = {
     ".feather": "feather",
     ".arrow": "feather",
 }
+ARROW_ERRORS = (OSError, ValueError, MemoryError, LookupError, TypeError, NotImplementedError)
+"""What pyarrow raises for a damaged file; all of its exceptions are one of these, too."""
 
 
 @dataclass(frozen=True)
@@ -239,7 +241,11 @@ def _from_data_frame(source: Any, name: str) -> Frame:
         )
     named = [(str(column.name), column) for column in native.iter_columns()]
     frame = _checked_frame(name, [(key, _from_series(key, column)) for key, column in named])
-    firsts = [(key, column.drop_nulls().head(1).to_list()) for key, column in named]
+    dates = (narwhals.Date, narwhals.Datetime)  # to_list needs their time zone to be known
+    firsts = [
+        (key, [] if column.dtype in dates else column.drop_nulls().head(1).to_list())
+        for key, column in named
+    ]
     categories = (narwhals.Categorical, narwhals.Enum)
     return replace(
         frame,
@@ -259,22 +265,44 @@ def _from_series(name: str, series: Any) -> Array:
         except ValueError:  # integers that float64 cannot represent: arrow does not round
             return to_array(series.to_list())
     if kind in (narwhals.Date, narwhals.Datetime):
-        if getattr(kind, "time_zone", None) is not None:
-            series = series.dt.convert_time_zone("UTC").dt.replace_time_zone(None)
-        dates = [None if is_missing_value(value) else value for value in series.to_list()]
-        return np.array([np.datetime64(value, "s") for value in dates], dtype="datetime64[s]")
+        return _from_dates(name, series, getattr(kind, "time_zone", None))
     try:
         return to_array(series.to_list())
     except InputError as error:
         raise InputError(f"column {name!r}: {error}") from None
 
 
+def _from_dates(name: str, series: Any, zone: str | None) -> Array:
+    """Return dates of a data frame, converted to UTC if they have a time zone."""
+    if zone is not None:
+        try:
+            series = series.dt.convert_time_zone("UTC").dt.replace_time_zone(None)
+        except Exception as error:  # each library has its own
+            raise InputError(
+                f"column {name!r} must have a time zone that this computer knows: got {zone!r} "
+                f"({_first_line(error)}). Convert it to UTC first."
+            ) from None
+    try:
+        dates = [None if is_missing_value(value) else value for value in series.to_list()]
+        return np.array([np.datetime64(value, "s") for value in dates], dtype="datetime64[s]")
+    except (ValueError, OverflowError) as error:
+        raise InputError(
+            f"column {name!r} must have dates of the years 1 to 9999: {_first_line(error)}. Set "
+            "the others to missing."
+        ) from None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
 def _read_arrow(path: Path, kind: str) -> Frame:
-    need_file(path)
+    require_file(path)
     reader = require(f"pyarrow.{kind}", "tables")
     try:
         table = reader.read_table(str(path))
-    except (OSError, ValueError) as error:
+        table.validate(full=True)  # a damaged file may have offsets outside its buffers
+    except ARROW_ERRORS as error:
         raise damaged_arrow(path, kind, error) from None
     frame = to_frame(table, repr(str(path)))
     if not len(frame):

@@ -22,6 +22,8 @@ from addnorm.errors import InputError
 
 MANY_VALUES = 50
 """A column of texts with more distinct values than this, most of them unique, is ignored."""
+FEW_ROWS, NEARLY_ALL = 8, 0.75
+"""From this number of rows on, a column of texts is ignored if more than this share differ."""
 IDENTIFIER = re.compile(
     r"(?i:(^|[_ .-])(id|uuid|guid|key|index|row ?number|nr|no)$)|[a-z](Id|ID|Number)$"
 )
@@ -87,13 +89,23 @@ def _infer_column(name: str, column: Array, declared: bool) -> Column:
     ) < len(present)
     if is_numeric and not are_codes:
         return replace(_number_column(name, numbers, non_numeric, rows, missing, form), form=form)
-    if len(values) > MANY_VALUES and len(values) > len(present) / 2:
+    if _is_mostly_unique(len(values), len(present)):
         note = f"texts: {len(values)} distinct values in {len(present)} rows{missing}"
         return Column(name=name, kind="ignore", note=note + _date_hint(values))
     note = f"{len(values)} values{missing}"
     if are_codes:
         note += "; digits with leading zeros are treated as codes, not numbers"
     return Column(name=name, kind="category", note=note + _date_hint(values))
+
+
+def _is_mostly_unique(values: int, rows: int) -> bool:
+    """Return whether texts identify rows, such as names: they are ignored and never stored.
+
+    Either most values of a long column are different, or nearly all of a short one.
+    """
+    if values > MANY_VALUES:
+        return values > rows / 2
+    return rows >= FEW_ROWS and values > NEARLY_ALL * rows
 
 
 def _date_hint(values: Array) -> str:

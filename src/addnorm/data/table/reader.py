@@ -8,8 +8,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from addnorm.data.delimited import is_delimited
-from addnorm.data.table.frame import ARROW_FORMATS, Frame, damaged_arrow, delimited_frames, to_frame
-from addnorm.data.text.files import need_file
+from addnorm.data.table.frame import (
+    ARROW_ERRORS,
+    ARROW_FORMATS,
+    Frame,
+    damaged_arrow,
+    delimited_frames,
+    to_frame,
+)
+from addnorm.data.text.files import require_file
 from addnorm.errors import InputError, require
 from addnorm.files import whole
 
@@ -25,7 +32,7 @@ def read_parts(
     >>> [len(part) for part in read_parts("n.csv", rows=2)]
     [2, 1]
     """
-    path = need_file(Path(path))
+    path = require_file(Path(path))
     if path.suffix.lower() in ARROW_FORMATS:
         yield from _arrow_parts(path, ARROW_FORMATS[path.suffix.lower()], rows, on_progress)
     else:
@@ -43,8 +50,9 @@ def _arrow_parts(
                 if on_progress is not None:
                     on_progress(share)
                 table = arrow.Table.from_batches([batch.slice(start, rows)])
+                table.validate(full=True)
                 yield to_frame(table, repr(str(path)))
-    except (OSError, ValueError) as error:
+    except ARROW_ERRORS as error:
         if isinstance(error, InputError):
             raise
         raise damaged_arrow(path, kind, error) from None

@@ -8,7 +8,6 @@
 No column is ignored silently: every column has its entry in the schema, and its note.
 """
 
-import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from addnorm.data.table.frame import Frame
 from addnorm.data.table.parse import NUMBER_FORMS, parse_form
 from addnorm.errors import ConfigError, InputError, nearest
 from addnorm.files import read_text, write_whole
-from addnorm.section import write_value
+from addnorm.section import parse_toml, write_value
 
 COLUMN_KINDS = ("number", "category", "date", "ignore")
 TABLE_TASKS = ("classes", "number")
@@ -112,10 +111,7 @@ class Schema:
     @classmethod
     def parse(cls, text: str, source: str = "the schema") -> "Schema":
         """Return the schema of a TOML text; unknown fields are errors."""
-        try:
-            table = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"{source} is not TOML: {error}.") from None
+        table = parse_toml(text, source)
         known = ("version", "target", "task", "form", "columns")
         for key in table:
             if key not in known:
@@ -145,8 +141,8 @@ class Schema:
 
 
 def list_names(names: Sequence[str]) -> str:
-    """Return the first names, and how many more there are."""
-    shown = ", ".join(repr(name) for name in names[:5])
+    """Return the first names, each shortened to 60 characters, and how many more there are."""
+    shown = ", ".join(repr(name if len(name) <= 60 else f"{name[:59]}…") for name in names[:5])
     return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 

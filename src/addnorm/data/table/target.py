@@ -1,4 +1,4 @@
-"""The column to predict: as files have it, and as training and evaluation take it."""
+"""The target column: its schema, the rows that have a target, and its values."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,15 +12,21 @@ from addnorm.data.table.parse import to_numbers
 from addnorm.data.table.schema import Column, Schema
 from addnorm.errors import ConfigError, InputError, nearest
 
-Say = Callable[[str], None]
-
 
 def resolve_schema(
-    table: Frame, target: str, path: str | None, groups: str | None, say: Say
+    table: Frame, target: str, path: str | None, groups: str | None, say: Callable[[str], None]
 ) -> Schema:
-    """Return the schema of a file, checked against the table, or an inferred one.
+    """Return the schema of a file, checked against the table, or an inferred schema.
 
-    The column that names the groups is not learnt from, unless the file gives it a kind.
+    The column of groups is ignored, unless the file gives it another kind.
+
+    Parameters
+    ----------
+    table : the training rows.
+    target : name of the target column.
+    path : file of the schema; None to infer it.
+    groups : name of the column of groups; None if there is none.
+    say : receives messages.
     """
     table.column(target)
     grouping = []
@@ -28,7 +34,7 @@ def resolve_schema(
         table.column(groups)
         if groups == target:
             raise ConfigError(f"--groups must name another column than the target {target!r}.")
-        note = "it says which rows belong together"
+        note = "used only to keep rows of a group together"
         grouping = [Column(name=groups, kind="ignore", note=note)]
     if path is None:
         inferred = infer(table if groups is None else table.without(groups), target)
@@ -43,7 +49,7 @@ def resolve_schema(
     if groups in schema.kinds():
         grouping = []
         if schema.kinds()[groups] != "ignore":
-            say(f"column {groups!r} is also learnt from, as {path!r} gives it a kind.")
+            say(f"column {groups!r} is also used as an input, as {path!r} gives it a kind.")
     schema = replace(schema, columns=(*schema.columns, *grouping))
     known = {*schema.kinds(), target}
     extra = [name for name in table.names if name not in known]
@@ -56,7 +62,7 @@ def resolve_schema(
     return replace(schema, target=target, task=task, form=form)
 
 
-def rows_with_target(table: Frame, target: str, say: Say) -> tuple[Frame, Array]:
+def rows_with_target(table: Frame, target: str, say: Callable[[str], None]) -> tuple[Frame, Array]:
     """Return the rows whose target is not missing, and their targets."""
     missing = is_missing(table.column(target))
     if missing.all():
@@ -68,21 +74,31 @@ def rows_with_target(table: Frame, target: str, say: Say) -> tuple[Frame, Array]
 
 
 def parse_target(values: Array, schema: Schema) -> Array:
-    """Return targets as estimators take them: texts of classes, or numbers."""
+    """Return targets in the form that estimators expect: class names, or numbers."""
     if schema.task != "number":
         return to_texts(values).astype(str)
-    numbers, stray = to_numbers(values, schema.form)
-    if stray:
+    numbers, non_numeric = to_numbers(values, schema.form)
+    if non_numeric:
         raise InputError(
-            f"column {schema.target!r} must hold numbers: got {stray[0]!r}. Correct the file, or "
-            "write task = 'classes' in a schema (addnorm schema FILE -o schema.toml, then "
+            f"column {schema.target!r} must hold numbers: got {non_numeric[0]!r}. Correct the "
+            "file, or set task = 'classes' in a schema (addnorm schema FILE -o schema.toml, then "
             "--schema)."
         )
     return numbers
 
 
-def parse_known_target(values: Array, schema: Schema, classes: Array | None, say: Say) -> Array:
-    """Return targets to evaluate on: classes that training had, or numbers."""
+def parse_known_target(
+    values: Array, schema: Schema, classes: Array | None, say: Callable[[str], None]
+) -> Array:
+    """Return targets to evaluate on: known class names, or numbers.
+
+    Parameters
+    ----------
+    values : the target column.
+    schema : schema of the training rows.
+    classes : the classes of the model; None if it predicts numbers.
+    say : receives messages.
+    """
     targets = parse_target(values, schema)
     if classes is None:
         return targets
@@ -100,7 +116,7 @@ def parse_known_target(values: Array, schema: Schema, classes: Array | None, say
 
 
 def join_rows(one: Frame, other: Frame) -> Frame:
-    """Return the rows of both, by the columns of the first that the other also has."""
+    """Return the rows of two tables, with the columns that both have."""
     columns = {}
     for name in (name for name in one.names if name in other.columns):
         column, more = one.columns[name], other.columns[name]

@@ -101,9 +101,9 @@ def shard(batches: Sequence[Sequence[int]], rank: int, world: int) -> list[list[
 
     The batches do not depend on the number of workers, and each is dealt out in turn. So all
     workers take the same number of steps, step i of all of them together is batch i of a single
-    worker, and, as the longest examples come first, the parts are about equal work. A batch with
-    fewer examples than workers leaves some workers without any: such a worker must take part in
-    the step with no tokens of its own (any example, all its targets IGNORE).
+    worker, and, as the longest examples come first, all parts take about the same time. If a
+    batch has fewer examples than there are workers, some workers have none: they must take part
+    in the step without targets (any example, all its targets IGNORE).
 
     >>> shard([[4, 2, 7], [1, 0, 3]], rank=1, world=2)
     [[2], [0]]

@@ -1,8 +1,9 @@
 """Rows of token ids to the tensors of a batch: padded, shifted, and with targets.
 
 A source ends with END, so that it is never empty. A target is read after BEGIN and ends with END.
-A text to be classified, or guessed at, stands between the two. `Batches` must count them:
-see `pair_lengths` and `text_lengths`.
+Imported tokenizers have special ids of their own, given as `special`.
+Other texts are enclosed by both. `Batches` must count these tokens: see `pair_lengths` and
+`text_lengths`.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from addnorm.data.text.special_tokens import BEGIN, END, IGNORE, PAD
+from addnorm.data.text.special_tokens import IGNORE, OURS, PAD, SpecialIds
 from addnorm.errors import InputError
 
 TokenRows = Sequence[Sequence[int]]
@@ -64,10 +65,13 @@ def pad(rows: TokenRows, value: int = PAD) -> Tensor:
     return torch.from_numpy(table)
 
 
-def pair_lengths(sources: TokenRows, targets: TokenRows) -> list[list[int]]:
+def pair_lengths(
+    sources: TokenRows, targets: TokenRows, special: SpecialIds = OURS
+) -> list[list[int]]:
     """Return the lengths of both sides as `collate_pairs` makes them."""
     _check_equal(len(sources), len(targets), "targets")
-    return [[len(row) + 1 for row in side] for side in (sources, targets)]
+    more = len(special.opening) + 1
+    return [[len(row) + more for row in sources], [len(row) + 1 for row in targets]]
 
 
 def text_lengths(rows: TokenRows) -> list[list[int]]:
@@ -75,7 +79,12 @@ def text_lengths(rows: TokenRows) -> list[list[int]]:
     return [[len(row) + 2 for row in rows]]
 
 
-def collate_pairs(sources: TokenRows, targets: TokenRows) -> PairBatch:
+def collate_pairs(
+    sources: TokenRows,
+    targets: TokenRows,
+    source_special: SpecialIds = OURS,
+    target_special: SpecialIds = OURS,
+) -> PairBatch:
     """Return the batch of an encoder-decoder, the decoder's input shifted by one.
 
     >>> batch = collate_pairs([[5, 6]], [[7, 8, 9]])
@@ -84,20 +93,28 @@ def collate_pairs(sources: TokenRows, targets: TokenRows) -> PairBatch:
     """
     _check_equal(len(sources), len(targets), "targets")
     return PairBatch(
-        pad([[*row, END] for row in sources]),
-        pad([[BEGIN, *row] for row in targets]),
-        pad([[*row, END] for row in targets], IGNORE),
+        pad([delimit_source(row, source_special) for row in sources], source_special.pad),
+        pad([[target_special.begin, *row] for row in targets], target_special.pad),
+        pad([[*row, target_special.end] for row in targets], IGNORE),
     )
 
 
-def collate_labelled(rows: TokenRows, labels: Sequence[int]) -> TextBatch:
+def delimit_source(row: Sequence[int], special: SpecialIds = OURS) -> list[int]:
+    """Return a source as the encoder of an encoder-decoder reads it.
+
+    >>> delimit_source([5, 6])
+    [5, 6, 2]
+    """
+    return [*special.opening, *row, special.end]
+
+
+def collate_labelled(
+    rows: TokenRows, labels: Sequence[int], special: SpecialIds = OURS
+) -> TextBatch:
     """Return texts enclosed by BEGIN and END, and their labels as numbers."""
     _check_equal(len(rows), len(labels), "labels")
-    return TextBatch(pad(_delimit(rows)), torch.tensor(labels, dtype=torch.long))
-
-
-def _delimit(rows: TokenRows) -> TokenRows:
-    return [[BEGIN, *row, END] for row in rows]
+    texts = pad([[special.begin, *row, special.end] for row in rows], special.pad)
+    return TextBatch(texts, torch.tensor(labels, dtype=torch.long))
 
 
 def _check_equal(rows: int, others: int, what: str) -> None:

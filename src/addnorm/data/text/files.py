@@ -5,11 +5,13 @@ occur inside sentences, so that splitting on them would misalign parallel files.
 """
 
 import gzip
+import io
 import zlib
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from addnorm.errors import InputError, SavedError
 
@@ -25,14 +27,66 @@ FILE_SIGNATURES = {
     b"PAR1": "a Parquet table. Save it as CSV",
 }
 """First bytes of files that are often passed in place of text, and what these files are."""
+UNPACKED_LIMIT, UNPACKED_RATIO = 256 * 2**20, 50
+"""A gzip file may unpack to this many bytes, or to this many times its size if that is more.
+
+Text shrinks to a third or a tenth; a file made to fill the memory shrinks to a thousandth.
+"""
 BYTE_ORDER_MARK, GZIP_SIGNATURE = b"\xef\xbb\xbf", b"\x1f\x8b"
+
+
+class _UnpackedStream(io.RawIOBase):
+    """The unpacked bytes of a gzip file, up to a limit: beyond it, reading raises SavedError."""
+
+    def __init__(self, raw: io.BufferedReader, path: Path, limit: int) -> None:
+        self.source, self.path, self.limit, self.count = (
+            gzip.GzipFile(fileobj=raw),
+            path,
+            limit,
+            0,
+        )
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        content = self.source.read1(len(buffer))
+        self.count += len(content)
+        if self.count > self.limit:
+            raise SavedError(
+                f"{str(self.path)!r} must unpack to at most {self.limit:,} bytes: it has more. "
+                "If you trust it, unpack it (gunzip), or raise the limit: "
+                f"addnorm --unpacked-limit={8 * self.limit} …"
+            )
+        buffer[: len(content)] = content
+        return len(content)
+
+
+def unpacked_limit(size: int) -> int:
+    """Return the bytes that a gzip file of `size` bytes may unpack to.
+
+    >>> unpacked_limit(1000), unpacked_limit(10**9)
+    (268435456, 50000000000)
+    """
+    return limits.unpacked or max(UNPACKED_LIMIT, UNPACKED_RATIO * size)
+
+
+@dataclass
+class FileLimits:
+    """Limits that can be set for the whole process."""
+
+    unpacked: int | None = None
+    """Bytes that any gzip file may unpack to; None for a limit that depends on its size."""
+
+
+limits = FileLimits()
 
 
 class TextFile:
     """An open text file: iterating yields its lines, each ending with \\n but possibly the last."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = need_file(Path(path))
+        self.path = require_file(Path(path))
         self.size = self.path.stat().st_size
 
     def __enter__(self) -> Self:
@@ -55,7 +109,10 @@ class TextFile:
             raise SavedError(
                 f"{str(self.path)!r} is not compressed with gzip. Name it without .gz."
             )
-        stream: Iterable[bytes] = gzip.GzipFile(fileobj=self.raw) if is_gzip else self.raw
+        stream: Iterable[bytes] = self.raw
+        if is_gzip:
+            limit = unpacked_limit(self.size)
+            stream = io.BufferedReader(_UnpackedStream(self.raw, self.path, limit), 2**16)
         try:
             for number, content in enumerate(stream, start=1):
                 if number == 1:
@@ -113,7 +170,7 @@ def read_lines(path: str | Path) -> list[str]:
     return [line.removesuffix("\n") for line in _nonempty_lines(path)]
 
 
-def read_document(path: str | Path) -> str:
+def read_text_file(path: str | Path) -> str:
     """Return the whole text of a file, plain or .gz, with \\n as the line end."""
     return "".join(_nonempty_lines(path))
 
@@ -131,12 +188,14 @@ def empty_file(path: str | Path) -> InputError:
     return InputError(f"{str(path)!r} must hold some text: it is empty.")
 
 
-def need_file(path: Path) -> Path:
+def require_file(path: Path) -> Path:
     """Return the path if it is a file; otherwise raise an error with a suggestion."""
     if path.is_dir():
         inside = sorted(entry for entry in path.iterdir() if entry.is_file())
         hint = f", such as {str(inside[0])!r}" if inside else ""
         raise SavedError(f"{str(path)!r} is a directory. Name a file in it{hint}.")
+    if path.exists() and not path.is_file():
+        raise SavedError(f"{str(path)!r} is not a regular file. Give a file of text.")
     if not path.is_file():
         names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
         close = get_close_matches(path.name, names, n=1)

@@ -206,8 +206,8 @@ def _looks_like_header(table: DelimitedTable) -> bool:
         return " " not in first[0] and several_words > len(body) / 2
     _, label = _infer_columns(body, first, None, None)
     values = {row[label].strip() for row in body}
-    are_numbers = all(_is_numeric(value) for value in values if value)
-    return first[label] not in values and not (are_numbers and _is_numeric(first[label]))
+    are_numbers = all(_is_number_text(value) for value in values if value)
+    return first[label] not in values and not (are_numbers and _is_number_text(first[label]))
 
 
 def _drop_unlabelled(kept: NumberedRows, lines: Sequence[int]) -> tuple[NumberedRows, ReadingIssue]:
@@ -274,17 +274,17 @@ def _check_labels(
 
 
 def _sort_labels(labels: set[str]) -> tuple[str, ...]:
-    if all(_is_numeric(label) for label in labels):
+    if all(_is_number_text(label) for label in labels):
         return tuple(sorted(labels, key=lambda label: (float(label), label)))
     return tuple(sorted(labels))
 
 
 def _amount_of_text(column: Sequence[str]) -> tuple[bool, int]:
     """Return a sort key for the column of texts: whether it is not numeric, and its length."""
-    return not all(_is_numeric(cell) for cell in column if cell), sum(map(len, column))
+    return not all(_is_number_text(cell) for cell in column if cell), sum(map(len, column))
 
 
-def _is_numeric(text: str) -> bool:
+def _is_number_text(text: str) -> bool:
     try:
         return float(text) == float(text)
     except ValueError:

@@ -1,4 +1,9 @@
-"""The ids of special tokens, the same in every tokenizer."""
+"""The ids of special tokens: the same in every tokenizer that addnorm trains.
+
+A tokenizer that was imported with a model has its own: see `SpecialIds`.
+"""
+
+from dataclasses import dataclass
 
 PAD = 0
 """Pads short rows."""
@@ -18,3 +23,33 @@ SPECIAL_NAMES = ("<pad>", "<begin>", "<end>", "<unknown>", "<mask>")
 
 IGNORE = -100
 """The target of a position without one, such as padding."""
+
+
+@dataclass(frozen=True)
+class SpecialIds:
+    """The ids of special tokens of one tokenizer; by default those of addnorm's own.
+
+    Parameters
+    ----------
+    pad : pads short rows.
+    begin : precedes a text of an encoder; the first input of a decoder.
+    end : ends a sequence.
+    unknown : replaces what the tokenizer has no id for; None if there is no such thing.
+    mask : replaces a masked token; None if there is none.
+    opening : ids before every source of an encoder-decoder, and before every prompt.
+    """
+
+    pad: int = PAD
+    begin: int = BEGIN
+    end: int = END
+    unknown: int | None = UNKNOWN
+    mask: int | None = MASK
+    opening: tuple[int, ...] = ()
+
+    def __contains__(self, number: int) -> bool:
+        named = (self.pad, self.begin, self.end, self.unknown, self.mask)
+        return number in named or number in self.opening
+
+
+OURS = SpecialIds()
+"""The special ids of the tokenizers that addnorm trains."""

@@ -1,5 +1,7 @@
 """Tokenizers: text to token ids and back, over four kinds of vocabulary, trained once and saved.
 
+Two more kinds come with imported models: `huggingface` and `sentencepiece`.
+
 Decoding returns exactly what was encoded, including line ends and unusual spaces. The exceptions:
 text that was lower-cased by the option `lower`, and characters unknown to `characters`.
 """
@@ -10,9 +12,15 @@ from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 
+from addnorm.data.text.pretrained import SentencePieceFile, TokenizerFile
 from addnorm.data.text.sentencepiece import BPE, Unigram
-from addnorm.data.text.special_tokens import BEGIN, END, FIRST, MASK, PAD, SPECIAL_NAMES, UNKNOWN
-from addnorm.data.text.tokenizer_file import TokenizerRecord, read_record, sha256, write_record
+from addnorm.data.text.special_tokens import FIRST, OURS, SPECIAL_NAMES, SpecialIds
+from addnorm.data.text.tokenizer_file import (
+    TokenizerRecord,
+    read_tokenizer_record,
+    sha256,
+    write_tokenizer_record,
+)
 from addnorm.data.text.vocabulary import Bytes, Characters, Vocabulary
 from addnorm.errors import InputError, SavedError, choose
 
@@ -22,13 +30,19 @@ TOKENIZERS: dict[str, type[Vocabulary]] = {
     "characters": Characters,
     "bytes": Bytes,
 }
+"""Kinds that are trained."""
+IMPORTED: dict[str, type[Vocabulary]] = {
+    "huggingface": TokenizerFile,
+    "sentencepiece": SentencePieceFile,
+}
+"""Kinds that come with imported models."""
 
 MAX_LINES = 1_000_000
 """Lines to train on; more make training slow, and the pieces no better."""
 
 
 class Tokenizer:
-    """Text to token ids and back; ids below 5 are special and never come from text.
+    """Text to token ids and back; special ids (below 5, unless imported) never come from text.
 
     >>> tokenizer = train_tokenizer(["to be", "or not to be"], "characters", size=100)
     >>> tokenizer.encode("bee"), tokenizer.decode([1, 7, 8, 2, 0])
@@ -36,8 +50,6 @@ class Tokenizer:
     >>> tokenizer.notes
     ['the vocabulary has 13 ids, not 100: the text has no more characters.']
     """
-
-    pad, begin, end, unknown, mask = PAD, BEGIN, END, UNKNOWN, MASK
 
     def __init__(
         self, kind: str, vocabulary: Vocabulary, *, lower: bool = False, notes: Iterable[str] = ()
@@ -50,6 +62,36 @@ class Tokenizer:
         """How the vocabulary differs from what was requested, in sentences."""
 
     @property
+    def special(self) -> SpecialIds:
+        """The ids of special tokens."""
+        return self.vocabulary.special
+
+    @property
+    def pad(self) -> int:
+        """Pads short rows."""
+        return self.special.pad
+
+    @property
+    def begin(self) -> int:
+        """Precedes a text, and is the first input of a decoder."""
+        return self.special.begin
+
+    @property
+    def end(self) -> int:
+        """Ends a sequence."""
+        return self.special.end
+
+    @property
+    def unknown(self) -> int | None:
+        """Replaces what has no id; None if everything has one."""
+        return self.special.unknown
+
+    @property
+    def mask(self) -> int | None:
+        """Replaces a masked token; None if there is none."""
+        return self.special.mask
+
+    @property
     def size(self) -> int:
         """Number of ids, including the special ones."""
         return self.vocabulary.size
@@ -60,6 +102,7 @@ class Tokenizer:
 
     def encode_many(self, texts: Iterable[str]) -> list[list[int]]:
         """Return the ids of many texts, faster than one by one."""
+        _refuse_single_text(texts, "encode_many")
         checked = [_check_text(text) for text in texts]
         return self.vocabulary.encode([text.lower() for text in checked] if self.lower else checked)
 
@@ -70,7 +113,8 @@ class Tokenizer:
     def piece(self, number: int) -> str:
         """Return how an id is displayed: a space as ▁, an invisible character by its code."""
         (number,) = self._check_ids((number,))
-        return SPECIAL_NAMES[number] if number < FIRST else self.vocabulary.name(number)
+        named = self.special == OURS and number < FIRST
+        return SPECIAL_NAMES[number] if named else self.vocabulary.name(number)
 
     @cached_property
     def digest(self) -> str:
@@ -81,7 +125,7 @@ class Tokenizer:
             self.vocabulary.settings,
             sha256(self.vocabulary.model or b""),
         ]
-        return sha256(json.dumps(facts).encode())
+        return sha256(json.dumps(facts, sort_keys=True).encode())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Tokenizer) and self.digest == other.digest
@@ -102,7 +146,7 @@ class Tokenizer:
             settings=self.vocabulary.settings,
             model="" if model is None else sha256(model),
         )
-        write_record(Path(directory), record, model)
+        write_tokenizer_record(Path(directory), record, model)
 
     @staticmethod
     def load(directory: str | Path) -> "Tokenizer":
@@ -112,12 +156,13 @@ class Tokenizer:
         Traceback (most recent call last):
         addnorm.errors.SavedError: there is no file 'runs/none/tokenizer.json'. Check the path.
         """
-        record, model = read_record(Path(directory))
+        record, model = read_tokenizer_record(Path(directory))
         where = f"the tokenizer in {str(directory)!r}"
-        if record.kind not in TOKENIZERS:
+        kinds = TOKENIZERS | IMPORTED
+        if record.kind not in kinds:
             raise SavedError(f"{where} has an unknown kind: {record.kind!r}. Update addnorm.")
         try:
-            vocabulary = TOKENIZERS[record.kind].restore(record.settings, model)
+            vocabulary = kinds[record.kind].restore(record.settings, model)
         except ValueError as error:
             raise SavedError(f"{where} is not a valid {record.kind} tokenizer: {error}.") from None
         return Tokenizer(record.kind, vocabulary, lower=record.lower, notes=record.notes)
@@ -166,6 +211,7 @@ def train_tokenizer(
     >>> [tokenizer.piece(number) for number in tokenizer.encode("the boat man")]
     ['▁the', '▁boat', '▁man']
     """
+    _refuse_single_text(lines, "train_tokenizer")
     train = choose("the tokenizer", kind, TOKENIZERS).train
     sample, count = _sample_lines(lines, most, seed)
     sample = [part for line in sample for part in line.split("\n") if part]
@@ -173,7 +219,7 @@ def train_tokenizer(
         raise InputError("a tokenizer must have text to train on: all lines are empty.")
     vocabulary, notes = train([line.lower() for line in sample] if lower else sample, size)
     if count > most:
-        notes = [f"the vocabulary was learnt from {most} of the {count} lines.", *notes]
+        notes = [f"the vocabulary was trained on {most} of the {count} lines.", *notes]
     return Tokenizer(kind, vocabulary, lower=lower, notes=notes)
 
 
@@ -191,6 +237,12 @@ def _sample_lines(lines: Iterable[str], most: int, seed: int) -> tuple[list[str]
         elif (place := generator.randrange(count)) < most:
             sample[place] = _check_text(line)
     return sample, count
+
+
+def _refuse_single_text(texts: object, function: str) -> None:
+    """Raise InputError for a str, which would be read character by character."""
+    if isinstance(texts, str):
+        raise InputError(f"{function} needs a list of texts: got a str. Try [text].")
 
 
 def _check_text(text: str) -> str:

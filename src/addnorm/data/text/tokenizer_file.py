@@ -37,7 +37,7 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def write_record(directory: Path, record: TokenizerRecord, model: bytes | None) -> None:
+def write_tokenizer_record(directory: Path, record: TokenizerRecord, model: bytes | None) -> None:
     """Write the model first: a model that does not match the record is refused when read."""
     make_directory(directory)
     if model is not None:
@@ -47,8 +47,8 @@ def write_record(directory: Path, record: TokenizerRecord, model: bytes | None) 
         (directory / MODEL_FILE).unlink(missing_ok=True)
 
 
-def read_record(directory: Path) -> tuple[TokenizerRecord, bytes | None]:
-    """Return what `write_record` wrote, checked field by field."""
+def read_tokenizer_record(directory: Path) -> tuple[TokenizerRecord, bytes | None]:
+    """Return what `write_tokenizer_record` wrote, checked field by field."""
     path = directory / RECORD_FILE
     values = read_document(path, *TOKENIZER)
     types = {"kind": str, "lower": bool, "notes": list, "settings": dict, "model": str}

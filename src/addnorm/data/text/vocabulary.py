@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Self
 
-from addnorm.data.text.special_tokens import FIRST, UNKNOWN
+from addnorm.data.text.special_tokens import FIRST, OURS, UNKNOWN, SpecialIds
 from addnorm.errors import ConfigError
 
 SPACE = "▁"
@@ -24,11 +24,13 @@ class Vocabulary(ABC):
     """Number of ids, including the special ones."""
     model: bytes | None = None
     """The content of a separate file, if the vocabulary needs one."""
+    special: SpecialIds = OURS
+    """The ids of special tokens."""
 
     @classmethod
     @abstractmethod
     def train(cls, lines: list[str], size: int) -> tuple[Self, list[str]]:
-        """Return a vocabulary of at most `size` ids learnt from lines, and notes on deviations.
+        """Return a vocabulary of at most `size` ids trained on lines, and notes on deviations.
 
         No line contains a line end, and at least one line is not empty.
         """

@@ -75,7 +75,7 @@ class Windows:
         return [windows[start : start + self.rows] for start in range(0, len(windows), self.rows)]
 
 
-def collate_windows(stream: Tensor, windows: Sequence[Window]) -> TokenBatch:
+def collate_windows(stream: Tensor, windows: Sequence[Window], pad: int = PAD) -> TokenBatch:
     """Return the inputs and next tokens of windows of a stream, (tokens,); short ones are padded.
 
     >>> batch = collate_windows(torch.tensor([5, 6, 7, 8]), [(0, 2), (2, 3)])
@@ -87,7 +87,7 @@ def collate_windows(stream: Tensor, windows: Sequence[Window]) -> TokenBatch:
     real = places < stop[:, None]
     places = torch.where(real, places, 0)
     # Converted first: a stream of small unsigned integers cannot hold IGNORE.
-    inputs = torch.where(real, stream[places].long(), PAD)
+    inputs = torch.where(real, stream[places].long(), pad)
     return TokenBatch(inputs, torch.where(real, stream[places + 1].long(), IGNORE))
 
 

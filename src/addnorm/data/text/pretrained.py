@@ -1,0 +1,153 @@
+"""Vocabularies that came with imported models, with the special ids of their own.
+
+`huggingface` is a `tokenizer.json` of the tokenizers library; `sentencepiece` is a model file of
+sentencepiece, with the ids that a model's code adds to its pieces. Neither can be trained here.
+Special tokens that stand in a text are ordinary characters, as in all our vocabularies.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import sentencepiece
+
+from addnorm.data.text.special_tokens import SpecialIds
+from addnorm.data.text.vocabulary import Vocabulary
+from addnorm.errors import ConfigError, require
+
+NOT_TRAINED = "a {} vocabulary comes with an imported model and is not trained. Try bpe."
+
+
+class ImportedVocabulary(Vocabulary):
+    """What both kinds share: a file, the number of ids of the model, and special ids."""
+
+    kind: str
+    model: bytes
+
+    def __init__(self, model: bytes, size: int, special: SpecialIds) -> None:
+        self.model, self.size, self.special = model, size, special
+
+    @classmethod
+    def train(cls, lines: list[str], size: int) -> tuple[Self, list[str]]:
+        raise ConfigError(NOT_TRAINED.format(cls.kind))
+
+    @property
+    def settings(self) -> dict[str, object]:
+        special = {**vars(self.special), "opening": list(self.special.opening)}
+        return {"size": self.size, "special": special}
+
+
+class TokenizerFile(ImportedVocabulary):
+    """A `tokenizer.json` of the tokenizers library: WordPiece, BPE of bytes, unigram, ..."""
+
+    kind = "huggingface"
+
+    def __init__(self, model: bytes, size: int, special: SpecialIds) -> None:
+        super().__init__(model, size, special)
+        self.processor = load_tokenizer_json(model)
+        if self.processor.get_vocab_size(with_added_tokens=True) > size:
+            largest = max(self.processor.get_vocab(with_added_tokens=True).values())
+            if largest >= size:
+                raise ValueError(f"it has the id {largest}, and the model only {size}")
+
+    @classmethod
+    def restore(cls, settings: Mapping[str, object], model: bytes | None) -> Self:
+        if model is None:
+            raise ValueError("it must have a model file")
+        return cls(model, *read_settings(settings))
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        rows = self.processor.encode_batch(texts, add_special_tokens=False)
+        return [list(row.ids) for row in rows]
+
+    def decode(self, ids: list[int]) -> str:
+        return str(self.processor.decode(ids, skip_special_tokens=True))
+
+    def name(self, number: int) -> str:
+        return self.processor.id_to_token(number) or f"<{number}>"
+
+
+class SentencePieceFile(ImportedVocabulary):
+    """A model file of sentencepiece; `names` renumbers its pieces where the model's code does."""
+
+    kind = "sentencepiece"
+
+    def __init__(
+        self, model: bytes, size: int, special: SpecialIds, names: Mapping[str, int] | None = None
+    ) -> None:
+        super().__init__(model, size, special)
+        try:
+            self.processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        except RuntimeError:
+            raise ValueError("its model file is not one of sentencepiece") from None
+        self.names = dict(names) if names else None
+        pieces = self.processor.vocab_size()
+        if self.names is None and pieces > size:
+            raise ValueError(f"it has {pieces} pieces, and the model only {size} ids")
+        unknown = special.unknown or 0
+        self._to_ours = [
+            number if self.names is None else self.names.get(self._piece(number), unknown)
+            for number in range(pieces)
+        ]
+        self._to_piece = {ours: number for number, ours in reversed([*enumerate(self._to_ours)])}
+
+    def _piece(self, number: int) -> str:
+        return str(self.processor.id_to_piece(number))
+
+    @classmethod
+    def restore(cls, settings: Mapping[str, object], model: bytes | None) -> Self:
+        if model is None:
+            raise ValueError("it must have a model file")
+        names = settings.get("names")
+        if names is not None and not isinstance(names, dict):
+            raise ValueError("its names must be a table")
+        rest = {name: value for name, value in settings.items() if name != "names"}
+        return cls(model, *read_settings(rest), names=names)
+
+    @property
+    def settings(self) -> dict[str, object]:
+        return super().settings | ({} if self.names is None else {"names": self.names})
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        rows: list[list[int]] = self.processor.encode(texts)
+        return [[self._to_ours[number] for number in row] for row in rows]
+
+    def decode(self, ids: list[int]) -> str:
+        skipped = {self.special.pad, self.special.begin, self.special.end, self.special.mask}
+        known = (n for n in ids if n not in skipped and n not in self.special.opening)
+        pieces = [self._to_piece[number] for number in known if number in self._to_piece]
+        return str(self.processor.decode(pieces))
+
+    def name(self, number: int) -> str:
+        piece = self._to_piece.get(number)
+        return f"<{number}>" if piece is None else self._piece(piece)
+
+
+def load_tokenizer_json(model: bytes) -> Any:
+    """Return a tokenizer of the tokenizers library; ValueError if the file is not one."""
+    tokenizers = require("tokenizers", "huggingface")
+    try:
+        processor = tokenizers.Tokenizer.from_buffer(model)
+    except Exception as error:  # the library raises plain Exception
+        raise ValueError(f"its file is not a tokenizer.json: {str(error)[:200]}") from None
+    processor.no_padding()
+    processor.no_truncation()
+    processor.encode_special_tokens = True  # which makes them ordinary text
+    return processor
+
+
+def read_settings(settings: Mapping[str, object]) -> tuple[int, SpecialIds]:
+    """Return size and special ids of the settings of an imported vocabulary."""
+    size, special = settings.get("size"), settings.get("special")
+    if set(settings) != {"size", "special"} or not isinstance(special, dict):
+        raise ValueError("it must have size and special ids")
+    if set(special) != set(vars(SpecialIds())) or not isinstance(special["opening"], list):
+        raise ValueError("its special ids are not complete")
+    numbers = [size, special["pad"], special["begin"], special["end"], *special["opening"]]
+    numbers += [special[name] for name in ("unknown", "mask") if special[name] is not None]
+    if not all(isinstance(number, int) and number >= 0 for number in numbers):
+        raise ValueError("its special ids must be numbers")
+    assert isinstance(size, int)
+    ids = SpecialIds(**{**special, "opening": tuple(special["opening"])})
+    if max(numbers[1:]) >= size:
+        raise ValueError("its special ids must be below its size")
+    return size, ids

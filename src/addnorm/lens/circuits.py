@@ -1,0 +1,395 @@
+"""What the weights say by themselves: circuits of heads, virtual weights, neurons.
+
+    QK circuit   W_Eᵀ W_Qᵀ W_K W_E   which token attends to which
+    OV circuit   W_U W_O W_V W_E     what attending to a token does to the logits
+    virtual      W_read W_write      what one sublayer reads of what another wrote
+
+Elhage et al. 2021, "A mathematical framework for transformer circuits". All of them are products of
+a tall and a wide matrix and stay factored, so a vocabulary of 50 000 is no problem. The gain of a
+norm that a sublayer reads through is part of its reading matrix (its scale is not: it depends on
+the input). Biases are left out.
+"""
+
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from addnorm.errors import InputError
+from addnorm.layers.addnorm import Ends, Stream
+from addnorm.layers.attention import Attention
+from addnorm.layers.embeddings import Tokens
+from addnorm.layers.feedforward import FeedForward
+from addnorm.layers.heads import TokenHead
+from addnorm.layers.norms import OffsetRMSNorm
+from addnorm.lens.frozen import mixing_norms, replace_modules
+from addnorm.lens.look import Look
+from addnorm.lens.places import (
+    NamedSublayer,
+    find_sides,
+    find_step,
+    find_sublayers,
+    is_model_norm,
+    split_head,
+)
+from addnorm.models.transformer import Base, EncoderDecoder
+
+
+@dataclass(frozen=True)
+class Factored:
+    """The matrix left @ right: (rows, rank) and (rank, columns)."""
+
+    left: Tensor
+    right: Tensor
+
+    def dense(self) -> Tensor:
+        """Return the whole matrix."""
+        return self.left @ self.right
+
+    @property
+    def T(self) -> "Factored":
+        return Factored(self.right.T, self.left.T)
+
+    def __matmul__(self, other: "Factored") -> "Factored":
+        return Factored(self.left @ (self.right @ other.left), other.right)
+
+    def norm(self) -> float:
+        """Return the Frobenius norm, from the two small Gram matrices."""
+        square = ((self.left.T @ self.left) * (self.right @ self.right.T)).sum()
+        return math.sqrt(max(float(square), 0.0))
+
+    def eigenvalues(self) -> Tensor:
+        """Return the eigenvalues that may differ from 0: those of right @ left."""
+        return torch.linalg.eigvals(self.right @ self.left)
+
+    def singular_values(self) -> Tensor:
+        """Return the singular values that may differ from 0."""
+        (_, a), (_, b) = torch.linalg.qr(self.left), torch.linalg.qr(self.right.T)
+        return torch.linalg.svdvals(a @ b.T)
+
+    def top(self, count: int = 10) -> list[tuple[int, int, float]]:
+        """Return the largest entries as (row, column, value), found a few rows at a time."""
+        best: list[tuple[int, int, float]] = []
+        chunk = max(1, 2**22 // self.right.shape[1])
+        for start in range(0, len(self.left), chunk):
+            part = self.left[start : start + chunk] @ self.right
+            values, places = part.flatten().topk(min(count, part.numel()))
+            rows, columns = places // part.shape[1] + start, places % part.shape[1]
+            best += zip(rows.tolist(), columns.tolist(), values.tolist(), strict=True)
+        return sorted(best, key=lambda entry: -entry[2])[:count]
+
+
+# ── Reading and writing ───────────────────────────────────────────────────────────────────────────
+
+
+class _Gain(nn.Module):
+    """A norm without its scale: x → γ ⊙ x."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        parameters = dict(norm.named_parameters())
+        gain = parameters.get("weight", parameters.get("gain"))
+        self.gain = 1.0 + gain if gain is not None and isinstance(norm, OffsetRMSNorm) else gain
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if self.gain is None else x * self.gain
+
+
+class _Read(Exception):
+    """Ends a box's forward once its branch was given its input."""
+
+
+class _Zero(nn.Module):
+    """Returns zeros, so that weights computed from a norm keep their static part only."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.zeros_like(x)
+
+
+def read_gain(model: nn.Module, step: NamedSublayer) -> Tensor:
+    """Return the gain of what a sublayer reads, (width,): γ if its box norms before the branch.
+
+    The box's own forward is called, with norms that only multiply, on a stream of ones and one of
+    zeros.
+    """
+    others: dict[nn.Module, nn.Module] = {
+        norm: _Gain(norm) if norm is step.box.norm else nn.Identity()
+        for norm in step.box.modules()
+        if is_model_norm(norm)
+    }
+    others |= {norm: _Zero() for norm in mixing_norms(step.box)}  # leaves the static weights
+    box = replace_modules(step.box, others)
+    ends = find_sides(model)[step.side].stack.ends
+    plain = replace_modules(ends, {n: nn.Identity() for n in ends.modules() if is_model_norm(n)})
+    assert isinstance(plain, Ends)
+    dtype = next(model.parameters()).dtype
+    read: list[Tensor] = []
+
+    def branch(x: Tensor) -> Tensor:
+        read.append(x[0, 0])
+        raise _Read  # what the box would do with the result does not matter
+
+    for value in (1, 0):  # their difference has no offset, such as the bias of Fixup
+        stream: Stream = torch.full((1, 1, step.box.place.width), value, dtype=dtype)
+        opened = plain.open(stream)
+        if isinstance(opened, tuple) or opened.shape != stream.shape:
+            stream = opened
+        with torch.no_grad(), suppress(_Read):
+            box(stream, branch)
+    return (read[0] - read[1]).detach()
+
+
+@dataclass(frozen=True)
+class HeadWeights:
+    """The four matrices of one head: query, key, value (head_width, width), output (width, ...)."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    output: Tensor
+
+    @property
+    def qk(self) -> Factored:
+        """W_Qᵀ W_K: the score of a query and a key is x_q · (W_Qᵀ W_K x_k), without the scale."""
+        return Factored(self.query.T, self.key)
+
+    @property
+    def ov(self) -> Factored:
+        """W_O W_V: what the head writes for what it attends to."""
+        return Factored(self.output, self.value)
+
+
+def head_weights(model: nn.Module, head: str, *, fold: bool = True) -> HeadWeights:
+    """Return the matrices of a head, such as `decoder.0.attention.3`.
+
+    With `fold`, queries, keys and values include the gain of the norm that they are read through.
+    """
+    place, number = split_head(head)
+    step = find_step(model, place)
+    if number is None or not 0 <= number < step.heads:
+        raise InputError(
+            f"a head is a place and a number below {step.heads}: got {head!r}. "
+            f"Try {place + '.0'!r}."
+        )
+    sublayer = step.sublayer
+    assert isinstance(sublayer, Attention)
+    size, matrices = sublayer.head_width, sublayer.matrices()
+    shared = number * sublayer.kv_heads // sublayer.heads
+    own, theirs = (slice(n * size, (n + 1) * size) for n in (number, shared))
+    gain = read_gain(model, step) if fold else torch.ones_like(matrices["query"][0])
+    memory = torch.ones_like(gain) if step.role == "memory" else gain
+    with torch.no_grad():
+        return HeadWeights(
+            matrices["query"][own] * gain,
+            matrices["key"][theirs] * memory,
+            matrices["value"][theirs] * memory,
+            matrices["output"][:, own].clone(),
+        )
+
+
+def embedding_matrix(model: nn.Module, side: str | None = None) -> Tensor:
+    """Return W_E, (width, vocab), with its scale; of a side, by default the last."""
+    tokens = getattr(model, "tokens", None)
+    if isinstance(model, EncoderDecoder) and side == "encoder":
+        tokens = model.source_tokens or tokens
+    if not isinstance(tokens, Tokens):
+        raise InputError("this circuit needs a model that reads token ids.")
+    return (tokens.weight * tokens.scale).detach().T
+
+
+def unembedding_matrix(model: nn.Module, *, fold: bool = True) -> Tensor:
+    """Return W_U, (vocab, width); with `fold`, times the gain of a final norm."""
+    head = getattr(model, "head", None)
+    if not isinstance(head, TokenHead) or not isinstance(model, Base):
+        raise InputError("this circuit needs a model with a token head.")
+    weight = (head.matrix(model.embedding()) * head.scale).detach()
+    side = list(find_sides(model).values())[-1]
+    norm = getattr(side.stack.ends, "norm", None)
+    if fold and isinstance(norm, nn.Module) and is_model_norm(norm):
+        weight = weight * torch.as_tensor(_Gain(norm).gain).detach()
+    return weight
+
+
+def qk_circuit(model: nn.Module, head: str) -> Factored:
+    """Return which token attends to which: (query token, key token), without scale and positions.
+
+    For encoder-decoder attention the keys are tokens of the target's vocabulary read directly,
+    which ignores the encoder; use `head_weights` there.
+    """
+    weights, embedding = head_weights(model, head), embedding_matrix(model, _side_of(head))
+    return Factored(embedding.T @ weights.query.T, weights.key @ embedding)
+
+
+def ov_circuit(model: nn.Module, head: str) -> Factored:
+    """Return what attending to a token adds to every logit: (output token, attended token)."""
+    weights, embedding = head_weights(model, head), embedding_matrix(model, _side_of(head))
+    return Factored(unembedding_matrix(model) @ weights.output, weights.value @ embedding)
+
+
+def _side_of(name: str) -> str | None:
+    first = name.split(".")[0]
+    return first if first in ("encoder", "decoder") else None
+
+
+def copying_score(model: nn.Module, head: str) -> float:
+    """Return Σλ / Σ|λ| over the eigenvalues of the OV circuit: 1 if it copies what it attends to.
+
+    Elhage et al. 2021, "Copying / primitive OV".
+    """
+    values = ov_circuit(model, head).eigenvalues()
+    return float(values.real.sum() / values.abs().sum().clamp(min=1e-30))
+
+
+# ── Between sublayers ─────────────────────────────────────────────────────────────────────────────
+
+
+def write_matrix(model: nn.Module, name: str) -> Tensor:
+    """Return what a sublayer or head writes with: (width, inner)."""
+    place, head = split_head(name)
+    if head is not None:
+        return head_weights(model, name).output
+    return find_step(model, place).sublayer.output.weight.detach()
+
+
+def read_matrices(model: nn.Module, name: str) -> dict[str, Tensor]:
+    """Return what a sublayer or head reads with: query, key, value; or input and gate of an FFN."""
+    place, head = split_head(name)
+    if head is not None:
+        weights = head_weights(model, name)
+        return {"query": weights.query, "key": weights.key, "value": weights.value}
+    step = find_step(model, place)
+    gain = read_gain(model, step)
+    matrices = {n: m.detach() * gain for n, m in step.sublayer.matrices().items() if n != "output"}
+    return {name: m for name, m in matrices.items() if name != "relative"}
+
+
+def virtual_weights(model: nn.Module, writer: str, reader: str, matrix: str) -> Tensor:
+    """Return W_read W_write: how one sublayer reads what another wrote, (inner, inner).
+
+    Parameters
+    ----------
+    model
+        A model of addnorm.
+    writer, reader
+        Places or heads; the writer comes first in the forward pass.
+    matrix
+        Which of the reader's matrices: query, key, value, input or gate.
+    """
+    order = [step.name for step in find_sublayers(model)]
+    one, other = split_head(writer)[0], split_head(reader)[0]
+    find_step(model, one), find_step(model, other)
+    if order.index(one) >= order.index(other):
+        raise InputError(f"the writer must come before the reader: got {writer!r}, {reader!r}.")
+    readers = read_matrices(model, reader)
+    if matrix not in readers:
+        raise InputError(f"{reader} reads with {', '.join(readers)}: got {matrix!r}.")
+    return readers[matrix] @ write_matrix(model, writer)
+
+
+def composition(
+    model: nn.Module, writer: str, reader: str, *, fold: bool = True
+) -> dict[str, float]:
+    """Return how much queries, keys and values of one head read what an earlier head wrote.
+
+        Q: ‖W_QKᵀ W_OV‖ / (‖W_QK‖ ‖W_OV‖)   K: ‖W_QK W_OV‖ / ...   V: ‖W_OV′ W_OV‖ / ...
+
+    Frobenius norms. Elhage et al. 2021, "Composition".
+    """
+    one, other = (head_weights(model, name, fold=fold) for name in (writer, reader))
+    written = one.ov
+    parts = {"query": other.qk.T, "key": other.qk, "value": other.ov}
+    scale = written.norm()
+    return {
+        name: (part @ written).norm() / max(part.norm() * scale, 1e-30)
+        for name, part in parts.items()
+    }
+
+
+def random_composition(width: int, rank: int, *, draws: int = 20, seed: int = 0) -> float:
+    """Return the mean composition score of random matrices of this width and rank: the baseline."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw() -> Factored:
+        return Factored(
+            torch.randn(width, rank, generator=generator),
+            torch.randn(rank, width, generator=generator),
+        )
+
+    pairs = [(draw(), draw()) for _ in range(draws)]
+    scores = [(a @ b).norm() / (a.norm() * b.norm()) for a, b in pairs]
+    return sum(scores) / draws
+
+
+# ── Neurons ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, kw_only=True)
+class Neuron:
+    """One unit of a feed-forward network as a memory: what it detects, what it then writes.
+
+    Geva et al. 2021 (2012.14913): rows of the first matrix are keys, columns of the second values.
+
+    Parameters
+    ----------
+    place, number
+        Which neuron.
+    fired_by
+        Tokens whose embedding alone has the largest product with its key, with that product.
+    promotes, demotes
+        Tokens whose logits it raises and lowers most, by how much for an activation of 1.
+    """
+
+    place: str
+    number: int
+    fired_by: list[tuple[int, float]]
+    promotes: list[tuple[int, float]]
+    demotes: list[tuple[int, float]]
+
+
+def neuron(model: nn.Module, place: str, number: int, count: int = 10) -> Neuron:
+    """Return what a neuron of a feed-forward network detects and writes, in tokens."""
+    sublayer = find_step(model, place).sublayer
+    if not isinstance(sublayer, FeedForward):
+        raise InputError(f"{place} is not a feed-forward network. Try a place that ends in ffn.")
+    size = sublayer.output.in_features
+    if not 0 <= number < size:
+        raise InputError(f"{place} has {size} neurons, numbered from 0: got {number}.")
+    readers = read_matrices(model, place)
+    key = readers.get("gate", readers["input"])[number]
+    fires = key @ embedding_matrix(model, _side_of(place))
+    effect = unembedding_matrix(model) @ sublayer.output.weight.detach()[:, number]
+    return Neuron(
+        place=place,
+        number=number,
+        fired_by=_largest(fires, count),
+        promotes=_largest(effect, count),
+        demotes=[(token, -value) for token, value in _largest(-effect, count)],
+    )
+
+
+def top_activations(
+    seen: Look, place: str, number: int, count: int = 10
+) -> list[tuple[int, int, float]]:
+    """Return where a neuron fired most in a look at `neurons`: (row, position, activation)."""
+    if place not in seen.neurons:
+        raise InputError(f"this look has no neurons of {place!r}. Ask for 'neurons:{place}'.")
+    values = seen.neurons[place][..., number]
+    found = values.flatten().topk(min(count, values.numel()))
+    length = values.shape[1]
+    pairs = zip(found.indices.tolist(), found.values.tolist(), strict=True)
+    return [(place // length, place % length, value) for place, value in pairs]
+
+
+def _largest(values: Tensor, count: int) -> list[tuple[int, float]]:
+    found = values.topk(min(count, len(values)))
+    return list(zip(found.indices.tolist(), found.values.tolist(), strict=True))
+
+
+def name_entries(
+    entries: Sequence[tuple[int, int, float]], names: Sequence[str]
+) -> list[tuple[str, str, float]]:
+    """Return entries of a token-by-token matrix with the names of the tokens."""
+    return [(names[row], names[column], value) for row, column, value in entries]

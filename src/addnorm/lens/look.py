@@ -1,0 +1,331 @@
+"""One ordinary forward pass, with what was asked for written down.
+
+Nothing in a layer knows of it: hooks are placed from outside and removed afterwards. A map is
+computed in addition to the result of the fused kernel, and only in the blocks asked for, so the
+output is the same to the bit.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from addnorm.config import ModelConfig
+from addnorm.errors import InputError, nearest
+from addnorm.layers.addnorm import Stream
+from addnorm.layers.context import Context
+from addnorm.lens.frozen import Measured, measure, mixing_norms
+from addnorm.lens.places import (
+    ModelInputs,
+    NamedSublayer,
+    as_tensors,
+    call,
+    count_members,
+    find_norms,
+    find_sides,
+    find_sublayers,
+    is_model_norm,
+    select,
+)
+
+KINDS = {
+    "maps": "attention weights, (batch, heads, query, key)",
+    "branches": "what each sublayer added, (batch, length, width)",
+    "reads": "what each sublayer read, (batch, length, width)",
+    "heads": "mixed values of all heads before the output projection",
+    "neurons": "hidden layer of each feed-forward network",
+    "stream": "the stream after each box",
+    "norms": "the scale of each norm",
+}
+"""What can be asked for."""
+LIMIT = 2**30
+"""Bytes above which a capture must be asked for explicitly."""
+
+
+@dataclass(kw_only=True)
+class Look:
+    """What was seen in one forward pass; every table is by the name of the place.
+
+    Parameters
+    ----------
+    model, inputs
+        What was called, with what.
+    output
+        What the model returned.
+    maps, branches, reads, heads, neurons
+        See `KINDS`.
+    stream
+        The stream after each box: a tensor, or the tuple of the arrangement. `SIDE.input` is the
+        stream before the first box.
+    norms
+        Scale of each norm: σ, r or ‖x‖ of its formula.
+    embeddings
+        Of each side: its input, and the same after positions were added.
+    hidden
+        Output of each side, (batch, length, width).
+    """
+
+    model: nn.Module
+    inputs: ModelInputs
+    output: Tensor = field(default_factory=lambda: torch.empty(0))
+    maps: dict[str, Tensor] = field(default_factory=dict)
+    branches: dict[str, Tensor] = field(default_factory=dict)
+    reads: dict[str, Tensor] = field(default_factory=dict)
+    heads: dict[str, Tensor] = field(default_factory=dict)
+    neurons: dict[str, Tensor] = field(default_factory=dict)
+    stream: dict[str, Stream] = field(default_factory=dict)
+    norms: dict[str, Tensor] = field(default_factory=dict)
+    embeddings: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    hidden: dict[str, Tensor] = field(default_factory=dict)
+    measured: dict[nn.Module, Measured] = field(default_factory=dict, repr=False)
+    read_only: set[nn.Module] = field(default_factory=set, repr=False)
+    """Norms whose output went to the branch of their own box as it was."""
+    head_inputs: tuple[Any, ...] = ()
+
+    def __repr__(self) -> str:
+        parts = [f"{kind}: {len(getattr(self, kind))}" for kind in KINDS if getattr(self, kind)]
+        return f"Look({type(self.model).__name__}, {', '.join(parts) or 'output only'})"
+
+
+def look(
+    model: nn.Module,
+    inputs: ModelInputs,
+    want: str | Sequence[str] = ("maps",),
+    *,
+    limit: int = LIMIT,
+) -> Look:
+    """Call a model once and return what was asked for; the output is unchanged to the bit.
+
+    Parameters
+    ----------
+    model
+        A model of addnorm.
+    inputs
+        What it is called with: a tensor, several in order, or a dictionary of arguments.
+    want
+        Kinds to capture (see `KINDS`), each optionally with places: "maps",
+        "maps:decoder.*.memory", "maps:decoder.2.memory.5" (head 5), "branches:*.ffn".
+    limit
+        Bytes above which the capture is refused, with its size.
+
+    >>> from addnorm import ModelConfig, build
+    >>> model = build(ModelConfig(mode="decoder", vocab=9, width=8, heads=2, depth=2)).eval()
+    >>> seen = look(model, torch.tensor([[3, 1, 4]]), "maps:decoder.1.attention")
+    >>> {name: tuple(each.shape) for name, each in seen.maps.items()}
+    {'decoder.1.attention': (1, 2, 3, 3)}
+    """
+    steps = find_sublayers(model)
+    chosen = _parse(steps, [want] if isinstance(want, str) else want)
+    size = _capture_bytes(model, inputs, steps, chosen)
+    if size > limit:
+        raise InputError(
+            f"this capture needs {size / 2**20:,.0f} MB, more than the limit of "
+            f"{limit / 2**20:,.0f} MB. Ask for fewer places, such as "
+            f"want='maps:{steps[-1].name}', for a shorter input, or pass limit={size}."
+        )
+    seen = Look(model=model, inputs=inputs)
+    with torch.no_grad(), _hooks(seen, steps, chosen):
+        seen.output = call(model, inputs)
+    return seen
+
+
+Chosen = dict[str, dict[str, tuple[int, ...] | None]]
+"""Of each kind, the places asked for and the heads of each (None: all)."""
+
+
+def _parse(steps: Sequence[NamedSublayer], want: Sequence[str]) -> Chosen:
+    chosen: Chosen = {}
+    for item in want:
+        kind, _, pattern = item.partition(":")
+        if kind not in KINDS:
+            raise InputError(f"look has no kind {kind!r}. {nearest(kind, KINDS)}")
+        mine = chosen.setdefault(kind, {})
+        able = [step for step in steps if _has(step, kind)]
+        for name, heads in select(able, pattern or "*").items():
+            before = mine.get(name, ())
+            mine[name] = None if heads is None or before is None else (*before, *heads)
+    return chosen
+
+
+def _has(step: NamedSublayer, kind: str) -> bool:
+    """Whether a sublayer has something of a kind."""
+    if kind in ("maps", "heads"):
+        return step.heads > 0
+    return step.heads == 0 if kind == "neurons" else True
+
+
+# ── Hooks ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def _hooks(seen: Look, steps: Sequence[NamedSublayer], chosen: Chosen) -> Iterator[None]:
+    """Place the hooks of a capture, and remove them."""
+    handles: list[Any] = []
+    maps: dict[nn.Module, Tensor] = {}
+    for block in {s.block for s in steps if s.name in chosen.get("maps", {})}:
+        handles.append(block.register_forward_pre_hook(_with_maps(maps)))
+    for step in steps:
+        handles += _step_hooks(seen, step, chosen)
+    if "norms" in chosen:
+        handles += _norm_hooks(seen)
+    handles += _side_hooks(seen)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+    for step in steps:
+        if step.sublayer in maps and step.name in chosen["maps"]:
+            heads = chosen["maps"][step.name]
+            each = maps[step.sublayer]
+            seen.maps[step.name] = each if heads is None else each[:, list(heads)]
+
+
+def _with_maps(maps: dict[nn.Module, Tensor]) -> Callable[..., Any]:
+    def hook(block: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        stream, context = args
+        assert isinstance(context, Context)
+        return stream, replace(context, maps=maps)
+
+    return hook
+
+
+def _step_hooks(seen: Look, step: NamedSublayer, chosen: Chosen) -> Iterator[Any]:
+    name, own = step.name, {module for module in step.box.modules() if is_model_norm(module)}
+    outputs: dict[nn.Module, Tensor] = {}
+
+    def remember(norm: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        outputs[norm] = output
+
+    def before(box: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        stream, f = args
+        if name in chosen.get("stream", {}) and step.layer == 0 and step.box.place.first:
+            seen.stream[f"{step.side}.input".lstrip(".")] = stream
+
+        def branch(x: Tensor) -> Tensor:
+            seen.read_only |= {norm for norm in own if outputs.get(norm) is x}
+            y = f(x)
+            if name in chosen.get("reads", {}):
+                seen.reads[name] = x
+            if name in chosen.get("branches", {}):
+                seen.branches[name] = y
+            return y
+
+        return stream, branch
+
+    def forget(box: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        outputs.clear()
+
+    def after(box: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        seen.stream[name] = output
+
+    def inside(inner: nn.Module, args: tuple[Any, ...]) -> None:
+        (seen.heads if step.heads else seen.neurons)[name] = args[0]
+        if is_model_norm(inner):
+            seen.measured[inner] = measure(inner, args[0])
+
+    if any(name in chosen.get(kind, {}) for kind in ("branches", "reads", "stream")):
+        yield step.box.register_forward_pre_hook(before)
+        yield step.box.register_forward_hook(forget)
+        for norm in own:
+            yield norm.register_forward_hook(remember)
+    if name in chosen.get("stream", {}):
+        yield step.box.register_forward_hook(after)
+    if any(name in chosen.get(kind, {}) for kind in ("heads", "neurons")):
+        yield step.sublayer.inner.register_forward_pre_hook(inside)
+
+
+def _norm_hooks(seen: Look) -> Iterator[Any]:
+    whole = {norm for step in find_sublayers(seen.model) for norm in mixing_norms(step.box)}
+
+    def hook_of(name: str) -> Callable[..., None]:
+        def hook(norm: nn.Module, args: tuple[Any, ...]) -> None:
+            seen.measured[norm] = measure(norm, args[0])
+            seen.norms[name] = seen.measured[norm].scale
+
+        return hook
+
+    def keep(norm: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        one = output.new_ones(())
+        seen.measured[norm] = Measured(one, one, None, None, output)
+
+    for name, norm in find_norms(seen.model).items():
+        if norm not in whole:
+            yield norm.register_forward_pre_hook(hook_of(name))
+    for norm in whole:
+        yield norm.register_forward_hook(keep)
+
+
+def _side_hooks(seen: Look) -> Iterator[Any]:
+    """Hooks that remember only references: what enters each side, and what enters the head."""
+    inputs: dict[str, Tensor] = {}
+
+    def enter(name: str) -> Callable[..., None]:
+        def hook(side: nn.Module, args: tuple[Any, ...]) -> None:
+            inputs[name] = args[0]
+
+        return hook
+
+    def embed(name: str) -> Callable[..., None]:
+        def hook(norm: nn.Module, args: tuple[Any, ...]) -> None:
+            seen.embeddings[name] = (inputs[name], args[0])
+
+        return hook
+
+    def leave(name: str) -> Callable[..., None]:
+        def hook(side: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+            seen.hidden[name] = output
+
+        return hook
+
+    def head(module: nn.Module, args: tuple[Any, ...]) -> None:
+        seen.head_inputs = args
+
+    for name, side in find_sides(seen.model).items():
+        yield side.register_forward_pre_hook(enter(name))
+        yield side.norm.register_forward_pre_hook(embed(name))
+        yield side.register_forward_hook(leave(name))
+    if isinstance(getattr(seen.model, "head", None), nn.Module):
+        yield seen.model.head.register_forward_pre_hook(head)  # type: ignore[union-attr]
+
+
+# ── Memory ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def side_lengths(model: nn.Module, inputs: ModelInputs) -> dict[str, int]:
+    """Return the number of positions of each side, before the model is called."""
+    tensors = as_tensors(inputs)
+    if "" in find_sides(model):  # a table: its columns, and at most one summary
+        return {"": 1 + sum(each.shape[1] for each in tensors[:2] if each.ndim > 1)}
+    lengths = {}
+    for name, each in zip(find_sides(model), tensors, strict=False):
+        config = model.config
+        assert isinstance(config, ModelConfig)
+        known = each.shape[1] if each.ndim < 4 else config.input_length
+        lengths[name] = known + int(getattr(model, "summary", None) is not None)
+    return lengths
+
+
+def _capture_bytes(
+    model: nn.Module, inputs: ModelInputs, steps: Sequence[NamedSublayer], chosen: Chosen
+) -> int:
+    """Return the size of what would be captured."""
+    lengths = side_lengths(model, inputs)
+    batch = as_tensors(inputs)[0].shape[0] * count_members(model)
+    total = 0
+    for step in steps:
+        length, width = lengths[step.side], step.box.place.width
+        keys = lengths.get("encoder", length) if step.role == "memory" else length
+        inner = step.sublayer.output.in_features
+        each = {"maps": step.heads * keys, "heads": inner, "neurons": inner, "norms": 1}
+        for kind, places in chosen.items():
+            if step.name in places:
+                heads = places[step.name]
+                count = each.get(kind, width)
+                if kind == "maps" and heads is not None:
+                    count = len(heads) * keys
+                total += batch * length * count
+    return total * next(model.parameters()).element_size()

@@ -1,0 +1,223 @@
+"""Positions: what a scheme adds, how its dot products depend on the offset, and what is lost.
+
+vectors      what is added to the embedding, (length, width)
+by offset    mean of the dot product PE(p) · PE(p + k) over p
+rotation     R_k with PE(p + k) = R_k PE(p) for every p (sinusoids)
+components   principal components of a table of positions
+probe        how well a linear map tells something from hidden states
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from addnorm.errors import InputError
+from addnorm.layers.addnorm import Post
+from addnorm.layers.positions import Positions, Rotary
+from addnorm.lens.places import find_sides, find_sublayers
+from addnorm.report import Page, heat_map, line_chart, scatter_chart
+
+
+def position_vectors(scheme: Positions, length: int, width: int) -> Tensor:
+    """Return what a scheme adds to the embedding, (length, width); zeros if it adds nothing."""
+    dtype = next((p.dtype for p in scheme.parameters()), torch.get_default_dtype())
+    blank = torch.zeros(1, length, width, dtype=dtype)
+    with torch.no_grad():
+        return scheme.embed(blank, torch.arange(length)[None])[0]
+
+
+def rotary_scores(scheme: Rotary, length: int) -> Tensor:
+    """Return the scores of equal queries and keys, each of ones, (length, length), over width."""
+    ones = torch.ones(1, 1, length, scheme.rotated)
+    turned = scheme.rotate(ones, torch.arange(length))[0, 0]
+    return turned @ turned.T / scheme.rotated
+
+
+def index_vectors(length: int, width: int) -> Tensor:
+    """Return plain indices as positions, p / length in every coordinate: the failing baseline.
+
+    Their dot product p q says how far from the start both are, not how far apart.
+    """
+    return (torch.arange(length)[:, None] / length).expand(length, width)
+
+
+def by_offset(matrix: Tensor) -> Tensor:
+    """Return the mean of every diagonal of a square matrix, offsets 0 to length − 1.
+
+    >>> by_offset(torch.tensor([[1.0, 2.0], [4.0, 3.0]])).tolist()
+    [2.0, 2.0]
+    """
+    return torch.stack([matrix.diagonal(k).mean() for k in range(len(matrix))])
+
+
+def offset_dependence(matrix: Tensor) -> float:
+    """Return the share of a matrix's variance that the offset explains: 1 if it is all there is.
+
+    >>> offset_dependence(torch.tensor([[1.0, 2.0], [2.0, 1.0]]))
+    1.0
+    """
+    length = len(matrix)
+    offset = torch.arange(length)[None] - torch.arange(length)[:, None]
+    means = torch.stack([matrix.diagonal(k).mean() for k in range(1 - length, length)])
+    rest = (matrix - means[offset + length - 1]).square().sum()
+    spread = (matrix - matrix.mean()).square().sum()
+    return 1.0 if float(spread) == 0 else float(1 - rest / spread)
+
+
+def rotation(offset: int, width: int, base: float = 10000.0) -> Tensor:
+    """Return R_k with PE(p + k) = R_k PE(p), for interleaved sinusoids, (width, width), float64.
+
+    Each pair (sin, cos) turns by its own angle k · base^(−2i/width). Vaswani et al. 2017, §3.5.
+
+    >>> from addnorm.layers.positions import sinusoids
+    >>> table = sinusoids(torch.arange(9), 8, 1e4, "interleaved")
+    >>> torch.allclose(table[2:], table[:-2] @ rotation(2, 8).T)
+    True
+    """
+    matrix = torch.zeros(width, width, dtype=torch.float64)
+    for pair in range(width // 2):
+        angle = offset * base ** (-2 * pair / width)
+        sin, cos = math.sin(angle), math.cos(angle)
+        i = 2 * pair
+        matrix[i : i + 2, i : i + 2] = torch.tensor([[cos, sin], [-sin, cos]], dtype=torch.float64)
+    return matrix
+
+
+def principal_components(table: Tensor, count: int = 2) -> tuple[Tensor, Tensor]:
+    """Return coordinates along the main directions, (rows, count), and their shares of variance."""
+    centred = (table - table.mean(dim=0)).double()
+    left, sizes, _ = torch.linalg.svd(centred, full_matrices=False)
+    shares = sizes.square() / sizes.square().sum().clamp(min=1e-30)
+    return (left * sizes)[:, :count], shares[:count]
+
+
+# ── What hidden states contain ───────────────────────────────────────────────────────────────────
+
+
+def probe(features: Tensor, targets: Tensor, *, penalty: float = 1e-3) -> float:
+    """Return how well a ridge regression tells targets of held-out rows from features.
+
+    A random half of the rows trains, the other tests. Of floats the result is the share of variance
+    explained (R², which may be below 0), of integers the share of right answers.
+
+    Parameters
+    ----------
+    features
+        (rows, width)
+    targets
+        (rows,), floats or classes.
+    penalty
+        Of the regression, relative to the mean variance of the features.
+    """
+    if len(features) != len(targets) or len(features) < 4:
+        raise InputError(
+            f"a probe needs as many targets as features, four or more: got {len(targets)} and "
+            f"{len(features)}."
+        )
+    x = torch.cat((features, torch.ones_like(features[:, :1])), dim=1).double()
+    is_class = not targets.is_floating_point()
+    y = nn.functional.one_hot(targets).double() if is_class else targets.double()[:, None]
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    inside, outside = order[::2], order[1::2]
+    gram = x[inside].T @ x[inside]
+    ridge = penalty * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype)
+    weights = torch.linalg.solve(gram + ridge, x[inside].T @ y[inside])
+    guess = x[outside] @ weights
+    if is_class:
+        return float((guess.argmax(dim=1) == targets[outside]).double().mean())
+    rest = (guess - y[outside]).square().sum()
+    spread = (y[outside] - y[outside].mean()).square().sum()
+    return float(1 - rest / spread)
+
+
+@contextmanager
+def without_shortcuts(model: nn.Module) -> Iterator[nn.Module]:
+    """Remove every shortcut of a post-norm model within the block: x ← N(F(x)).
+
+    What positions can then no longer tell, a probe shows: without shortcuts, attention averages
+    tokens until they are all alike (Dong et al. 2021, 2103.03404).
+    """
+    steps = find_sublayers(model)
+    if not all(isinstance(step.box, Post) for step in steps):
+        raise InputError("shortcuts can be removed from a post-norm model: build with post.")
+    handles: list[Any] = []
+    written: dict[nn.Module, Tensor] = {}
+
+    def before(box: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        stream, f = args
+
+        def branch(x: Tensor) -> Tensor:
+            written[box] = f(x)
+            return written[box]
+
+        return stream, branch
+
+    def after(box: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        return box.norm(written.pop(box))  # type: ignore[operator]
+
+    try:
+        for step in steps:
+            handles.append(step.box.register_forward_pre_hook(before))
+            handles.append(step.box.register_forward_hook(after))
+        yield model
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+# ── Pictures ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def positions_page(model: nn.Module, length: int = 64) -> Page:
+    """Return a page with pictures of a model's positions, beside plain indices."""
+    side, module = list(find_sides(model).items())[-1]
+    scheme, width = module.positions, find_sublayers(model)[-1].box.place.width
+    page = Page(
+        "Positions", f"{type(scheme).__name__} of the {side or 'table'}, {length} positions"
+    )
+    rows = [str(p) for p in range(length)]
+    columns = [str(i) for i in range(width)]
+    vectors = position_vectors(scheme, length, width)
+    curves: dict[str, Tensor] = {}
+    if vectors.any():
+        page.section("What is added")
+        picture = heat_map(vectors.tolist(), rows, columns, title="Positions", y="position")
+        page.figure(picture, "One row for each position, one column for each number.")
+        products = vectors @ vectors.T
+        page.section("Dot products")
+        picture = heat_map(products.tolist(), rows, rows, title="Dot products", x="position")
+        page.figure(
+            picture,
+            f"The offset explains {offset_dependence(products):.0%} of their variance; of plain "
+            f"indices {offset_dependence(_dot_products(index_vectors(length, width))):.0%}.",
+        )
+        curves["this scheme"] = by_offset(products) / products.diagonal().mean()
+        points, shares = principal_components(vectors)
+        page.section("Main directions")
+        picture = scatter_chart(
+            {"positions": [(float(x), float(y)) for x, y in points]},
+            title="Principal components",
+            x=f"first ({float(shares[0]):.0%})",
+            y=f"second ({float(shares[1]):.0%})",
+        )
+        page.figure(picture, "Each dot is a position; neighbours lie side by side.")
+    elif isinstance(scheme, Rotary):
+        curves["this scheme"] = by_offset(rotary_scores(scheme, length))
+    if curves:
+        plain = _dot_products(index_vectors(length, width))
+        curves["plain indices"] = by_offset(plain) / plain.diagonal().mean()
+        page.section("By offset")
+        series = {name: list(enumerate(each.tolist())) for name, each in curves.items()}
+        picture = line_chart(series, title="Mean dot product", x="offset", y="of offset 0")
+        page.figure(picture, "How alike two positions are, by how far apart they are.")
+    else:
+        page.text("This scheme adds nothing to the embedding: it acts on scores, or not at all.")
+    return page
+
+
+def _dot_products(vectors: Tensor) -> Tensor:
+    return vectors @ vectors.T

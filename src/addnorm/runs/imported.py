@@ -1,0 +1,146 @@
+"""Runs that begin as Hugging Face directories: opened in memory, or written as a run."""
+
+from pathlib import Path
+from typing import Any
+
+from addnorm.errors import ConfigError, InputError, nearest
+from addnorm.files import make_directory
+from addnorm.interop.imported import ImportedDirectory, read_directory
+from addnorm.interop.peft import read_peft_, write_peft
+from addnorm.models.adapters import adapt_, load_adapter_, merge_, read_adapter
+from addnorm.models.build import build
+from addnorm.runs.run import Run, RunRecord, require_unused
+from addnorm.tasks import find_task
+from addnorm.tasks.base import (
+    ADAPTER_FILE,
+    BEST,
+    Say,
+    TextTask,
+    TrainedText,
+    save_tokenizers,
+    say_nothing,
+)
+
+FORMS = ("huggingface", "peft", "ctranslate2", "onnx")
+"""What a run can be exported as."""
+
+
+def open_directory(path: str | Path, *, int8: bool = False) -> Run:
+    """Return a run over a Hugging Face directory; nothing is written."""
+    imported = read_directory(path)
+    run = Run(imported.path, imported.config, _record(imported), int8=int8)
+    run.preload(imported.model, imported.tokenizers)
+    return run
+
+
+def import_model(
+    directory: str | Path,
+    out: str | Path,
+    *,
+    adapter: str | Path | None = None,
+    say: Say = say_nothing,
+) -> Run:
+    """Write a Hugging Face directory as a run, and return it.
+
+    Parameters
+    ----------
+    directory : local directory with config.json, safetensors and a tokenizer.
+    out : directory for the run; it must not exist, or be empty.
+    adapter : a directory of PEFT with LoRA or DoRA adapters, which are merged into the weights.
+    say : receives sentences about what was read.
+
+    Examples
+    --------
+    >>> from addnorm import train
+    >>> small = {"train.steps": 2, "model.width": 16, "model.depth": 1, "model.heads": 2}
+    >>> run = train("language", text=["once upon a time"] * 40, progress=False, set=small)
+    >>> notes = run.export("exported")
+    >>> import_model("exported", "imported").task
+    'language'
+    """
+    require_unused(out)
+    imported = read_directory(directory)
+    for note in imported.notes:
+        say(note)
+    if adapter is not None:
+        kind = read_peft_(imported.model, adapter)
+        merge_(imported.model)
+        imported.notes.append(f"{adapter}: adapters of rank {kind.rank} over {kind.roles}, merged.")
+        say(imported.notes[-1])
+    folder = make_directory(out)
+    save_tokenizers(folder, imported.tokenizers)
+    imported.model.save(folder / BEST)
+    return Run.create(folder, imported.config, _record(imported))
+
+
+def load_start_directory(path: str | Path, kind: Any) -> tuple[Any, Any]:
+    """Return model and tokenizers of a directory to start a text task from."""
+    if not issubclass(kind, TextTask):
+        raise InputError(f"{kind.name} cannot start from the text model in {str(path)!r}.")
+    imported = read_directory(path)
+    return imported.model, imported.tokenizers
+
+
+def export_run(
+    run: Run,
+    directory: str | Path,
+    *,
+    to: str = "huggingface",
+    architecture: str | None = None,
+    precision: str = "float32",
+) -> list[str]:
+    """Write a run in a form that other libraries read; return what to say about it.
+
+    Parameters
+    ----------
+    run : a run of a text task.
+    directory : where to write; it must not exist, or be empty.
+    to : huggingface (model and tokenizer), peft (the adapters of a run trained with train.lora),
+        ctranslate2 or onnx.
+    architecture : a model_type of Hugging Face; the first that can express the model by default.
+    precision : of the weights for CTranslate2: float32, int8, ...
+    """
+    from addnorm.interop.ctranslate2 import export_ctranslate2
+    from addnorm.interop.export import export_huggingface
+    from addnorm.interop.onnx import export_onnx
+
+    if to not in FORMS:
+        raise ConfigError(f"a run is not exported as {to!r}. {nearest(to, FORMS)}")
+    trained = run.trained
+    if not isinstance(trained, TrainedText):
+        raise InputError(f"a run trained for {run.task} has no form in Hugging Face.")
+    if to == "peft":
+        return _export_adapters(run, Path(directory))
+    model, tokenizers = trained.model, trained.tokenizers
+    if to == "onnx":
+        return export_onnx(model, tokenizers, directory, labels=run.labels)
+    if to == "ctranslate2":
+        return export_ctranslate2(model, tokenizers, directory, precision=precision)
+    return export_huggingface(
+        trained.model,
+        trained.tokenizers,
+        directory,
+        task=run.task,
+        labels=run.labels,
+        architecture=architecture,
+    )
+
+
+def _export_adapters(run: Run, directory: Path) -> list[str]:
+    path = run.path / BEST / ADAPTER_FILE
+    if not path.exists():
+        raise InputError(
+            f"the run in {str(run.path)!r} has no adapters: it was trained without train.lora."
+        )
+    require_unused(directory)
+    adapter, tensors = read_adapter(path)
+    model = build(run.config)
+    adapt_(model, adapter)
+    load_adapter_(model, tensors)
+    write_peft(model, adapter, directory, base=run.config.run.start)
+    return [f"adapters of rank {adapter.rank} over {adapter.roles}, in the layout of PEFT."]
+
+
+def _record(imported: ImportedDirectory) -> RunRecord:
+    find_task(imported.task)
+    return RunRecord(imported.task, "imported", imported.notes, [*imported.labels])

@@ -1,0 +1,58 @@
+"""Errors of the system and of input are one line with a hint; a traceback only with --debug."""
+
+import csv
+from typing import Any
+
+import pytest
+
+from addnorm.cli import main as cli
+from addnorm.errors import InputError
+from addnorm.generate.settings import Decoding
+
+ArrowInvalid = type("ArrowInvalid", (ValueError,), {"__module__": "pyarrow.lib"})
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    (
+        (OSError(30, "Read-only file system", "x/y"), 1, "'x/y': Read-only file system. Check the"),
+        (FileNotFoundError(2, "No such file", "x"), 2, "'x': No such file. Check the path."),
+        (MemoryError(), 1, "there is not enough memory (MemoryError). Try a smaller batch"),
+        (RuntimeError("[x] can't allocate memory: 9 bytes"), 1, "there is not enough memory ("),
+        (RecursionError("depth"), 2, "the input is nested too deeply. Simplify it."),
+        (csv.Error("new-line"), 2, "the table cannot be read: new-line. Check its quotes"),
+        (ArrowInvalid("bad magic"), 2, "the table cannot be read: bad magic. Save it as CSV."),
+    ),
+)
+def test_the_last_net(
+    error: Exception,
+    code: int,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(args: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("addnorm.cli.inspect.list_variants", fail)
+    assert cli.main(["list"]) == code
+    output = capsys.readouterr().err
+    assert output.startswith(f"addnorm: {message}") and output.count("\n") == 1
+    assert cli.main(["--debug", "list"]) == code
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(args: Any) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr("addnorm.cli.inspect.list_variants", fail)
+    with pytest.raises(KeyError, match="a bug"):
+        cli.main(["list"])
+
+
+def test_impossible_settings_of_decoding() -> None:
+    with pytest.raises(InputError, match=r"temperature must be 1e-06 or more.*: got 9\.\d+e-321\."):
+        Decoding(sampler="sample", temperature=1e-320)
+    with pytest.raises(InputError, match="max_tokens must be at most 1,000,000: got 100,000,000"):
+        Decoding(max_tokens=100_000_000)

@@ -1,0 +1,184 @@
+"""Every architecture: saved by transformers, read by us, written back, read by transformers."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+pytest.importorskip("transformers", minversion="5.0")
+
+from addnorm import presets
+from addnorm.errors import ConfigError
+from addnorm.generate import Decoding, generate, translate
+from addnorm.interop.huggingface import (
+    ARCHITECTURES,
+    architectures_for,
+    read_model,
+    write_model,
+)
+from addnorm.models.build import build
+from tests.conftest import slow_except
+from tests.interop.common import DECODERS, PAIRS, answers, make, save, their_class
+from tests.parity.common import gap
+from tests.theirs import MODELS, VOCAB
+
+pytestmark = pytest.mark.parity
+LIMIT = 1e-5
+NEW = 7
+
+
+VARIANTS = {"bert-body", "roberta-class", "distilbert-class", "electra-class", "gpt-neox-serial"}
+VARIANTS |= {"llama-linear", "llama", "t5-v1.1", "marian-apart"}
+"""Models whose architecture another model stands for in the fast tests."""
+
+
+@pytest.mark.parametrize("name", slow_except(set(MODELS) - VARIANTS, MODELS))
+def test_there_and_back(name: str, tmp_path: Path) -> None:
+    theirs = make(name)
+    expected = answers(name, theirs)
+    assert expected.std() > 0.1, "answers this flat would agree whatever went on before"
+    imported = read_model(save(theirs, tmp_path / "in"))
+    assert imported.notes == []
+    assert gap(expected, answers(name, imported.model)) <= LIMIT
+    kind = imported.architecture.model_type
+    back = tmp_path / "out"
+    write_model(imported.model, back, architecture=kind)
+    one, other = (load_file(tmp_path / side / "model.safetensors") for side in ("in", "out"))
+    assert one.keys() == other.keys()
+    assert [key for key in one if not torch.equal(one[key], other[key])] == []
+    assert gap(expected, answers(name, their_class(back))) <= LIMIT
+
+
+def test_every_architecture_is_compared() -> None:
+    kinds = {MODELS[name]().config.model_type for name in MODELS}
+    assert kinds == set(ARCHITECTURES)
+
+
+@pytest.mark.parametrize("name", slow_except(("gpt-neox", "llama-3", "gemma3"), DECODERS))
+@torch.no_grad()
+def test_greedy_continuations(name: str, tmp_path: Path) -> None:
+    theirs = make(name)
+    ours = read_model(save(theirs, tmp_path)).model
+    drawn = torch.Generator().manual_seed(3)
+    ids = torch.randint(4, VOCAB, (3, 5), generator=drawn)
+    expected = theirs.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        min_new_tokens=NEW,
+        max_new_tokens=NEW,
+        pad_token_id=0,
+    )
+    found = generate(ours, ids.tolist(), Decoding(max_tokens=NEW), pad=2)
+    assert [h.tokens for (h,) in found] == [tuple(row) for row in expected[:, 5:].tolist()]
+
+
+@pytest.mark.parametrize(
+    "name", slow_except(("mbart",), [name for name in PAIRS if name != "marian-apart"])
+)
+@torch.no_grad()
+def test_greedy_translations(name: str, tmp_path: Path) -> None:
+    theirs = make(name)
+    ours = read_model(save(theirs, tmp_path)).model
+    drawn = torch.Generator().manual_seed(3)
+    ids = torch.randint(4, VOCAB, (3, 6), generator=drawn)
+    expected = theirs.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        num_beams=1,
+        use_cache=False,  # theirs is made for as many layers as the encoder has
+        min_new_tokens=NEW,
+        max_new_tokens=NEW,
+        decoder_start_token_id=0,
+        suppress_tokens=[0],
+        pad_token_id=0,
+        eos_token_id=2,
+    )
+    decoding = Decoding(max_tokens=NEW)
+    found = translate(ours, ids.tolist(), decoding, begin=0, end=None, pad=2)
+    assert [h.tokens for (h,) in found] == [tuple(row) for row in expected[:, 1:].tolist()]
+
+
+def test_shards(tmp_path: Path) -> None:
+    theirs = make("llama")
+    directory = save(theirs, tmp_path, max_shard_size="20KB")
+    assert len(list(directory.glob("*.safetensors"))) > 2
+    assert gap(answers("llama", theirs), answers("llama", read_model(directory).model)) <= LIMIT
+
+
+def test_lower_precision_is_read_and_kept(tmp_path: Path) -> None:
+    theirs = make("llama").to(torch.bfloat16)
+    directory = save(theirs, tmp_path)
+    model = read_model(directory).model
+    assert {part.dtype for part in model.parameters()} == {torch.float32}
+    half = read_model(directory, dtype=torch.bfloat16).model
+    assert torch.equal(half.tokens.weight, theirs.model.embed_tokens.weight)
+
+
+def test_labels(tmp_path: Path) -> None:
+    theirs = make("bert-class")
+    theirs.config.id2label = {0: "no", 1: "maybe", 2: "yes"}
+    assert read_model(save(theirs, tmp_path)).labels == ("no", "maybe", "yes")
+
+
+def test_a_pooler_that_is_not_used_is_said(tmp_path: Path) -> None:
+    from tests.theirs import BERT_SIZES, hf
+
+    directory = save(hf.BertModel(hf.BertConfig(**BERT_SIZES)), tmp_path)
+    assert read_model(directory).notes == [
+        "2 tensors are not used: only a classifier has a pooler."
+    ]
+
+
+# ── Models of ours ────────────────────────────────────────────────────────────────────────────────
+
+SMALL = {"vocab": 61, "width": 32, "depth": 2, "heads": 4, "ffn_width": 48, "length": 24}
+OWN = {
+    "gpt2": presets.gpt2(**SMALL),
+    "bert": presets.bert(**SMALL),
+    "llama": presets.llama(**SMALL, kv_heads=2),
+    "t5": presets.t5(**SMALL, head_width=12),
+    "marian": presets.marian(**SMALL),
+    "bart": presets.bart(**SMALL),
+}
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_models_of_ours_are_written(kind: str, tmp_path: Path) -> None:
+    model = build(OWN[kind]).eval()
+    assert write_model(model, tmp_path).model_type == kind
+    expected = answers(kind, model)
+    assert gap(expected, answers(kind, their_class(tmp_path))) <= LIMIT
+    assert gap(expected, answers(kind, read_model(tmp_path).model)) == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (presets.gpt2(**SMALL, addnorm="admin"), r"gpt2 cannot express model.addnorm='admin'"),
+        (presets.gpt2(**SMALL, norm="scale"), r"gpt2 cannot express model.norm='scale'"),
+        (presets.bert(**SMALL, addnorm="deepnorm"), r"bert cannot express model.addnorm='deep"),
+        (presets.llama(**SMALL, position_options={"layout": "interleaved"}), "halves"),
+        (presets.bert(**SMALL, head="number", outputs=1), "bert has no class with head=number"),
+        (presets.base(**SMALL), r"marian cannot express model\.attention_bias='none'"),
+    ],
+)
+def test_what_cannot_be_expressed_is_refused_before_anything_is_written(
+    config: object, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        write_model(build(config), tmp_path / "new")  # type: ignore[arg-type]
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_architecture_can_be_named(tmp_path: Path) -> None:
+    model = build(OWN["llama"])
+    able, _ = architectures_for(model.config)
+    assert {"llama", "mistral"} <= {known.model_type for known in able}
+    write_model(model, tmp_path, architecture="mistral")
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "mistral"
+    with pytest.raises(ConfigError, match="no architecture 'lama'"):
+        write_model(model, tmp_path, architecture="lama")

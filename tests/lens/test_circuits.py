@@ -1,0 +1,165 @@
+"""Circuits of planted heads and neurons, and identities of the factored matrices."""
+
+import pytest
+import torch
+
+from addnorm.errors import InputError
+from addnorm.layers.addnorm import ADDNORMS
+from addnorm.lens.circuits import (
+    Factored,
+    composition,
+    copying_score,
+    embedding_matrix,
+    head_weights,
+    name_entries,
+    neuron,
+    ov_circuit,
+    qk_circuit,
+    random_composition,
+    read_gain,
+    read_matrices,
+    top_activations,
+    unembedding_matrix,
+    virtual_weights,
+)
+from addnorm.lens.look import look
+from addnorm.lens.places import find_sublayers
+from tests.conftest import close, inputs, make
+from tests.lens.planted import DETECTED, PROMOTED, VOCAB, planted
+
+
+def draw() -> Factored:
+    return Factored(torch.randn(7, 3).double(), torch.randn(3, 5).double())
+
+
+def test_factored_matrices_are_matrices() -> None:
+    one, other = draw(), draw()
+    close((one @ other.T).dense(), one.dense() @ other.dense().T)
+    assert one.norm() == pytest.approx(float(one.dense().norm()))
+    close(one.singular_values(), torch.linalg.svdvals(one.dense())[:3])
+    row, column, value = one.top(1)[0]
+    assert value == pytest.approx(float(one.dense().max())) == float(one.dense()[row, column])
+    square = Factored(torch.randn(6, 2).double(), torch.randn(2, 6).double())
+    whole = torch.linalg.eigvals(square.dense())
+    close(square.eigenvalues().sum(), whole.sum(), 1e-8)
+    entries = name_entries([(0, 1, 2.0)], ["a", "b"])
+    assert entries == [("a", "b", 2.0)]
+
+
+def test_a_planted_copy_head_copies() -> None:
+    model = planted()
+    close(ov_circuit(model, "decoder.0.attention.0").dense(), torch.eye(VOCAB).double())
+    assert copying_score(model, "decoder.0.attention.0") == pytest.approx(1.0)
+    assert copying_score(model, "decoder.0.attention.1") == 0
+    assert not qk_circuit(model, "decoder.0.attention.0").dense().any()  # it attends by position
+
+
+def test_a_planted_neuron_is_read() -> None:
+    model = planted()
+    found = neuron(model, "decoder.0.ffn", 2)
+    assert found.fired_by[0] == (DETECTED, 1.0) and found.promotes[0] == (PROMOTED, 3.0)
+    assert found.fired_by[1][1] == 0
+    ids = torch.tensor([[1, DETECTED, 2], [4, 5, DETECTED]])
+    seen = look(model, ids, "neurons:decoder.0.ffn")
+    places = top_activations(seen, "decoder.0.ffn", 2, 2)
+    assert sorted(places) == [(0, 1, 1.0), (1, 2, 1.0)]
+
+
+def test_circuits_explain_the_scores_of_a_model_without_positions() -> None:
+    """Softmax of the QK circuit is the map, and the OV circuit the logits, of one linear layer."""
+    model = make(
+        "decoder", depth=1, norm="none", addnorm="pre", positions="none", attention_bias="none"
+    )
+    (ids,) = inputs("decoder", 1)
+    weights = look(model, ids).maps["decoder.0.attention"]
+    for head in range(4):
+        scores = qk_circuit(model, f"decoder.0.attention.{head}").dense()[ids[0]][:, ids[0]]
+        hidden = torch.full_like(scores, -torch.inf).triu(1)
+        close((scores * 4**-0.5 + hidden).softmax(dim=-1), weights[0, head])
+
+
+@pytest.mark.parametrize("addnorm", ADDNORMS)
+def test_the_gain_of_what_is_read(addnorm: str) -> None:
+    """With the box's norm at scale 1 and its gain γ, the branch reads γ ⊙ x or x."""
+    model = make("decoder", addnorm=addnorm)
+    for step in find_sublayers(model):
+        gain = read_gain(model, step)
+        norm = step.box.norm
+        before = addnorm not in (
+            *("post", "res-post", "admin", "b2t", "deepnorm", "rezero", "t-fixup", "dual"),
+            *("fixup", "none"),
+        )
+        if addnorm == "mix":
+            before = step.layer >= 0  # a quarter of two blocks is none
+        if not before:
+            close(gain, torch.ones_like(gain))
+        else:
+            ratio = gain / norm.weight  # type: ignore[operator]
+            close(ratio, ratio[:1].expand_as(ratio))
+            if addnorm == "lns":
+                close(ratio, torch.full_like(ratio, (step.layer + 1) ** -0.5))
+            elif addnorm not in ("dlcl", "hyper"):
+                close(ratio, torch.ones_like(ratio))
+
+
+def test_grouped_heads_share_keys_and_values() -> None:
+    model = make("decoder", kv_heads=2)
+    one, other, third = (head_weights(model, f"decoder.0.attention.{h}") for h in (0, 1, 2))
+    assert torch.equal(one.key, other.key) and torch.equal(one.value, other.value)
+    assert not torch.equal(one.key, third.key) and not torch.equal(one.query, other.query)
+
+
+def test_composition_finds_a_head_that_reads_another() -> None:
+    model = make("decoder", addnorm="pre", norm="none")
+    first, second = (block.sublayers["attention"] for block in model.decoder.stack.blocks)
+    with torch.no_grad():  # head 2 of layer 1 has keys along what head 1 of layer 0 writes
+        written = first.matrices()["output"][:, 4:8]
+        second.matrices()["key"][8:12] = written.T
+    scores = {
+        (i, j): composition(model, f"decoder.0.attention.{i}", f"decoder.1.attention.{j}")["key"]
+        for i in range(4)
+        for j in range(4)
+    }
+    assert max(scores, key=scores.__getitem__) == (1, 2)
+    assert all(0 <= score <= 1 for score in scores.values())
+    assert random_composition(16, 4) < scores[1, 2]
+
+
+def test_virtual_weights_read_what_was_written() -> None:
+    model = make("decoder", addnorm="pre")
+    found = virtual_weights(model, "decoder.0.attention.1", "decoder.1.ffn", "input")
+    ffn = model.decoder.stack.blocks[1].sublayers["ffn"].input.weight
+    gain = model.decoder.stack.blocks[1].addnorms["ffn"].norm.weight
+    written = model.decoder.stack.blocks[0].sublayers["attention"].output.weight[:, 4:8]
+    close(found, (ffn * gain) @ written)
+    assert set(read_matrices(make("decoder", ffn="swiglu"), "decoder.0.ffn")) == {"gate", "input"}
+
+
+def test_embedding_and_unembedding_have_their_scales() -> None:
+    model, (ids,) = make("decoder", addnorm="pre", norm="rms", scale_output=True), inputs("decoder")
+    seen = look(model, ids, ("stream", "norms"))
+    final = seen.stream["decoder.1.ffn"] / seen.norms["decoder.close.norm"]
+    close(final @ unembedding_matrix(model).T, model(ids))
+    close(embedding_matrix(model).T[ids], seen.embeddings["decoder"][0])
+
+
+def test_mistakes_are_explained() -> None:
+    model = make("decoder")
+    with pytest.raises(InputError, match="a head is a place and a number below 4"):
+        head_weights(model, "decoder.0.attention")
+    with pytest.raises(InputError, match="the writer must come before the reader"):
+        virtual_weights(model, "decoder.1.ffn", "decoder.0.ffn", "input")
+    with pytest.raises(InputError, match=r"reads with input: got 'query'"):
+        virtual_weights(model, "decoder.0.ffn", "decoder.1.ffn", "query")
+    with pytest.raises(InputError, match="not a feed-forward network"):
+        neuron(model, "decoder.0.attention", 1)
+    with pytest.raises(InputError, match="has 64 neurons, numbered from 0: got 64"):
+        neuron(model, "decoder.0.ffn", 64)
+    with pytest.raises(InputError, match="has no neurons"):
+        top_activations(look(model, torch.tensor([[1]])), "decoder.0.ffn", 1)
+    with pytest.raises(InputError, match="needs a model with a token head"):
+        unembedding_matrix(make("encoder", head="class", outputs=2))
+    with pytest.raises(InputError, match="reads token ids"):
+        embedding_matrix(
+            make("encoder", input="vectors", vocab=0, pad=None, head="class", outputs=2)
+        )

@@ -1,0 +1,125 @@
+"""Contributions and interactions of columns: complete and as they are defined."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from addnorm.errors import InputError
+from addnorm.lens.columns import (
+    column_contributions,
+    column_interactions,
+    embed_columns,
+    outputs_from,
+)
+from tests.conftest import close
+from tests.lens.test_look import table_model, table_rows
+from tests.portable import training
+
+
+def tokens_of(model: Any, count: int) -> Tensor:
+    return embed_columns(model, *table_rows(count)).detach()
+
+
+@pytest.mark.parametrize("kind", ("ft", "tab", "saint"))
+def test_outputs_from_tokens_are_those_of_the_model(kind: str) -> None:
+    model, rows = table_model(kind), table_rows()
+    close(outputs_from(model, embed_columns(model, *rows)), model(*rows).mean(dim=1))
+
+
+@pytest.mark.parametrize("members", (1, 2))
+@pytest.mark.parametrize("kind", ("ft", "tab"))
+def test_contributions_are_complete(kind: str, members: int) -> None:
+    model = table_model(kind, members=members)
+    rows, rest = tokens_of(model, 3), tokens_of(model, 7)
+    result = column_contributions(model, rows, rest, steps=64)
+    spread = float((result.output - result.baseline).abs().max())
+    assert result.contributions.shape == (3, 4) and result.completeness < 0.1 * spread
+    whole = outputs_from(model, rest).detach()
+    for row in range(3):  # 7 draws: every row is compared with every background row
+        assert float(result.baseline[row]) == pytest.approx(
+            float(whole[:, int(result.output_index[row])].mean())
+        )
+
+
+def test_rows_that_attend_to_rows_are_explained_one_draw_at_a_time() -> None:
+    model = table_model("saint")
+    rows, rest = tokens_of(model, 3), tokens_of(model, 7)
+    result = column_contributions(model, rows, rest, draws=2, steps=4)
+    assert result.contributions.shape == (3, 4) and bool(result.contributions.isfinite().all())
+
+
+def test_interactions_by_hand() -> None:
+    model = table_model("ft")
+    rows, rest = tokens_of(model, 2), tokens_of(model, 5)
+    result = column_interactions(model, rows, rest, (0, 0, 1, 2), (0, 1, 2))
+    assert result.pairs == ((0, 1), (0, 2), (1, 2))
+    output = outputs_from(model, rows).argmax(dim=1)
+
+    def mean(row: int, kept: list[int]) -> float:
+        total = 0.0
+        for other in rest:
+            mixed = other.clone()
+            mixed[kept] = rows[row, kept]
+            total += float(outputs_from(model, mixed[None]).detach()[0, output[row]]) / 5
+        return total
+
+    for row in range(2):
+        alone = mean(row, [0, 1]) + mean(row, [3]) - mean(row, [])
+        expected = mean(row, [0, 1, 3]) - alone
+        assert float(result.values[1, row]) == pytest.approx(expected)
+    close(result.strength, result.values.square().mean(dim=1).sqrt())
+    assert bool((result.h >= 0).all())
+
+
+def test_columns_that_only_add_up_do_not_interact() -> None:
+    model = table_model("tab")
+    with torch.no_grad():
+        for layer in model.head:  # no ReLU is ever at 0, so the network is a sum of its inputs
+            if isinstance(layer, torch.nn.Linear):
+                layer.bias.add_(1000)
+                layer.weight.abs_()
+        model.norm = torch.nn.Identity()
+    rows, rest = (torch.rand(n, 4, 16).double() for n in (3, 4))
+    result = column_interactions(model, rows, rest, (0, 1, 2, 3), (0, 1))
+    close(result.values, torch.zeros_like(result.values), 1e-8)
+    with pytest.raises(InputError, match="at least one row"):
+        column_contributions(model, rows, rest[:0])
+
+
+@pytest.mark.slow
+@pytest.mark.trains
+def test_a_planted_table_is_explained() -> None:
+    """y = 1.5 main + 2 A·B + noise: the parts, their interaction, and nothing for noise columns."""
+    from addnorm.tabular import FTTransformerRegressor
+    from addnorm.tabular.explain import explain_row, explain_table
+
+    rng = np.random.default_rng(0)
+    names = ["main", "a", "b", *(f"noise {n}" for n in range(7))]
+    x = rng.normal(size=(3000, 10))
+    y = 1.5 * x[:, 0] + 2 * x[:, 1] * x[:, 2] + 0.1 * rng.normal(size=len(x))
+    table = dict(zip(names, x.T, strict=True))
+    sizes = {"width": 32, "depth": 2, "heads": 4, "ffn_width": 32, "epochs": 40}
+    still = {"dropout": 0.0, "attention_dropout": 0.0, "ffn_dropout": 0.0}
+    model = FTTransformerRegressor(
+        **sizes, **still, learning_rate=1e-3, random_state=training.seed
+    ).fit(table, y)
+    some = {name: column[:300] for name, column in table.items()}
+    result = explain_table(model, some, y[:300])
+    shares = dict(zip(result.columns, result.gradient, strict=True))
+    most = max(shares.values())
+    assert {name for name, share in shares.items() if share > 0.05 * most} == {"main", "a", "b"}
+    pair, *others = result.interactions
+    assert set(pair[:2]) == {"a", "b"} and pair[2] == pytest.approx(2.0, rel=0.4)
+    assert all(other[2] < 0.2 * pair[2] for other in others)
+    totals = dict.fromkeys(names, 0.0)
+    for row in range(20):
+        one = explain_row(model, some, row)
+        assert one.baseline == pytest.approx(float(y.mean()), abs=0.5)
+        assert sum(one.contributions) == pytest.approx(one.output - one.baseline, abs=0.05)
+        for name, share in zip(one.columns, one.contributions, strict=True):
+            totals[name] += abs(share)
+    most = max(totals.values())
+    assert all(totals[name] < 0.05 * most for name in names if name.startswith("noise"))

@@ -1,0 +1,97 @@
+"""The explanation of a sequence agrees with the views it is made of; its page is one safe file."""
+
+import base64
+import json
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from addnorm.errors import InputError
+from addnorm.lens.explanation import MOST_PROBABLE, SequenceExplanation, explain_sequence
+from addnorm.lens.page import MAX_MAP_BYTES, page_data
+from tests.conftest import close, inputs, make
+from tests.lens.planted import planted
+
+EVIL = "</script><b>"
+
+
+def explain_some(mode: str, **changes: Any) -> tuple[Any, Any, SequenceExplanation]:
+    model, batch = make(mode, **changes), inputs(mode, 1)
+    sides = ("encoder", "decoder") if mode == "encoder-decoder" else (mode,)
+    tokens = {
+        side: [f"{EVIL}{i}" for i in ids[0].tolist()]
+        for side, ids in zip(sides, batch, strict=True)
+    }
+    return model, batch, explain_sequence(model, batch, tokens=tokens, name_of=str, title=EVIL)
+
+
+@pytest.mark.parametrize("mode", ("decoder", "encoder-decoder"))
+def test_it_agrees_with_the_model(mode: str) -> None:
+    model, batch, found = explain_some(mode)
+    logits = model(*batch)[0].detach()
+    best = logits.argmax(dim=-1)
+    assert found.outputs == [str(int(i)) for i in best]
+    close(torch.tensor(found.probabilities), logits.softmax(-1).amax(-1).float(), 1e-6)
+    names, values = found.pieces
+    close(values.sum(dim=0), logits.amax(dim=-1))
+    assert len(names) == len(values)
+    assert (
+        found.top_pieces(0, 3)
+        == sorted(zip(names, values[:, 0].tolist(), strict=True), key=lambda p: -abs(p[1]))[:3]
+    )
+    assert [row[0] for row in found.layers[1][-1]] == [row[0] for row in found.candidates]
+    assert found.to_dict()["outputs"][0]["pieces"][names[0]] == float(values[0, 0])
+    json.dumps(found.to_dict())
+    # A decoder's output rests on nothing after it.
+    own = found.contributions["decoder"]
+    assert float(own.triu(1).abs().max()) == 0 and bool(own.tril().abs().sum() > 0)
+
+
+def test_a_class_has_one_output() -> None:
+    _, _, found = explain_some("encoder", head="class", outputs=3, pool="mean")
+    assert len(found.outputs) == 1 and found.contributions["encoder"].shape == (1, 6)
+    assert found.top_inputs()[0][0] == "encoder" and len(found.page().html()) < 100_000
+
+
+def test_targets_can_be_chosen() -> None:
+    model, ids = planted(), torch.tensor([[4, 7, 3]])
+    found = explain_sequence(
+        model,
+        ids,
+        tokens={"decoder": ["4", "7", "3"]},
+        name_of=str,
+        targets=[1, 4, MOST_PROBABLE],
+    )
+    assert found.outputs == ["1", "4", "5"]
+    assert found.top_pieces(1)[0] == ("decoder.0.attention.0", pytest.approx(1.0))
+    assert found.statistics["decoder.0.attention.0"]["previous"] == pytest.approx(1.0)
+    with pytest.raises(InputError, match="there must be 3 targets"):
+        explain_sequence(model, ids, tokens={}, name_of=str, targets=[1])
+    with pytest.raises(InputError, match="a batch of one row"):
+        explain_sequence(model, ids.expand(2, -1), tokens={}, name_of=str)
+
+
+def test_the_page_holds_the_maps_and_escapes_the_words() -> None:
+    _, _, found = explain_some("encoder-decoder")
+    text = found.page().html()
+    assert EVIL not in text and len(text) < 200_000
+    (data,) = re.findall(r'id="w0-data">(.*?)</script>', text, re.DOTALL)
+    content = json.loads(data)
+    assert content["tokens"] == found.tokens
+    memory = next(m for m in content["maps"] if m["name"] == "decoder.1.memory")
+    assert len(memory["rows"]) == 6 and len(memory["columns"]) == 8
+    weights = torch.frombuffer(bytearray(base64.b64decode(memory["data"])), dtype=torch.uint8)
+    close(weights.view(4, 6, 8) / 255, found.maps["decoder.1.memory"].float(), 0.003)
+    assert content["pieces"][0][-1][0] == "sum: the logit"
+    assert found._repr_html_().startswith("<iframe")
+
+
+def test_large_maps_are_averaged() -> None:
+    _, _, found = explain_some("decoder")
+    big = {"decoder.0.attention": torch.rand(4, 600, 600)}
+    large = SequenceExplanation(**{**vars(found), "maps": big, "tokens": {"decoder": ["x"] * 600}})
+    data, shortened = page_data(large)
+    assert shortened and data["maps"][0]["heads"] == 1
+    assert len(data["maps"][0]["data"]) < 1.5 * MAX_MAP_BYTES

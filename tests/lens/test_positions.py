@@ -1,0 +1,107 @@
+"""Positions: rotations, offsets, components, and what a probe can and cannot tell."""
+
+import pytest
+import torch
+
+from addnorm import ModelConfig, build
+from addnorm.errors import InputError
+from addnorm.layers.positions import POSITIONS, Rotary
+from addnorm.lens.look import look
+from addnorm.lens.positions import (
+    by_offset,
+    index_vectors,
+    offset_dependence,
+    position_vectors,
+    positions_page,
+    principal_components,
+    probe,
+    rotary_scores,
+    rotation,
+    without_shortcuts,
+)
+from tests.conftest import close, make
+
+
+@pytest.mark.parametrize("offset", (0, 1, 7, -3))
+def test_a_rotation_moves_every_position_alike(offset: int) -> None:
+    model = make("encoder", width=16)
+    table = position_vectors(model.encoder.positions, 24, 16).double()
+    turned = table @ rotation(offset, 16).T
+    own, other = (slice(max(0, -offset), 24 - max(0, offset)), slice(max(0, offset), None))
+    close(turned[own], table[other][: len(turned[own])], 1e-6)
+    matrix = rotation(offset, 16)
+    close(matrix @ matrix.T, torch.eye(16).double())
+
+
+def test_offsets_explain_sinusoids_and_not_indices() -> None:
+    model = make("encoder", width=16)
+    vectors = position_vectors(model.encoder.positions, 40, 16)
+    products = vectors @ vectors.T
+    assert offset_dependence(products) == pytest.approx(1.0, abs=1e-5)
+    plain = index_vectors(40, 16)
+    assert offset_dependence(plain @ plain.T) < 0.5
+    curve = by_offset(products)
+    assert float(curve[0]) == pytest.approx(8.0, rel=1e-4) and bool((curve[1:] < curve[0]).all())
+
+
+def test_rotary_scores_depend_on_the_offset_alone() -> None:
+    scores = rotary_scores(Rotary(16, 2, 8, 24, True), 20)
+    assert offset_dependence(scores) == pytest.approx(1.0, abs=1e-4)
+    assert float(scores[0, 0]) == pytest.approx(1.0)
+
+
+def test_components_of_a_line() -> None:
+    table = torch.arange(9.0)[:, None] * torch.tensor([[3.0, 4.0]])
+    points, shares = principal_components(table)
+    assert shares.tolist() == pytest.approx([1.0, 0.0], abs=1e-6)
+    assert points[:, 0].diff().abs().tolist() == pytest.approx([5.0] * 8)
+
+
+def test_a_probe_tells_what_is_there() -> None:
+    features = torch.randn(200, 8)
+    assert probe(features, features @ torch.randn(8)) > 0.99
+    assert probe(features, torch.randn(200)) < 0.2
+    classes = (features[:, 0] > 0).long()
+    assert probe(features, classes) > 0.85 > probe(features, torch.randint(0, 2, (200,)))
+    with pytest.raises(InputError, match="as many targets as features"):
+        probe(features, classes[:3])
+
+
+def states(positions: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    model = make("encoder", positions=positions, depth=1, width=32, scale_embedding=False)
+    ids = torch.randint(1, 19, (60, 12))
+    place = torch.arange(12.0).expand(60, -1)
+    return look(model, ids, ()).hidden["encoder"].flatten(0, 1), place.flatten(), ids.flatten()
+
+
+def test_without_positions_no_position_can_be_told() -> None:
+    with_them, place, _ = states("sinusoidal")
+    without, _, _ = states("none")
+    assert probe(with_them, place) > 0.5
+    assert probe(without, place) < 0.1
+
+
+def test_without_shortcuts_tokens_grow_alike() -> None:
+    """Deep at initialisation, a linear map no longer tells which token stands at a position."""
+    torch.manual_seed(0)
+    config = ModelConfig(mode="encoder", vocab=19, width=32, heads=4, depth=6, dropout=0.0)
+    model, ids = build(config).eval(), torch.randint(1, 19, (60, 12))
+    own = probe(look(model, ids, ()).hidden["encoder"].flatten(0, 1), ids.flatten())
+    with without_shortcuts(model):
+        alike = look(model, ids, ()).hidden["encoder"]
+        lost = probe(alike.flatten(0, 1), ids.flatten())
+    assert own > 0.7 and lost < 0.5 * own
+    assert torch.equal(look(model, ids, ()).output, look(model, ids, ()).output)
+    with (
+        pytest.raises(InputError, match="post-norm"),
+        without_shortcuts(make("encoder", addnorm="pre")),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_every_scheme_has_a_page(positions: str) -> None:
+    text = positions_page(make("decoder", positions=positions), 16).html()
+    drawn = positions in ("sinusoidal", "learned", "rotary", "index", "concatenated")
+    assert ("<svg" in text) == drawn and "Positions" in text
+    assert ("acts on scores" in text) != drawn

@@ -1,0 +1,97 @@
+"""Wrong arguments to a model are one clear error; torch.func and meta work."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.func import functional_call, grad, jvp, vmap
+
+from addnorm import Mask, ModelConfig, build
+from addnorm.errors import InputError
+from tests.conftest import make
+
+IDS = torch.tensor([[1, 2, 3], [4, 5, 0]])
+VISIBLE = torch.ones(2, 3, dtype=torch.bool)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    (
+        (lambda m: m(IDS, mask=VISIBLE), r"a mask must be an addnorm\.Mask: got Tensor\. Try Mask"),
+        (lambda m: m([[1, 2]]), r"the input of a model must be a tensor: got list\. Try torch"),
+        (lambda m: m(None), "must be a tensor: got NoneType"),
+        (lambda m: m(IDS.float()), "token ids must be integers of shape .*: got torch.float32"),
+        (lambda m: m(IDS.cfloat()), "token ids must be integers of shape .*: got torch.complex64"),
+        (lambda m: m(IDS.to("meta")), r"on the device of the model, cpu: got meta\. Try .to\('cpu"),
+        (lambda m: m(IDS, cache=3), r"a cache must be what model\.cache\(batch\) returns: got int"),
+        (
+            lambda m: m(IDS, cache=make("decoder", depth=3).cache(2)),
+            r"the cache is of another model: it has 3 layers, this model has 2\. Create it with",
+        ),
+        (
+            lambda m: m(IDS, cache=make("decoder", heads=2).cache(2)),
+            r"of another model: it has 2 layers with 2 heads of width 8; layer 0 here has 4 heads",
+        ),
+        (lambda m: Mask.causal(-1), r"a prefix must be 0 or more: got -1\. Try 0\."),
+        (lambda m: Mask.causal(torch.tensor([2, -3])), "a prefix must be 0 or more: got -3"),
+        (
+            lambda m: m.cache(2).reorder(torch.tensor([0, 2])),
+            r"the rows of this cache are 0 to 1: got 2\. Check the indices\.",
+        ),
+        (lambda m: m.cache(2).reorder(torch.tensor([-1, 0])), "are 0 to 1: got -1"),
+        (lambda m: m.cache(2).reorder([0, 1]), r"reordered by integers of shape \(rows,\): got \["),
+        (lambda m: m.cache(2).reorder(torch.tensor(1)), "got torch.int64 of shape"),
+    ),
+)
+def test_misuse_of_a_decoder(call: Callable[[Any], Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        call(make("decoder"))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    (
+        (lambda m: m(IDS, None), "the target must be a tensor: got NoneType"),
+        (lambda m: m(IDS, IDS, source_mask=VISIBLE), "a mask must be an addnorm.Mask: got Tensor"),
+        (lambda m: m(IDS, IDS, target_mask=VISIBLE), "a mask must be an addnorm.Mask: got Tensor"),
+        (lambda m: m.decode(IDS, None), r"the memory must be a tensor: .* Try model\.encode"),
+        (lambda m: m.decode(IDS, m.encode(IDS), memory_mask=VISIBLE), "a mask must be an addnorm"),
+    ),
+)
+def test_misuse_of_an_encoder_decoder(call: Callable[[Any], Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        call(make("encoder-decoder"))
+
+
+def loss(model: Any, weights: dict[str, torch.Tensor], ids: torch.Tensor) -> torch.Tensor:
+    logits: torch.Tensor = functional_call(model, weights, (ids[None],))
+    return logits.logsumexp(-1).sum()
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_gradients_of_each_sequence_by_vmap() -> None:
+    model, ids = make("decoder"), torch.tensor([[1, 2, 3], [4, 5, 6]])
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    together = vmap(grad(lambda w, x: loss(model, w, x)), (None, 0))(weights, ids)
+    for row in range(2):
+        alone = grad(lambda w: loss(model, w, ids[row]))(weights)  # noqa: B023
+        for name in weights:
+            torch.testing.assert_close(together[name][row], alone[name])
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+def test_forward_mode_differentiation_equals_backward_mode() -> None:
+    model, ids = make("decoder"), torch.tensor([1, 2, 3])
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    tangents = {name: torch.randn_like(p) for name, p in weights.items()}
+    _, forward = jvp(lambda w: loss(model, w, ids), (weights,), (tangents,))
+    gradients = grad(lambda w: loss(model, w, ids))(weights)
+    backward = sum((gradients[name] * tangents[name]).sum() for name in weights)
+    torch.testing.assert_close(forward, backward)
+
+
+def test_a_forward_pass_on_meta_gives_the_shape() -> None:
+    with torch.device("meta"):
+        model = build(ModelConfig(mode="decoder", vocab=9, width=8, depth=1, heads=2, pad=0))
+        assert model(torch.ones(2, 3, dtype=torch.long)).shape == (2, 3, 9)

@@ -1,0 +1,137 @@
+"""A run is used by one process at a time; leftovers of killed processes are recognised."""
+
+import json
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from addnorm.config import Config
+from addnorm.errors import SavedError
+from addnorm.runs import lock
+from addnorm.runs.lock import LOCK_FILE, InUseError, LockHolder, locked, stale_lock
+from addnorm.runs.run import Run, RunRecord, require_unused, sweep_run
+from addnorm.runs.train import resume_run
+
+
+def write_lock(folder: Path, process: int, host: str | None = None) -> None:
+    holder = {"process": process, "host": host or socket.gethostname(), "started": "2026-01-02"}
+    (folder / LOCK_FILE).write_text(json.dumps(holder))
+
+
+def make(path: Path) -> Run:
+    return Run.create(path, Config(), RunRecord("language", fingerprint="x"))
+
+
+def test_a_lock_is_held_by_one_and_deleted_at_the_end(tmp_path: Path) -> None:
+    with locked(tmp_path) as stale:
+        assert stale is None and not stale_lock(tmp_path)
+        message = rf"is in use by process {os.getpid()} since 20\d\d-.*\. Wait until it ends"
+        with pytest.raises(InUseError, match=message), locked(tmp_path):
+            pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_stale_lock_is_recognised(tmp_path: Path) -> None:
+    write_lock(tmp_path, 5)
+    assert stale_lock(tmp_path)
+    with locked(tmp_path) as stale:
+        assert stale == LockHolder(5, socket.gethostname(), "2026-01-02")
+        assert stale.describe() == "process 5 since 2026-01-02"
+
+
+def test_the_lock_of_another_host_is_respected(tmp_path: Path) -> None:
+    write_lock(tmp_path, 5, "elsewhere")
+    message = r"in use by process 5 on elsewhere since 2026-01-02\. .*delete '.*run\.lock'\.$"
+    with pytest.raises(InUseError, match=message), locked(tmp_path):
+        pass
+
+
+def test_without_flock_a_process_that_is_alive_holds_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "fcntl", None)
+    write_lock(tmp_path, os.getpid())
+    with pytest.raises(InUseError, match="in use by process"), locked(tmp_path):
+        pass
+    monkeypatch.setattr(lock, "_is_alive", lambda process: False)
+    with locked(tmp_path) as stale:
+        assert stale is not None
+
+
+@pytest.mark.parametrize("content", (b"", b"[", b"[" * 9000, b"{}", b'{"process": "1"}', b"\xff"))
+def test_a_damaged_lock_file_counts_as_stale(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / LOCK_FILE).write_bytes(content)
+    with locked(tmp_path) as stale:
+        assert stale is None
+
+
+def test_a_directory_that_cannot_be_written_is_one_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    run = make(tmp_path / "run")
+    monkeypatch.setattr(os, "open", refuse)
+    message = r"cannot be locked for writing: Permission denied\. Change its permissions \(chmod"
+    with pytest.raises(SavedError, match=message):
+        resume_run(run.path, observers=lambda path: [])
+
+
+def test_two_cannot_resume_a_run_at_once(tmp_path: Path) -> None:
+    run = make(tmp_path / "run")
+    with locked(run.path), pytest.raises(InUseError, match="is in use by process"):
+        resume_run(run.path, observers=lambda path: [])
+
+
+def test_a_run_that_was_killed_before_its_record_can_be_started_again(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer").mkdir()
+    for name in ("config.toml", "tokenizer/tokenizer.json", ".run.json.0123abcd"):
+        (tmp_path / name).write_text("half")
+    with pytest.raises(SavedError, match=r"is not empty\. Choose another --out: it has '.run"):
+        require_unused(tmp_path)  # without a lock file these are the user's
+    write_lock(tmp_path, 5)
+    assert require_unused(tmp_path) == tmp_path
+    assert [entry.name for entry in tmp_path.iterdir()] == [LOCK_FILE]
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "config.toml").write_text("half")
+    with pytest.raises(SavedError, match=r"Choose another --out: it has 'notes.txt'"):
+        require_unused(tmp_path)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_temporary_files_of_a_run_are_swept_and_others_stay(tmp_path: Path) -> None:
+    run = make(tmp_path / "run")
+    (run.path / "best").mkdir()
+    for name in (".run.json.0123abcd", "best/.model.safetensors.00000000"):
+        (run.path / name).write_text("half")
+    for name in (".notes.txt.0123abcd", ".run.json.swp", ".run.json.0123abcg"):
+        (run.path / name).write_text("mine")
+    assert sweep_run(run.path) == [".run.json.0123abcd", ".model.safetensors.00000000"]
+    assert len(list(run.path.glob(".*"))) == 3
+
+
+def test_a_changed_configuration_is_named_and_refused(tmp_path: Path) -> None:
+    run = make(tmp_path / "run")
+    path = run.path / "config.toml"
+    assert Run.open(run.path).config == run.config
+    path.write_text(path.read_text() + "\n[train]\nlr = 0.5\n")
+    message = (
+        r"config\.toml' was changed since the run started \(train\.lr: none → 0\.5\), but a run "
+        r"keeps its configuration\. For a new run with the change: addnorm train language … --from "
+        r".*run --set train\.lr=0\.5\. To keep the old values, delete config\.toml\.$"
+    )
+    with pytest.raises(SavedError, match=message):
+        resume_run(run.path, observers=lambda path: [])
+    path.unlink()
+    assert Run.open(run.path).config == run.config
+
+
+def test_a_saved_model_is_not_resumed(tmp_path: Path) -> None:
+    from addnorm import build, presets
+
+    build(presets.gpt2(vocab=16, width=8, depth=1, heads=2)).save(tmp_path)
+    with pytest.raises(SavedError, match=r"is a saved model, not a run, so it cannot be resumed"):
+        resume_run(tmp_path, observers=lambda path: [])
