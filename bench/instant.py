@@ -1,6 +1,7 @@
-"""Instant models on real tables, beside scikit-learn's models at their defaults.
+"""Instant models on real tables, compared with scikit-learn's models at their defaults.
 
-    python -m bench.instant DATA --out F.json [--weights W --name N] [--draws 5]
+    python -m bench.instant DATA --out F.jsonl [--weights W --name N] [--draws 5]
+    python -m bench.instant DATA --out F.jsonl --show [--each]
 
 DATA holds the files of CLASSES and NUMBERS; wine, digits, iris and diabetes are scikit-learn's own.
 From every table 100, 400 and min(1000, 60 %) rows are drawn to learn from, with the classes in
@@ -8,7 +9,7 @@ their shares, five times; up to 2,000 others are the test rows. All models see t
 Measured: AUC (of several classes the mean of one against the rest), log-loss, calibration error
 (ECE, 15 bins), or of numbers RMSE and CRPS relative to the standard deviation of the test targets;
 and seconds of fitting and predicting together. These tables choose nothing: weights are chosen on
-synthetic tables. F.json is written after every table; what it has already is not done again.
+synthetic tables. F.jsonl gets one line for each fit; what it has already is not done again.
 """
 
 import argparse
@@ -38,7 +39,6 @@ from addnorm.cpu import keep_memory
 from addnorm.data.table.encode import EncodedTable, fit_encoder
 from addnorm.data.table.frame import Array, Frame, read_frame, to_frame, to_texts
 from addnorm.data.table.infer import infer
-from addnorm.files import write_whole
 from addnorm.metrics import classification_metrics
 from addnorm.tabular.compare import matrix, small_categories
 from addnorm.tabular.instant import InstantClassifier, InstantRegressor
@@ -186,16 +186,21 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--weights", type=Path, help="a file of weights; else the package's")
-    parser.add_argument("--name", default="instant", help="what to call these weights in F.json")
+    parser.add_argument("--name", default="instant", help="what to call these weights in F.jsonl")
     parser.add_argument("--models", nargs="+", choices=["instant", *BASELINES])
     parser.add_argument("--tables", nargs="+", choices=[*CLASSES, *NUMBERS])
     parser.add_argument("--sizes", nargs="+", type=int, choices=SIZES, default=SIZES)
     parser.add_argument("--draws", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--show", action="store_true", help="only print what F.jsonl has")
+    parser.add_argument("--each", action="store_true", help="print each table, too")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     keep_memory()
-    results: list[dict[str, Any]] = json.loads(args.out.read_text()) if args.out.exists() else []
+    lines = args.out.read_text().splitlines() if args.out.exists() else []
+    results: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    if args.show:
+        return show(results, each=args.each)
     done = {(r["table"], r["size"], r["draw"], r["model"]) for r in results}
     models: dict[str, Callable[..., dict[str, float]]] = {}
     for model in args.models or ["instant", *BASELINES]:
@@ -218,31 +223,40 @@ def main() -> None:
                 train, test = (X.take(inside), y[inside]), (X.take(outside), y[outside])
                 for name, run in models.items():
                     key = {"table": table, "size": size, "draw": draw, "model": name}
-                    if tuple(key.values()) not in done:
-                        results.append({**key, "rows": count, **run(train, test, classes, draw)})
-        write_whole(args.out, json.dumps(results, indent=0).encode())
-    show(results)
+                    if tuple(key.values()) in done:
+                        continue
+                    row = {**key, "rows": count, **run(train, test, classes, draw)}
+                    results.append(row)
+                    with args.out.open("a") as file:
+                        file.write(json.dumps(row) + "\n")
+    show(results, each=args.each)
 
 
-def show(results: list[dict[str, Any]]) -> None:
+def show(results: list[dict[str, Any]], *, each: bool = False) -> None:
     """Print the mean over tables of the mean over draws, by size and model."""
-    for task, measures in ((CLASSES, ("auc", "log_loss", "ece", "seconds")),
-                           (NUMBERS, ("rmse", "crps", "seconds"))):  # fmt: skip
+    names = ("auc", "log_loss", "ece", "seconds"), ("rmse", "crps", "seconds")
+    groups: dict[str, list[str]] = {
+        "two classes": [name for name in CLASSES if CLASSES[name][0]],
+        "more classes": [name for name in CLASSES if not CLASSES[name][0]],
+        "all classes": list(CLASSES),
+        "numbers": list(NUMBERS),
+    }
+    if each:
+        groups |= {name: [name] for name in (*CLASSES, *NUMBERS)}
+    models = list(dict.fromkeys(row["model"] for row in results))
+    for group, tables in groups.items():
+        columns = names[1] if tables[0] in NUMBERS else names[0]
         for size in SIZES:
-            for model in dict.fromkeys(r["model"] for r in results):
-                line = []
-                for measure in measures:
-                    tables = [
-                        np.mean(values)
-                        for name in task
-                        if (values := [
-                            r[measure]
-                            for r in results
-                            if (r["table"], r["size"], r["model"]) == (name, size, model)
-                        ])
-                    ]  # fmt: skip
-                    line.append(f"{measure} {np.mean(tables):.4f}" if tables else "")
-                print(f"{size:5d} {model:14s} " + "  ".join(line) + f"  ({len(tables)} tables)")
+            for model in models:
+                rows = [r for r in results if (r["size"], r["model"]) == (size, model)]
+                found = [[r for r in rows if r["table"] == name] for name in tables]
+                found = [part for part in found if part]
+                if found:
+                    means = [
+                        np.mean([np.mean([r[c] for r in part]) for part in found]) for c in columns
+                    ]
+                    line = "  ".join(f"{c} {m:.4f}" for c, m in zip(columns, means, strict=True))
+                    print(f"{group:16s} {size:5d} {model:14s} {line}  ({len(found)} tables)")
 
 
 if __name__ == "__main__":
