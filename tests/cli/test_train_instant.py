@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import addnorm
 from addnorm.errors import ConfigError
 from addnorm.models.instant import write_instant
 from addnorm.runs.run import Run
@@ -49,6 +50,23 @@ def test_a_file_of_weights_can_be_given(table: Path, monkeypatch: pytest.MonkeyP
         run(*words)
     run(*words, "--set", f"table.weights={weights}")
     assert type(load_estimator(out / "best")).__name__ == "InstantClassifier"
+
+
+def test_numbers_come_with_intervals(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = table.parent / "run"
+    run("train", "table", table, "--target", "age", "--model", "instant", "--out", out)
+    capsys.readouterr()
+    run("predict", out, table, "--json")
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(lines) == 60
+    assert all(line["age (5 %)"] < line["age (95 %)"] for line in lines)
+
+
+def test_the_front_door(table: Path) -> None:
+    trained = addnorm.train("table", table, target="y", model="instant", progress=False)
+    answers = trained.predict(table)
+    assert len(answers) == 60 and set(answers) <= {"yes", "no"}
+    assert trained.explain(table).columns
 
 
 def test_sizes_and_unlabelled_rows_are_refused(table: Path) -> None:

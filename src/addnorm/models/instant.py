@@ -56,8 +56,8 @@ FEATURES = 4 + 2 * len(FREQUENCIES)
 CLIP = 4.0
 UNNAMED = 2
 """Codes of a category that are not values: missing, and rare or unknown."""
-MAX_CACHED = 2**26
-"""Numbers that are kept of the known rows of one table: 256 MB."""
+MAX_CACHED = 2**27
+"""Numbers that are kept of the known rows of one table: 512 MB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +144,10 @@ class KnownRows:
     target: Tensor
     """(tables, known): classes, or standardised numbers."""
     count: int
+
+    def numel(self) -> int:
+        """Return how many numbers are cached."""
+        return sum(keys.numel() + values.numel() for keys, values in self.cache.values())
 
 
 class Vote(nn.Module):
@@ -477,8 +481,7 @@ class InstantPredictor(TabularModel):
                 target = self.class_order(member)[target]
             is_category = (self.kept >= self.config.numbers)[None]
             known = self.network.read(cells, target[None], is_category)
-        numel = sum(k.numel() + v.numel() for k, v in known.cache.values())
-        if numel * self.config.members <= MAX_CACHED:
+        if sum(part.numel() for part in (*self.read_rows.values(), known)) <= MAX_CACHED:
             self.read_rows[member] = known
         return known
 

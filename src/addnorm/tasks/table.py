@@ -43,7 +43,13 @@ from addnorm.tabular.explain import Explanation, RowExplanation, explain_row, ex
 from addnorm.tabular.fitting import FitResult, FitSettings, SplitRows, TableTraining
 from addnorm.tabular.holdout import hold_out, require_one_split
 from addnorm.tabular.inputs import to_groups
-from addnorm.tabular.instant import ALL_ESTIMATORS, InstantEstimator, compare_instant, load_network
+from addnorm.tabular.instant import (
+    ALL_ESTIMATORS,
+    InstantEstimator,
+    InstantRegressor,
+    compare_instant,
+    load_network,
+)
 from addnorm.tabular.page import add_results
 from addnorm.tasks.base import (
     BEST,
@@ -188,6 +194,8 @@ class TrainedTable(Trained):
     ) -> Iterator[tuple[Frame, dict[str, Array]]]:
         """Yield the rows of a file in parts, each with the columns that are added to it.
 
+        An instant regressor adds the ends of 90 % intervals, too.
+
         Parameters
         ----------
         path : the file.
@@ -202,6 +210,9 @@ class TrainedTable(Trained):
             with without_warnings():
                 if classes is None:
                     scored = {f"{name} (predicted)": self.estimator.predict(rows)}
+                    if isinstance(self.estimator, InstantRegressor):
+                        low, high = self.estimator.predict_interval(rows, 0.9).T
+                        scored |= {f"{name} (5 %)": low, f"{name} (95 %)": high}
                 else:
                     probabilities = self.estimator.predict_proba(rows)
                     best = np.array(classes, dtype=object)[probabilities.argmax(axis=1)]
