@@ -1,6 +1,6 @@
 """Pictures of docs/instant.md: probability surfaces, and the loss against tables seen.
 
-python -m bench.instant_pictures FOLDER [--weights W] [--curve curve.jsonl]
+python -m bench.instant_pictures FOLDER [--weights W] [--curve curve.jsonl --annealed curve.jsonl]
 """
 
 import argparse
@@ -69,19 +69,29 @@ def surfaces(weights: Path | None) -> Any:
     return surface_chart(panels, [*train], [*models], title=title)
 
 
+def points(path: Path) -> list[tuple[float, float]]:
+    """Return tables seen and validation loss from a file of a training run."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return [(row["tables"], row["loss"]) for row in rows]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--weights", type=Path)
-    parser.add_argument("--curve", type=Path, nargs="+")
+    parser.add_argument("--curve", type=Path, help="of the run with a constant rate")
+    parser.add_argument("--annealed", type=Path, nargs="*", default=[], help="of annealed copies")
     args = parser.parse_args()
     torch.set_num_threads(1)
     write_picture(surfaces(args.weights), args.folder / "instant-surfaces.svg")
     if args.curve:
-        rows = [json.loads(line) for path in args.curve for line in path.read_text().splitlines()]
-        curve = {"validation loss": [(row["tables"], row["loss"]) for row in rows]}
+        curves = {"constant rate": points(args.curve)}
+        for path in args.annealed:
+            found = points(path)
+            before = [point for point in curves["constant rate"] if point[0] < found[0][0]]
+            curves[f"annealed to {found[-1][0] // 1000},000 tables"] = [*before[-1:], *found]
         chart = line_chart(
-            curve,
+            curves,
             title="Loss on synthetic validation tables, relative to uniform guesses",
             x="tables seen",
             y="loss",

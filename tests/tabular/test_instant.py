@@ -18,7 +18,11 @@ from addnorm.tabular import (
     save_estimator,
 )
 from addnorm.tabular.explain import explain_row, explain_table
-from addnorm.tabular.instant import compare_instant, informative_columns, stratified_sample
+from addnorm.tabular.instant import (
+    compare_instant,
+    informative_columns,
+    stratified_sample,
+)
 from addnorm.tabular.instant_training import InstantSettings, make_model
 
 

@@ -72,8 +72,8 @@ class InstantSettings:
     """Cells of a step, about."""
     curriculum: int = 1_000
     """Steps over which the whole prior is mixed in."""
-    growth_start: int = 1_500
-    growth_end: int = 6_000
+    growth_start: int = 1_000
+    growth_end: int = 3_000
     """Steps between which tables grow: small ones are cheap, and teach most of what there is."""
     small_rows: int = 130
     small_columns: int = 8
