@@ -260,6 +260,25 @@ def test_members_see_classes_and_categories_in_other_orders() -> None:
     assert len(set(zip(first.tolist(), second.tolist(), strict=True)) - {(None, None)}) <= 9
 
 
+@pytest.mark.parametrize(("classes", "categories", "wanted"), ((0, 0, 1), (2, 0, 2), (3, 1, 4)))
+def test_members_that_would_be_equal_are_computed_once(
+    classes: int, categories: int, wanted: int
+) -> None:
+    numbers, codes = torch.randn(9, 2), torch.randint(2, 6, (9, categories))
+    predictor = make_predictor(
+        make(),
+        numbers,
+        codes,
+        torch.randint(0, 3, (9,)) % 2 if classes else torch.randn(9),
+        categories=[6] * categories,
+        classes=classes,
+        kept=torch.arange(2 + categories),
+    )
+    with torch.inference_mode():
+        predictor.outputs(numbers, codes)
+    assert len(predictor.read_rows) == wanted == predictor.different_members()
+
+
 def test_a_file_of_weights_is_read_as_it_was_written(tmp_path: Path) -> None:
     model, path = make(), tmp_path / "w.safetensors"
     write_instant(model, model.state_dict(), path)

@@ -488,14 +488,21 @@ class InstantPredictor(TabularModel):
     def outputs(self, numbers: Tensor, codes: Tensor) -> Tensor:
         """Return the mean probabilities of the members: (rows, classes), or (rows, bins)."""
         total: Tensor | None = None
-        for member in range(self.config.members):
+        members = self.different_members()
+        for member in range(members):
             known = self.read(member)
             cells = self.cells(numbers, codes, member)
             hidden = self.network.hidden_of(cells, known, not self.sizes.classes)
             chances = self.chances(hidden, member, known)
             total = chances if total is None else total + chances
         assert total is not None
-        return total / self.config.members
+        return total / members
+
+    def different_members(self) -> int:
+        """Return how many members differ: without categories there are as many as classes."""
+        if bool((self.kept >= self.config.numbers).any()):
+            return self.config.members
+        return min(self.config.members, max(self.sizes.classes, 1))
 
     def chances(self, hidden: Tensor, member: int, known: KnownRows) -> Tensor:
         """Return probabilities, (rows, outcomes), with the classes in the table's order."""
