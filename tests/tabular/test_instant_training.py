@@ -40,7 +40,7 @@ def test_a_step_is_a_function_of_its_number() -> None:
     for part in (0, 7, 40):
         a, b = one.batch(part), two.batch(part)
         assert torch.equal(a["cells"].nan_to_num(), b["cells"].nan_to_num())
-        assert torch.equal(a["wanted"], b["wanted"])
+        assert torch.equal(a["target"], b["target"])
 
 
 def test_tables_become_larger_and_stay_within_their_limits() -> None:

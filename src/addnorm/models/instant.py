@@ -254,8 +254,8 @@ class InstantModel(nn.Module):
         x = torch.cat((first[:, :, None], cells), dim=2).flatten(0, 1)
         mask = None
         if real is not None:
-            seen = F.pad(real, (1, 0), value=True)
-            mask = Mask.padding(seen.repeat_interleave(rows, dim=0))
+            is_real = F.pad(real, (1, 0), value=True)
+            mask = Mask.padding(is_real.repeat_interleave(rows, dim=0))
         context = RowContext(
             rows=rows,
             known=known,
@@ -493,8 +493,8 @@ class InstantPredictor(TabularModel):
             known = self.read(member)
             cells = self.cells(numbers, codes, member)
             hidden = self.network.hidden_of(cells, known, not self.sizes.classes)
-            chances = self.chances(hidden, member, known)
-            total = chances if total is None else total + chances
+            probabilities = self.probabilities(hidden, member, known)
+            total = probabilities if total is None else total + probabilities
         assert total is not None
         return total / members
 
@@ -504,7 +504,7 @@ class InstantPredictor(TabularModel):
             return self.config.members
         return min(self.config.members, max(self.sizes.classes, 1))
 
-    def chances(self, hidden: Tensor, member: int, known: KnownRows) -> Tensor:
+    def probabilities(self, hidden: Tensor, member: int, known: KnownRows) -> Tensor:
         """Return probabilities, (rows, outcomes), with the classes in the table's order."""
         if not self.sizes.classes:
             return self.network.bin_logits(hidden, known.hidden, known.target)[0].softmax(dim=-1)
@@ -516,7 +516,7 @@ class InstantPredictor(TabularModel):
         """Return logits of classes or a standardised number, (rows, 1, outputs)."""
         if maps is not None:
             self.look(numbers, codes, maps)
-        return self.answers_from(self.outputs(numbers, codes))
+        return self.outputs_from_probabilities(self.outputs(numbers, codes))
 
     def tokens(self, numbers: Tensor, codes: Tensor) -> Tensor:
         """Return the cells as the first member sees them, (rows, all columns, width).
@@ -524,33 +524,33 @@ class InstantPredictor(TabularModel):
         Columns that are not kept are 0.
         """
         kept = self.network.tokens_of(self.cells(numbers, codes, 0), self.read(0))[0]
-        every = self.config.numbers + len(self.config.categories)
-        return kept.new_zeros(len(kept), every, kept.shape[2]).index_copy(1, self.kept, kept)
+        count = self.config.numbers + len(self.config.categories)
+        return kept.new_zeros(len(kept), count, kept.shape[2]).index_copy(1, self.kept, kept)
 
     def from_tokens(self, tokens: Tensor) -> Tensor:
         """Return the first member's answers, (rows, 1, outputs), from tokens."""
         is_number = not self.sizes.classes
         hidden = self.network.hidden_of_tokens(tokens[None, :, self.kept], self.read(0), is_number)
-        return self.answers_from(self.chances(hidden, 0, self.read(0)))
+        return self.outputs_from_probabilities(self.probabilities(hidden, 0, self.read(0)))
 
     def look(self, numbers: Tensor, codes: Tensor, maps: Maps) -> None:
         """Store the attention of the first member over the target and all columns of a row."""
         own: Maps = {}
         tokens = self.network.tokens_of(self.cells(numbers, codes, 0), self.read(0))
         self.network.hidden_of_tokens(tokens, self.read(0), not self.sizes.classes, own)
-        every = 1 + self.config.numbers + len(self.config.categories)
+        count = 1 + self.config.numbers + len(self.config.categories)
         place = torch.cat((self.kept.new_zeros(1), 1 + self.kept))
         for name, weights in own.items():
             if name.endswith(".attention"):
-                wide = weights.new_zeros(*weights.shape[:2], every, every)
+                wide = weights.new_zeros(*weights.shape[:2], count, count)
                 wide[:, :, place[:, None], place] = weights
                 maps[name] = wide
 
-    def answers_from(self, chances: Tensor) -> Tensor:
+    def outputs_from_probabilities(self, probabilities: Tensor) -> Tensor:
         """Return logits of classes or a standardised number, (rows, 1, outputs)."""
         if not self.sizes.classes:
-            return (chances @ bin_means(self.network.edges))[:, None, None]
-        logits = chances.clamp(min=1e-7).log()
+            return (probabilities @ bin_means(self.network.edges))[:, None, None]
+        logits = probabilities.clamp(min=1e-7).log()
         if self.sizes.classes == 2:
             logits = logits[:, 1:] - logits[:, :1]
         return logits[:, None]
@@ -648,14 +648,14 @@ def bin_means(edges: Tensor) -> Tensor:
     return (edges[1:] + edges[:-1]) / 2
 
 
-def quantiles_of(chances: Tensor, edges: Tensor, levels: Tensor) -> Tensor:
+def quantiles_of(probabilities: Tensor, edges: Tensor, levels: Tensor) -> Tensor:
     """Return quantiles, (rows, levels), of distributions that are uniform within each bin."""
-    below = torch.cat((torch.zeros_like(chances[:, :1]), chances.cumsum(dim=1)), dim=1)
+    below = torch.cat((torch.zeros_like(probabilities[:, :1]), probabilities.cumsum(dim=1)), dim=1)
     below = below / below[:, -1:]
-    wanted = levels.expand(len(chances), -1).contiguous()
-    place = torch.searchsorted(below, wanted, right=True).clamp(1, chances.shape[1]) - 1
+    targets = levels.expand(len(probabilities), -1).contiguous()
+    place = torch.searchsorted(below, targets, right=True).clamp(1, probabilities.shape[1]) - 1
     low, high = below.gather(1, place), below.gather(1, place + 1)
-    share = ((wanted - low) / (high - low).clamp(min=1e-12)).clamp(0, 1)
+    share = ((targets - low) / (high - low).clamp(min=1e-12)).clamp(0, 1)
     return edges[place] + share * (edges[place + 1] - edges[place])
 
 

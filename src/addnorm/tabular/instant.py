@@ -233,12 +233,14 @@ class InstantRegressor(InstantEstimator, TableRegressor):
 
     def predict_quantiles(self, X: Any, levels: Sequence[float] = (0.05, 0.5, 0.95)) -> Array:
         """Return quantiles of the predicted distribution of each row, (rows, levels)."""
-        wanted = torch.tensor(list(levels), dtype=torch.float32)
-        if not len(wanted) or not bool(((wanted > 0) & (wanted < 1)).all()):
+        level_tensor = torch.tensor(list(levels), dtype=torch.float32)
+        if not len(level_tensor) or not bool(((level_tensor > 0) & (level_tensor < 1)).all()):
             raise ConfigError(f"levels must lie between 0 and 1: got {list(levels)}.")
-        chances, edges = self.predict_bins(X)
-        found = quantiles_of(torch.from_numpy(chances), torch.from_numpy(edges), wanted)
-        return np.asarray(found.double().numpy())
+        probabilities, edges = self.predict_bins(X)
+        quantiles = quantiles_of(
+            torch.from_numpy(probabilities), torch.from_numpy(edges), level_tensor
+        )
+        return np.asarray(quantiles.double().numpy())
 
     def predict_interval(self, X: Any, level: float = 0.9) -> Array:
         """Return low and high ends, (rows, 2), between which a share `level` of targets falls."""
@@ -254,8 +256,8 @@ class InstantRegressor(InstantEstimator, TableRegressor):
         parts = []
         with torch.inference_mode():
             for start in range(0, len(table), self.batch_):
-                some = slice(start, start + self.batch_)
-                parts.append(self.model_.outputs(table.numbers[some], table.codes[some]))
+                chunk = slice(start, start + self.batch_)
+                parts.append(self.model_.outputs(table.numbers[chunk], table.codes[chunk]))
         edges = self.model_.network.edges.double() * self.scale_ + self.mean_
         return np.asarray(torch.cat(parts).numpy()), np.asarray(edges.numpy())
 
@@ -284,10 +286,10 @@ def compare_instant(
     target = torch.from_numpy(train[1]).long() if classes else scaled.float()
     rows = stratified_sample(target, classes, MAX_KNOWN_ROWS, seed)
     table, target = table.take(rows), target[rows]
-    most = [int(part.codes.max(dim=0).values[i]) for part in (train[0], test[0])
+    largest_codes = [int(part.codes.max(dim=0).values[i]) for part in (train[0], test[0])
             for i in range(part.codes.shape[1]) if len(part)]  # fmt: skip
     columns = train[0].codes.shape[1]
-    sizes = [max(most[i::columns]) + 1 for i in range(columns)]
+    sizes = [max(largest_codes[i::columns]) + 1 for i in range(columns)]
     model = make_predictor(
         load_network(),
         table.numbers,
@@ -303,8 +305,8 @@ def compare_instant(
         :, 0
     ]
     if classes:
-        chances = probabilities_of(answers, own_temperature(model)).numpy()
-        figures = classification_metrics(chances, test[1])
+        probabilities = probabilities_of(answers, own_temperature(model)).numpy()
+        figures = classification_metrics(probabilities, test[1])
     else:
         predicted = answers[:, 0].double().numpy() * deviation + mean
         figures = regression_metrics(predicted, test[1])
@@ -333,13 +335,13 @@ def own_temperature(model: InstantPredictor) -> float:
     order = order[target[order].argsort(stable=True)]  # by class, then by key
     part = torch.empty(count, dtype=torch.int64)
     part[order] = torch.arange(count) % (3 if count <= CROSS_ROWS else 4)
-    asked, outputs = [], []
+    predicted_rows, outputs = [], []
     for number in range(3 if count <= CROSS_ROWS else 1):
         chosen = (part == number).nonzero()[:, 0][:CROSS_ROWS]
         rest = (part != number).nonzero()[:, 0]
         if not len(chosen) or not len(rest):
             return 1.0
-        some = make_predictor(
+        part_model = make_predictor(
             model.network,
             model.known_numbers[rest],
             model.known_codes[rest],
@@ -351,29 +353,29 @@ def own_temperature(model: InstantPredictor) -> float:
             seed=model.sizes.seed,
         )
         rows = EncodedTable(model.known_numbers[chosen], model.known_codes[chosen])
-        outputs.append(predict_outputs(some, rows, len(rows))[:, 0])
-        asked.append(chosen)
-    rows_asked = torch.cat(asked)
-    ones = torch.ones(len(rows_asked))
-    best = fit_temperature(torch.cat(outputs), target[rows_asked], ones)
+        outputs.append(predict_outputs(part_model, rows, len(rows))[:, 0])
+        predicted_rows.append(chosen)
+    all_rows = torch.cat(predicted_rows)
+    ones = torch.ones(len(all_rows))
+    best = fit_temperature(torch.cat(outputs), target[all_rows], ones)
     return float(min(max(best ** (len(ones) / (len(ones) + 50)), 0.5), 2.0))
 
 
 # ── Which rows and columns ────────────────────────────────────────────────────────────────────────
 
 
-def stratified_sample(target: Tensor, classes: int, most: int, seed: int) -> Tensor:
-    """Return all rows, or a random sample of `most` with the classes in their shares.
+def stratified_sample(target: Tensor, classes: int, max_count: int, seed: int) -> Tensor:
+    """Return all rows, or a random sample of `max_count` with the classes in their shares.
 
-    Every class keeps at least one row where `most` allows it.
+    Every class keeps at least one row where `max_count` allows it.
     """
     count = len(target)
-    if count <= most:
+    if count <= max_count:
         return torch.arange(count)
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(count, generator=generator)
     if not classes:
-        return order[:most].sort().values
+        return order[:max_count].sort().values
     # By place within its class, relative to the size of the class.
     shuffled = target[order]
     sizes = torch.bincount(shuffled, minlength=classes)
@@ -382,23 +384,25 @@ def stratified_sample(target: Tensor, classes: int, most: int, seed: int) -> Ten
     starts = sizes.cumsum(0) - sizes
     rank = torch.arange(count) - starts.repeat_interleave(sizes)
     place[by_class] = rank / sizes.repeat_interleave(sizes)
-    return order[place.argsort(stable=True)[:most]].sort().values
+    return order[place.argsort(stable=True)[:max_count]].sort().values
 
 
-def informative_columns(table: EncodedTable, target: Tensor, classes: int, most: int) -> Tensor:
-    """Return all columns, or the `most` with the largest mutual information with the target.
+def informative_columns(
+    table: EncodedTable, target: Tensor, classes: int, max_count: int
+) -> Tensor:
+    """Return all columns, or the `max_count` with the largest mutual information with the target.
 
     Columns and numeric targets are cut into intervals with equal numbers of rows; missing cells are
     a value of their own. The order of the columns is kept.
     """
     count = table.numbers.shape[1] + table.codes.shape[1]
-    if count <= most:
+    if count <= max_count:
         return torch.arange(count)
     labels = target if classes else _levels(target)
     columns = [_levels(column) for column in table.numbers.T]
     columns += [column.clamp(max=LEVELS * 4) for column in table.codes.T]
     gains = torch.stack([_mutual_information(column, labels) for column in columns])
-    return gains.argsort(descending=True, stable=True)[:most].sort().values
+    return gains.argsort(descending=True, stable=True)[:max_count].sort().values
 
 
 def _levels(values: Tensor) -> Tensor:

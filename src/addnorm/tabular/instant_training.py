@@ -130,7 +130,7 @@ def to_batch(tables: Tables, known: int) -> Batch:
         "cells": tables.cells,
         "is_category": tables.is_category,
         "known": target[:, :known],
-        "wanted": target[:, known:],
+        "target": target[:, known:],
         "classes": torch.tensor(tables.classes),
     }
 
@@ -146,12 +146,12 @@ def log_probabilities(model: InstantModel, batch: Batch) -> tuple[Tensor, Tensor
     classes = int(batch["classes"])
     if classes:
         logits = model.class_logits(hidden, known, batch["known"], classes)
-        wanted = batch["wanted"]
+        target = batch["target"]
     else:
         logits = model.bin_logits(hidden, known, batch["known"])
-        wanted = model.bins_of(batch["wanted"])
+        target = model.bins_of(batch["target"])
     logs = logits.log_softmax(dim=-1)
-    return logs, logs.gather(-1, wanted[..., None])[..., 0]
+    return logs, logs.gather(-1, target[..., None])[..., 0]
 
 
 class InstantTraining:
@@ -162,7 +162,7 @@ class InstantTraining:
 
     def __init__(self, settings: InstantSettings) -> None:
         self.settings = settings
-        self.seen = [0]
+        self.tables_by_step = [0]
         generator = Generator().manual_seed(987_654_321)
         self.validation = []
         for known, unknown, columns, classes, count in VALIDATION:
@@ -199,12 +199,14 @@ class InstantTraining:
 
     def count_tables(self, steps: int) -> int:
         """Return how many tables one worker has trained on after some steps."""
-        while len(self.seen) <= steps:
-            self.seen.append(self.seen[-1] + self.shape(len(self.seen) - 1)[-1])
-        return self.seen[steps] * parallel.world_size()
+        while len(self.tables_by_step) <= steps:
+            self.tables_by_step.append(
+                self.tables_by_step[-1] + self.shape(len(self.tables_by_step) - 1)[-1]
+            )
+        return self.tables_by_step[steps] * parallel.world_size()
 
     def tokens(self, batch: Batch) -> int:
-        return batch["wanted"].numel()
+        return batch["target"].numel()
 
     def loss(self, model: nn.Module, batch: Batch, total: int) -> Tensor:
         assert isinstance(model, InstantModel)
@@ -223,16 +225,16 @@ class InstantTraining:
         device = next(model.parameters()).device
         for (known, _, columns, classes, _), batch in zip(VALIDATION, self.validation, strict=True):
             batch = {key: tensor.to(device) for key, tensor in batch.items()}
-            logs, found = log_probabilities(model, batch)
-            loss = -float(found.mean())
+            logs, target_logs = log_probabilities(model, batch)
+            loss = -float(target_logs.mean())
             name = f"{known}x{columns}/{classes}"
             figures[name] = loss
             relative.append(loss / math.log(classes or model.config.bins))
             if classes == 2:
-                chance = logs[..., 1].exp()
+                probability = logs[..., 1].exp()
                 each = [
                     auc(p.numpy(), y.numpy())
-                    for p, y in zip(chance.cpu(), batch["wanted"].cpu(), strict=True)
+                    for p, y in zip(probability.cpu(), batch["target"].cpu(), strict=True)
                     if 0 < int(y.sum()) < len(y)
                 ]
                 figures[f"auc {name}"] = float(np.mean(each))
