@@ -40,7 +40,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": _BASE,
     "clinic": {*_BASE, "models", "layers", "config", "presets", "report"},
     "lens": {*_BASE, "models", "layers", "config", "report", "metrics"},
-    "tabular": {*_SETTINGS, "models", "data", "training", "lens", "metrics", "report"},
+    "tabular": {
+        *_SETTINGS,
+        *("models", "layers", "data", "training", "lens", "metrics", "report", "cpu"),
+    },
     "tasks": _TASK,
     "runs": {*_TASK, "tasks", "cpu", "clinic", "interop"},
     "races": {*_TASK, "tasks", "runs", "clinic"},

@@ -596,7 +596,8 @@ class TableConfig(Section):
     """How a table is read, and how its columns become vectors."""
 
     model: str = "ft"
-    """Kind of model: ft (FT-Transformer), tab (TabTransformer) or saint (SAINT)."""
+    """Kind of model: ft (FT-Transformer), tab (TabTransformer), saint (SAINT) or instant (needs no
+    training)."""
     target: str | None = None
     """Column to predict."""
     schema: str | None = None
@@ -632,10 +633,12 @@ class TableConfig(Section):
     """Fraction of cells hidden at random in training."""
     swap_cells: float = 0.0
     """Fraction of cells replaced by another row's value in training."""
+    weights: str | None = None
+    """File with the weights of an instant model; those of the package if unset."""
 
     def check(self) -> None:
         for name, choices in (
-            ("model", ("ft", "tab", "saint")),
+            ("model", ("ft", "tab", "saint", "instant")),
             ("split", ("random", "time")),
             ("compare", ("none", "default", "tuned")),
             ("bins", ("target", "quantile")),

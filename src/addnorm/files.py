@@ -35,6 +35,7 @@ class FileFormat(NamedTuple):
 
 TEXT_MODEL = FileFormat("text-model", 2)
 TABLE_MODEL = FileFormat("table-model", 2)
+INSTANT_MODEL = FileFormat("instant-model", 1)
 RUN = FileFormat("run", 2)
 TOKENIZER = FileFormat("tokenizer", 2)
 COLUMNS = FileFormat("columns", 2)

@@ -8,11 +8,14 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from addnorm.tabular import (
     FTTransformerClassifier,
     FTTransformerRegressor,
+    InstantClassifier,
+    InstantRegressor,
     SAINTClassifier,
     SAINTRegressor,
     TabTransformerClassifier,
     TabTransformerRegressor,
 )
+from addnorm.tabular.instant import PACKAGE_WEIGHTS as INSTANT_WEIGHTS
 
 SMALL: dict[str, Any] = {
     "width": 16,
@@ -28,14 +31,14 @@ SMALL: dict[str, Any] = {
 }
 LONGER = SMALL | {"epochs": 60, "learning_rate": 1e-2}
 """TabTransformer without categories is an MLP with as many units as columns: it learns slowly."""
-WEIGHTS = {"check_sample_weight_equivalence_on_dense_data": "batches are drawn by row"}
+PACKAGE_WEIGHTS = {"check_sample_weight_equivalence_on_dense_data": "batches are drawn by row"}
 BATCH_DEPENDENT = "the prediction for a row depends on the other rows of its batch"
 
 
 def expected(estimator: Any) -> dict[str, str]:
     if estimator.kind != "saint":
-        return WEIGHTS
-    return WEIGHTS | {
+        return PACKAGE_WEIGHTS
+    return PACKAGE_WEIGHTS | {
         "check_methods_subset_invariance": BATCH_DEPENDENT,
         "check_methods_sample_order_invariance": BATCH_DEPENDENT,
     }
@@ -55,4 +58,11 @@ def expected(estimator: Any) -> dict[str, str]:
     expected_failed_checks=expected,
 )
 def test_checks(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not INSTANT_WEIGHTS.exists(), reason="the package has no instant weights")
+@parametrize_with_checks([InstantClassifier(), InstantRegressor()])
+def test_checks_of_instant_estimators(estimator: Any, check: Any) -> None:
     check(estimator)

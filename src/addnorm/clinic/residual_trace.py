@@ -14,7 +14,7 @@ branch can be followed to any later depth (`StreamNode`, `Rescaling`).
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -745,10 +745,8 @@ def trace_stream(
             tokens = {id(tensor) for tensor in batch.token_ids.values()}
             for tensor in batch.tensors:
                 tracer.input(tensor, tokens=id(tensor) in tokens)
-            try:
+            with suppress(_FirstAttentionFound):
                 tracer.trace.output = call_model(model, batch)
-            except _FirstAttentionFound:
-                pass
         tracer.finish(tracer.trace.output)
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)

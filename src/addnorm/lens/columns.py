@@ -21,6 +21,7 @@ from torch import Tensor
 
 from addnorm.errors import InputError
 from addnorm.lens.attribution import gauss_legendre
+from addnorm.models.instant import InstantPredictor
 from addnorm.models.tabular import FTTransformerModel, TabTransformerModel, TabularModel
 
 CHUNK = 1024
@@ -60,7 +61,7 @@ def embed_columns(model: TabularModel, numbers: Tensor, codes: Tensor) -> Tensor
     Numbers that do not pass through the stack (TabTransformer) are tokens with the number in the
     first element.
     """
-    if isinstance(model, FTTransformerModel):
+    if isinstance(model, FTTransformerModel | InstantPredictor):
         return model.tokens(numbers, codes)
     assert isinstance(model, TabTransformerModel)
     width = model.config.trunk.width
@@ -74,6 +75,8 @@ def outputs_from(model: TabularModel, tokens: Tensor) -> Tensor:
     """Return the mean output of the members, (rows, outputs), from tokens."""
     if isinstance(model, FTTransformerModel):
         return model.head(model.hidden(tokens)).mean(dim=1)
+    if isinstance(model, InstantPredictor):
+        return model.from_tokens(tokens)[:, 0]
     assert isinstance(model, TabTransformerModel)
     count = model.config.numbers
     return model.from_tokens(tokens[:, :count, 0], tokens[:, count:]).mean(dim=1)

@@ -484,7 +484,8 @@ def _row_bytes(model: nn.Module, inputs: ModelInputs) -> int:
     lengths, item = side_lengths(model, inputs), next(model.parameters()).element_size()
     row = 0
     for step in find_sublayers(model):
-        inner = step.sublayer.output.in_features
+        output = getattr(step.sublayer, "output", None)  # a product-key memory has none
+        inner = output.in_features if isinstance(output, nn.Linear) else step.box.place.width
         row += lengths[step.side] * (6 * step.box.place.width + 4 * inner)
     vocab = getattr(model.config, "vocab", 0) or 0
     row += 3 * list(lengths.values())[-1] * int(vocab)

@@ -36,7 +36,7 @@ Observers = Callable[[Path], Sequence[Observer]]
 """A function from the directory of a run to its observers."""
 PATH_FIELDS = {
     "data": ("source", "target", "valid_source", "valid_target"),
-    "table": ("schema", "test", "unlabelled"),
+    "table": ("schema", "test", "unlabelled", "weights"),
     "run": ("start",),
 }
 """By section, the fields of the configuration that are paths."""
@@ -346,7 +346,8 @@ def _train_loop(
         loop.state.pace.add("steps", planned.times.step)
         loop.state.pace.add_evaluation(planned.times.evaluation)
     done = loop.state.finished
-    progress = loop.state if done else loop.run()
+    run_loop = loop.run if task.needs_training else loop.finish_untrained
+    progress = loop.state if done else run_loop()
     written = run.summary.get("finished") and run.summary["steps"] == progress.step
     if parallel.rank() == 0 and not (done and written):
         write_summary(run, task, progress, model.count(), say)
@@ -456,6 +457,8 @@ def find_precision(config: Config, device: torch.device) -> torch.dtype:
 def describe_plan(planned: PlannedRun) -> str:
     """Return two lines on the model and the training plan, and one on the time budget."""
     task, train, minutes = planned.task, planned.config.train, planned.config.run.minutes
+    if not task.needs_training:
+        return f"{task.describe_model(planned.model.count())}\nit needs no training."
     parts = len(task.epoch(0))
     epochs = (train.steps or 0) * train.accumulate / max(parts, 1)
     return (

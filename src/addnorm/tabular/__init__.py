@@ -14,12 +14,15 @@ from addnorm.tabular.estimators import (  # noqa: E402 (after the check that the
     TabTransformerClassifier,
     TabTransformerRegressor,
 )
+from addnorm.tabular.instant import InstantClassifier, InstantRegressor  # noqa: E402
 from addnorm.tabular.saved import load_estimator, save_estimator  # noqa: E402
 
 __all__ = [
     "RECOMMENDED",
     "FTTransformerClassifier",
     "FTTransformerRegressor",
+    "InstantClassifier",
+    "InstantRegressor",
     "SAINTClassifier",
     "SAINTRegressor",
     "TabTransformerClassifier",

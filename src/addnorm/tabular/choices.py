@@ -44,7 +44,7 @@ PARAMETER_RANGES: dict[str, tuple[tuple[type[Any], ...], float, float]] = {
 def check_parameters(estimator: "TableEstimator") -> None:
     """Raise ConfigError if a parameter has the wrong type or is out of range."""
     for name, (types, low, high) in PARAMETER_RANGES.items():
-        value: Any = getattr(estimator, name)
+        value: Any = getattr(estimator, name, None)
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, types) or not low <= value <= high:
@@ -52,7 +52,7 @@ def check_parameters(estimator: "TableEstimator") -> None:
             ends = f"{low:g} or more" if math.isinf(high) else f"between {low:g} and {high:g}"
             raise ConfigError(f"{name} must be {what}{ends}: got {value!r}. Leave it out.")
     for name in ("embedding_options", "addnorm_options"):
-        if not isinstance(value := getattr(estimator, name), dict | None):
+        if not isinstance(value := getattr(estimator, name, None), dict | None):
             raise ConfigError(f"{name} must be a dictionary: got {value!r}. Leave it out.")
 
 

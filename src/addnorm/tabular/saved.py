@@ -5,7 +5,8 @@
     schema.toml         the columns, as `addnorm schema` shows them
     report.json         the training report
 
-Nothing that is read is executed, and no training row is written.
+Nothing that is read is executed. No training row is written, except by instant estimators: the
+rows that they predict from are part of the model, encoded as numbers and codes.
 """
 
 import dataclasses
@@ -33,6 +34,7 @@ from addnorm.files import (
     to_json,
     write_whole,
 )
+from addnorm.models.instant import InstantPredictor
 from addnorm.models.saved import (
     WEIGHTS,
     read_tensors,
@@ -40,9 +42,10 @@ from addnorm.models.saved import (
     require_plausible_depth,
     write_tensors,
 )
-from addnorm.models.tabular import TabularConfig, build_tabular
+from addnorm.models.tabular import TabularConfig, TabularModel, build_tabular
 from addnorm.tabular.base import TableEstimator
-from addnorm.tabular.estimators import ESTIMATORS, TableClassifier
+from addnorm.tabular.estimators import TableClassifier
+from addnorm.tabular.instant import ALL_ESTIMATORS
 
 SCHEMA_FILE, REPORT_FILE = "schema.toml", "report.json"
 
@@ -101,7 +104,7 @@ def load_estimator(directory: str | Path) -> TableEstimator:
         _check_outputs(estimator, config)
         require_plausible_depth(config.trunk, tensors, directory)
         with torch.device("meta"):
-            blank = build_tabular(config)
+            blank = _build(config)
     except KeyError as error:
         raise SavedError(f"{str(directory)!r} cannot be loaded: it has no {error}.") from None
     except (ArithmeticError, AttributeError, RuntimeError, TypeError, ValueError, OSError) as error:
@@ -109,7 +112,7 @@ def load_estimator(directory: str | Path) -> TableEstimator:
         raise SavedError(f"{str(directory)!r} cannot be loaded: {reason}") from None
     require_matching_tensors(blank, tensors, directory, any_float=False)
     with torch.random.fork_rng(devices=[]):
-        estimator.model_ = build_tabular(config).eval()
+        estimator.model_ = _build(config).eval()
     estimator.model_.load_state_dict(tensors)
     _require_unedited(directory, estimator)
     return estimator
@@ -167,8 +170,9 @@ def _is_plain(value: Any) -> bool:
 def _fitted(content: dict[str, Any]) -> TableEstimator:
     """Return an estimator with everything that fitting sets, except the network."""
     name = content["estimator"]
-    _require_field(name in ESTIMATORS, "estimator", f"one of {', '.join(ESTIMATORS)}", name)
-    estimator = ESTIMATORS[name](**content["params"])
+    known = ", ".join(ALL_ESTIMATORS)
+    _require_field(name in ALL_ESTIMATORS, "estimator", f"one of {known}", name)
+    estimator = ALL_ESTIMATORS[name](**content["params"])
     estimator.encoder_ = TableEncoder.parse(content["encoder"])
     estimator.report_ = dict(content["report"])
     for field, value in content["fitted"].items():
@@ -195,6 +199,10 @@ def _fitted(content: dict[str, Any]) -> TableEstimator:
 def _network(values: dict[str, Any]) -> TabularConfig:
     trunk, sizes = Config.parse(values["trunk"]).model, tuple(values["categories"])
     return TabularConfig(**{**values, "trunk": trunk, "categories": sizes})
+
+
+def _build(config: TabularConfig) -> TabularModel:
+    return InstantPredictor(config) if config.kind == "instant" else build_tabular(config)
 
 
 def _check_encoder(encoder: TableEncoder, config: TabularConfig) -> None:

@@ -193,6 +193,8 @@ class Task(ABC):
     unit: ClassVar[str] = "tokens"
     """The unit of batch sizes."""
 
+    needs_training = True
+    """Whether the model is trained; if not, it is evaluated and saved as it is."""
     notes: list[str]
     """Sentences on what was read, detected and decided."""
     labels: Sequence[str] = ()

@@ -38,11 +38,18 @@ from addnorm.tabular import load_estimator, save_estimator
 from addnorm.tabular.base import TableEstimator
 from addnorm.tabular.choices import choose_batch, choose_epochs
 from addnorm.tabular.compare import compare
-from addnorm.tabular.estimators import ESTIMATORS, RECOMMENDED
+from addnorm.tabular.estimators import RECOMMENDED
 from addnorm.tabular.explain import Explanation, RowExplanation, explain_row, explain_table
 from addnorm.tabular.fitting import FitResult, FitSettings, SplitRows, TableTraining
 from addnorm.tabular.holdout import hold_out, require_one_split
 from addnorm.tabular.inputs import to_groups
+from addnorm.tabular.instant import (
+    ALL_ESTIMATORS,
+    InstantEstimator,
+    InstantRegressor,
+    compare_instant,
+    load_network,
+)
 from addnorm.tabular.page import add_results
 from addnorm.tasks.base import (
     BEST,
@@ -58,7 +65,12 @@ from addnorm.tasks.base import (
 from addnorm.training import parallel
 from addnorm.training.loop import Batch, TrainingState
 
-ESTIMATOR_NAMES = {"ft": "FTTransformer", "tab": "TabTransformer", "saint": "SAINT"}
+ESTIMATOR_NAMES = {
+    "ft": "FTTransformer",
+    "tab": "TabTransformer",
+    "saint": "SAINT",
+    "instant": "Instant",
+}
 """By table.model, the name of the estimators without Classifier or Regressor."""
 ENCODER_FILE = "columns.json"
 NOT_NUMERIC = "column .* are not numeric"
@@ -181,6 +193,8 @@ class TrainedTable(Trained):
     ) -> Iterator[tuple[Frame, dict[str, Array]]]:
         """Yield the rows of a file in parts, each with the columns that are added to it.
 
+        An instant regressor adds the ends of 90 % intervals, too.
+
         Parameters
         ----------
         path : the file.
@@ -196,6 +210,9 @@ class TrainedTable(Trained):
             with without_warnings():
                 if classes is None:
                     scored = {f"{name} (predicted)": self.estimator.predict(rows)}
+                    if isinstance(self.estimator, InstantRegressor):
+                        low, high = self.estimator.predict_interval(rows, 0.9).T
+                        scored |= {f"{name} (5 %)": low, f"{name} (95 %)": high}
                 else:
                     probabilities = self.estimator.predict_proba(rows)
                     best = np.array(classes, dtype=object)[probabilities.argmax(axis=1)]
@@ -365,9 +382,13 @@ class Table(Task):
         """Return recommended settings for FT-Transformer, and published ones for the others."""
         kind, task = request.table.model, "classes" if facts.details["classes"] else "number"
         settings = dict(RECOMMENDED[task]) if kind == "ft" else {}
-        estimator = ESTIMATORS[f"{ESTIMATOR_NAMES[kind]}Classifier"]
+        estimator = ALL_ESTIMATORS[f"{ESTIMATOR_NAMES[kind]}Classifier"]
         fields = {name: settings[name] for name in TRUNK_SIZES if name in settings}
-        model = trunk_of(kind, **fields)
+        if issubclass(estimator, InstantEstimator):
+            network = load_network(request.table.weights)
+            settings, model = {"epochs": 1, "members": 4}, network.config.trunk
+        else:
+            model = trunk_of(kind, **fields)
         if preset is not None:
             model = presets.find(preset).model.replace(summary=False, head="none")
         if facts.start is not None:
@@ -411,7 +432,7 @@ class Table(Task):
             metric=train.metric,
         )
         self.training = TableTraining(self.split.rows, self.split.valid, settings, self.classes)
-        self.estimator = copy.copy(self.estimator).set_params(**parameters_of(config))
+        self.estimator = set_parameters(copy.copy(self.estimator), config)
         self.estimator.batch_ = train.batch
         self.estimator.report_, self.estimator.temperature_ = {}, 1.0
         self.estimator.n_iter_ = 1
@@ -419,6 +440,10 @@ class Table(Task):
     @property
     def metric(self) -> str:
         return self.training.metric
+
+    @property
+    def needs_training(self) -> bool:  # type: ignore[override] # decided by the estimator
+        return not isinstance(self.estimator, InstantEstimator)
 
     def make_model(self, start: nn.Module | None, say: Say) -> TabularModel:
         config, estimator = self.config, copy.copy(self.estimator)
@@ -493,7 +518,8 @@ class Table(Task):
             return {}
         estimator: Any = copy.copy(self.estimator)
         estimator.model_ = load_estimator(path / BEST).model_
-        fitted = FitResult(progress, [], stopped=not progress.finished)
+        notes = estimator.notes_of(self.split) if isinstance(estimator, InstantEstimator) else []
+        fitted = FitResult(progress, notes[len(self.split.notes) :], stopped=not progress.finished)
         with without_warnings():
             estimator.finish(self.split, fitted)
         report = estimator.report_
@@ -531,15 +557,20 @@ class Table(Task):
         results = [{"model": type(estimator).__name__, **metrics, **seconds}]
         if self.config.table.compare != "none":
             tuned = self.config.table.compare == "tuned"
+            train = (self.split.rows.table, self.split.target)
+            other = (estimator.encoder_.encode(test.rows), test_targets)
+            count, seed = 0 if classes is None else len(classes), self.config.run.seed
             results += compare(
-                (self.split.rows.table, self.split.target),
-                (estimator.encoder_.encode(test.rows), test_targets),
-                0 if classes is None else len(classes),
-                self.config.run.seed,
+                train,
+                other,
+                count,
+                seed,
                 valid=None if self.split.valid is None else estimator.labelled(self.split.valid),
                 tune_seconds=estimator.report_["seconds"] if tuned else 0.0,
                 say=say,
             )
+            if self.needs_training:
+                results += compare_instant(train, other, count, seed)
         return [{"model": row.pop("model"), "on": test.name, **row} for row in results]
 
     def add_to_page(self, page: Page, summary: Metrics, trained: Any) -> None:
@@ -555,8 +586,18 @@ class Table(Task):
 def make_estimator(config: Config, schema: Schema) -> TableEstimator:
     """Return the unfitted estimator of a configuration and a schema."""
     ending = "Regressor" if schema.task == "number" else "Classifier"
-    kind = ESTIMATORS[f"{ESTIMATOR_NAMES[config.table.model]}{ending}"]
-    return kind(**parameters_of(config)).set_params(schema=schema)
+    kind = ALL_ESTIMATORS[f"{ESTIMATOR_NAMES[config.table.model]}{ending}"]
+    return set_parameters(kind(), config).set_params(schema=schema)
+
+
+def set_parameters(estimator: Any, config: Config) -> Any:
+    """Return the estimator with the parameters that a configuration sets."""
+    parameters, own = parameters_of(config), estimator.get_params()
+    if isinstance(estimator, InstantEstimator):
+        estimator.valid, estimator.split = parameters["valid"], parameters["split"]
+        parameters = {name: value for name, value in parameters.items() if name in own}
+        parameters["weights"] = config.table.weights
+    return estimator.set_params(**parameters)
 
 
 def parameters_of(config: Config) -> dict[str, Any]:

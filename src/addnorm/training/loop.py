@@ -328,6 +328,19 @@ class Loop:
             self.notify("on_end")
         return state
 
+    def finish_untrained(self) -> TrainingState:
+        """Evaluate and save a model that needs no training; return the state."""
+        self.notify("on_begin")
+        self._start_clock()
+        try:
+            self.state.finished = True
+            self.evaluate()
+            self.save()
+            self._count_other_seconds()
+        finally:
+            self.notify("on_end")
+        return self.state
+
     def _start_clock(self) -> None:
         """Count the time since `began`; it is not of the steps of the present window."""
         state = self.state
