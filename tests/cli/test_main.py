@@ -50,6 +50,7 @@ FLAGS = {
     "race": HELP | {"--set", "--vary", "--seeds", "--minutes", "--out", "--jobs", "--json"},
     "runs": HELP | {"--json"},
     "cost": HELP | {"--set", "--length", "--batch", "--json"},
+    "draw": HELP | {"--set", "-o", "--out", "--length"},
     "show": HELP | {"--set", "--fields"},
     "list": HELP | {"--json"},
     "doctor": HELP | {"--json"},
