@@ -24,11 +24,11 @@ from addnorm.models.size import Cost, cost
 from addnorm.presets import find
 from addnorm.report.svg import Picture, Svg, shorten
 
-NODE_WIDTH, NODE_HEIGHT, RADIUS, GAP = 212, 40, 10, 16
-COLUMN, MARGIN, LANE, ASIDE = 268, 24, 15, 66
+NODE_WIDTH, NODE_HEIGHT, RADIUS, ROW_GAP = 212, 40, 10, 16
+COLUMN, PICTURE_MARGIN, LANE, ASIDE = 268, 24, 15, 66
 """Sizes in pixels: of nodes; distance of two streams, margin, distance of two shortcuts, width of a
 factor on a shortcut."""
-SYMBOLS = {
+PARAMETER_SYMBOLS = {
     "omega": "ω",
     "scale": "s",
     "a": "a",
@@ -146,11 +146,12 @@ class _Recorder(nn.Module):
             return self.graph.add("mix", "Σ w N(y), all blocks", [x.node]), more[0]
         if isinstance(self.original, nn.Identity):
             return x
-        detail = f"{_count(self.original):,} parameters" if _count(self.original) else ""
+        size = _count_parameters(self.original)
+        detail = f"{size:,} parameters" if size else ""
         return self.graph.add("norm", self.title, [x.node], detail=detail)
 
 
-def _count(module: nn.Module) -> int:
+def _count_parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
@@ -162,7 +163,7 @@ def with_recorders(module: nn.Module, graph: Graph, title: str) -> Any:
         for name, child in module._modules.items()
     }
     for name, parameter in module.named_parameters(recurse=False):
-        graph.parameters.append((parameter, SYMBOLS.get(name, name)))
+        graph.parameters.append((parameter, PARAMETER_SYMBOLS.get(name, name)))
     return twin
 
 
@@ -401,7 +402,7 @@ def _place(graph: Graph) -> float:
         for factor in waiting if node.kind == "branch" else ():
             factor.row = round(bottom + (_height(node) - _height(factor)) / 2)
         waiting = [] if node.kind == "branch" else waiting
-        bottom += _height(node) + GAP
+        bottom += _height(node) + ROW_GAP
     return bottom
 
 
@@ -451,22 +452,25 @@ def _draw_sides(c: ModelConfig, costs: Cost, sides: list[tuple[str, SideGraph]])
         for _, side in sides
     ]
     top = 76
-    height, width = max(heights) + top + MARGIN, sum(widths) + MARGIN + 60 * (len(sides) - 1)
+    height, width = (
+        max(heights) + top + PICTURE_MARGIN,
+        sum(widths) + PICTURE_MARGIN + 60 * (len(sides) - 1),
+    )
     arrangement = " / ".join(dict.fromkeys(c.arrangements[name][0] for name, _ in sides))
     title = f"{c.mode}, {arrangement}"
     about = f"{costs.parameters:,} parameters"
     picture = Picture(max(width, 300), height, title, about)
-    picture.text(MARGIN, 26, title, "name")
+    picture.text(PICTURE_MARGIN, 26, title, "name")
     shape = f"(batch, {costs.length}, {c.width})"
-    picture.text(MARGIN, 44, f"{about} · {_short(costs.forward, 'FLOP')} forward", "tick")
-    picture.text(MARGIN, 60, f"stream {shape}", "tick")
-    left = float(MARGIN)
+    picture.text(PICTURE_MARGIN, 44, f"{about} · {_short(costs.forward, 'FLOP')} forward", "tick")
+    picture.text(PICTURE_MARGIN, 60, f"stream {shape}", "tick")
+    left = float(PICTURE_MARGIN)
     ends: dict[str, tuple[float, float]] = {}
     for (name, side), span in zip(sides, widths, strict=True):
         x = left + _left_of(side) + NODE_WIDTH / 2
-        _draw_side(picture, side, x, height - MARGIN, ends.get("encoder"))
+        _draw_side(picture, side, x, height - PICTURE_MARGIN, ends.get("encoder"))
         last = side.graph.nodes[-1]
-        ends[name] = (x + last.column * COLUMN, height - MARGIN - last.row - _height(last))
+        ends[name] = (x + last.column * COLUMN, height - PICTURE_MARGIN - last.row - _height(last))
         left += span + 60
     return picture.close()
 
