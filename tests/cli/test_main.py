@@ -26,6 +26,7 @@ TRAIN = {
     "language": "--valid-source --text --size --lora --rank",
     "masked": "--valid-source --text --size --lora --rank",
     "classify": "--valid-source --text --label --size --lora --rank",
+    "images": "--valid-source --size",
     "table": "--target --model --schema --groups --split --test --compare --unlabelled --pretrain",
 }
 """Options of `train TASK`, besides those of every task."""
