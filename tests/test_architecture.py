@@ -47,6 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tasks": _TASK,
     "runs": {*_TASK, "tasks", "cpu", "clinic", "interop"},
     "races": {*_TASK, "tasks", "runs", "clinic"},
+    "drawing": {*_BASE, "models", "layers", "config", "presets", "report"},
     "demo": {*_BASE, "data"},
     "interop": {*_MODEL, "generate", "presets"},
 }

@@ -15,7 +15,7 @@ from addnorm.cli.main import main
 from addnorm.doctor import EXTRAS, GOOD, NOTE, PROBLEM, REQUIRED, check_machine
 
 PROJECT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
-MODULES = {"scikit-learn": "sklearn"}
+MODULES = {"scikit-learn": "sklearn", "pillow": "PIL"}
 
 
 def names(requirements: list[str]) -> set[str]:

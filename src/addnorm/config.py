@@ -417,6 +417,8 @@ class DataConfig(Section):
     """What to do with labels that occur once and cannot be validated: error, drop or keep."""
     mask_rate: float = 0.15
     """Fraction of the tokens that masked pre-training hides."""
+    image_shift: int | None = None
+    """Largest random shift of training images, in pixels; an eighth of their side if unset."""
     token_dropout: float = 0.0
     """Probability that a token of a training text is hidden from a classifier, anew each epoch."""
 
@@ -442,6 +444,8 @@ class DataConfig(Section):
         fraction = self.valid_fraction
         holds = fraction is None or 0 <= fraction < 1
         self.require(holds, "valid_fraction", "must be at least 0 and below 1", "Try 0.1.")
+        shift = self.image_shift
+        self.require(shift is None or shift >= 0, "image_shift", "must be 0 or more", "Try 1.")
         self.require(self.mask_rate <= 1, "mask_rate", "must be at most 1", "Try 0.15.")
         hidden = self.token_dropout
         self.require(0 <= hidden < 1, "token_dropout", "must be at least 0 and below 1", "Try 0.1.")
@@ -564,7 +568,7 @@ class RunConfig(Section):
     """Task, size, time limit, seed and device of a run."""
 
     task: str | None = None
-    """Task to train: translate, language, masked, classify, label or table."""
+    """Task to train: translate, language, masked, classify, label, table or images."""
     size: str | None = None
     """tiny, small, base or big; chosen from the size of the data if unset."""
     minutes: float | None = None

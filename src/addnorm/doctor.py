@@ -23,6 +23,7 @@ REQUIRED = ("torch", "numpy", "safetensors", "sentencepiece", "rich")
 EXTRAS: dict[str, tuple[str, ...]] = {
     "tables": ("sklearn", "narwhals", "pyarrow"),
     "text": ("sacrebleu",),
+    "images": ("PIL",),
     "huggingface": ("tokenizers", "transformers"),
     "export": ("onnx", "onnxscript", "onnxruntime", "ctranslate2"),
     "track": ("tensorboardX",),

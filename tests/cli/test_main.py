@@ -26,6 +26,7 @@ TRAIN = {
     "language": "--valid-source --text --size --lora --rank",
     "masked": "--valid-source --text --size --lora --rank",
     "classify": "--valid-source --text --label --size --lora --rank",
+    "images": "--valid-source --size",
     "table": "--target --model --schema --groups --split --test --compare --unlabelled --pretrain",
 }
 """Options of `train TASK`, besides those of every task."""
@@ -50,6 +51,7 @@ FLAGS = {
     "race": HELP | {"--set", "--vary", "--seeds", "--minutes", "--out", "--jobs", "--json"},
     "runs": HELP | {"--json"},
     "cost": HELP | {"--set", "--length", "--batch", "--json"},
+    "draw": HELP | {"--set", "-o", "--out", "--length"},
     "show": HELP | {"--set", "--fields"},
     "list": HELP | {"--json"},
     "doctor": HELP | {"--json"},

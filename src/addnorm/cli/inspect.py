@@ -1,7 +1,8 @@
-"""Verbs that show models, configurations and variants: cost, show, list."""
+"""Verbs that show models, configurations and variants: cost, draw, show, list."""
 
 import argparse
 import inspect
+from pathlib import Path
 
 from addnorm.config import Config
 from addnorm.files import to_json
@@ -18,6 +19,15 @@ def cost(args: argparse.Namespace) -> None:
         print(to_json(table.to_dict()))
         return
     print(f"{args.config}: {table}")
+
+
+def draw_model(args: argparse.Namespace) -> None:
+    """Write a drawing of a model as SVG, and print its path."""
+    from addnorm.drawing import draw
+    from addnorm.report import write_picture
+
+    picture = draw(find(args.config, args.settings), args.length)
+    print(write_picture(picture, args.out or f"{Path(args.config).stem}.svg"))
 
 
 def show(args: argparse.Namespace) -> None:

@@ -48,6 +48,16 @@ def _cost_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
+def _draw_flags(parser: argparse.ArgumentParser) -> None:
+    _target_flags(parser, "a preset's name, a TOML file, a saved model or a run")
+    parser.add_argument(
+        "-o", "--out", metavar="FILE.svg", help="file to write (default: CONFIG.svg)"
+    )
+    parser.add_argument(
+        "--length", type=int, metavar="N", help="positions per sequence (default: model.length)"
+    )
+
+
 def _show_flags(parser: argparse.ArgumentParser) -> None:
     _target_flags(parser, "a preset's name, a TOML file or a saved model")
     parser.add_argument(
@@ -215,6 +225,15 @@ COMMANDS: dict[str, Command] = {
         "addnorm.cli.inspect:cost",
         _cost_flags,
         ("addnorm cost base --length 64 --batch 32", "addnorm cost gpt2-medium --json"),
+    ),
+    "draw": Command(
+        "draw a model as SVG: blocks, Add & Norm boxes, shapes, parameters and operations",
+        "addnorm.cli.inspect:draw_model",
+        _draw_flags,
+        (
+            "addnorm draw gpt2 -o gpt2.svg",
+            "addnorm draw base --set model.addnorm=dual -o residual.svg",
+        ),
     ),
     "show": Command(
         "show the configuration of a preset, file or saved model as TOML",

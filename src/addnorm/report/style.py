@@ -72,6 +72,7 @@ text.ink{fill:var(--ink)!important}
 .guide{stroke:var(--soft);stroke-dasharray:4 4}
 .guide.bad,.cross.bad{stroke:var(--bad)}
 .frame{fill:none;stroke:var(--line)}
+.box{fill:var(--raised)}
 .curve{fill:none;stroke-width:1.75;stroke-linejoin:round;stroke-linecap:round}
 .thin{stroke-width:1;opacity:.6}.dashed{stroke-dasharray:6 4}
 .leader{stroke-width:1;opacity:.55;stroke:var(--soft)}

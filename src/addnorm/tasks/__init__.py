@@ -112,6 +112,16 @@ TASKS: dict[str, TaskEntry] = {
             "addnorm train table visits.csv --target readmitted --groups patient --out runs/visits",
         ),
     ),
+    "images": TaskEntry(
+        home="addnorm.tasks.images:Images",
+        help="train an encoder on images with labels, to classify images",
+        options={"source": "data.source", "valid_source": "data.valid_source", **_SIZE},
+        verbs=("classify",),
+        examples=(
+            "addnorm train images digits.npz --out runs/digits",
+            "addnorm train images photos/ --out runs/photos --size small",
+        ),
+    ),
 }
 
 

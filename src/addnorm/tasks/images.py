@@ -1,0 +1,515 @@
+"""Images: an encoder over patches that predicts the class of an image (ViT).
+
+Images are read from an .npz file (arrays `images` and `labels`) or from a folder with one folder
+for each class. Dosovitskiy et al. 2021 (2010.11929).
+"""
+
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from addnorm import presets
+from addnorm.config import Config, ModelConfig
+from addnorm.data.text.batches import shard
+from addnorm.data.text.special_tokens import IGNORE
+from addnorm.errors import InputError, SavedError, require
+from addnorm.files import read_document, write_document
+from addnorm.metrics import classification_metrics
+from addnorm.models.build import build
+from addnorm.models.saved import load_model, save
+from addnorm.models.size import cost
+from addnorm.models.transformer import Encoder
+from addnorm.tasks.base import (
+    DataFacts,
+    Fields,
+    Metrics,
+    Say,
+    Task,
+    Trained,
+    load_matching_weights_,
+    require_source,
+    say_nothing,
+)
+from addnorm.training import parallel
+from addnorm.training.loop import Batch
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".pgm", ".ppm", ".tif", ".tiff")
+"""Files of a folder that are images."""
+IMAGES_FILE, IMAGES_KIND = "images.json", ("addnorm images", 1)
+"""What prediction needs besides the model: the mean and scale of each channel."""
+MAX_IMAGE_BYTES = 4 * 2**30
+"""Bytes that an .npz file may unpack to."""
+IMAGES_PER_CHUNK = 256
+"""Images that are classified at a time."""
+
+
+def vit_size(width: int, depth: int, heads: int, dropout: float) -> Fields:
+    """Return the fields of an encoder over patches, of a size."""
+    shape = {"width": width, "depth": depth, "heads": heads, "dropout": dropout}
+    kind = {"input": "patches", "summary": True, "ffn": "gelu", "addnorm": "pre"}
+    return {**shape, **kind, "positions": "learned", "vocab": 0, "init": "normal"}
+
+
+def choose_patch(image: int) -> int:
+    """Return a patch size that divides an image into 8 × 8 patches or fewer (14 × 14 if large).
+
+    >>> choose_patch(8), choose_patch(28), choose_patch(32), choose_patch(224)
+    (2, 4, 4, 16)
+    """
+    most = 14 if image >= 128 else 8
+    sizes = [size for size in range(2, image + 1) if image % size == 0 and image // size <= most]
+    return sizes[0] if sizes else image
+
+
+# ── Reading ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def as_images(values: Any, name: str) -> NDArray[Any]:
+    """Return images as (count, channels, side, side), padded with 0 to squares."""
+    images = np.asarray(values)
+    if images.dtype.kind not in "uif" or images.ndim not in (3, 4) or 0 in images.shape:
+        raise InputError(
+            f"{name} must be numbers of shape (images, height, width) or (images, height, width, "
+            f"channels): got {images.dtype} of shape {images.shape}."
+        )
+    if images.ndim == 3:
+        images = images[..., None]
+    if images.shape[3] not in (1, 3, 4):
+        raise InputError(
+            f"{name} must have 1, 3 or 4 channels in the last place: got shape {images.shape}."
+        )
+    if images.dtype.kind == "f" and not np.isfinite(images).all():
+        raise InputError(f"{name} must be finite numbers: got NaN or infinity.")
+    side = max(images.shape[1:3])
+    room = [(0, 0), (0, side - images.shape[1]), (0, side - images.shape[2]), (0, 0)]
+    return np.pad(images, room).transpose(0, 3, 1, 2)
+
+
+def _read_array(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
+    with archive.open(f"{name}.npy") as file:
+        return np.lib.format.read_array(file, allow_pickle=False)
+
+
+def read_npz(path: Path) -> tuple[NDArray[Any], list[str] | None]:
+    """Return the images of an .npz file, and their labels if it has any; nothing is unpickled."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(entry.file_size for entry in archive.infolist())
+        if size > MAX_IMAGE_BYTES:
+            raise InputError(f"{str(path)!r} unpacks to {size:,} bytes: too many to read.")
+        with zipfile.ZipFile(path) as archive:
+            names = [n.removesuffix(".npy") for n in archive.namelist()]
+            images_name = next((n for n in ("images", "x", "data") if n in names), None)
+            labels_name = next((n for n in ("labels", "y", "target") if n in names), None)
+            if images_name is None:
+                raise InputError(
+                    f"{str(path)!r} must have an array 'images' (or x, data): it has "
+                    f"{', '.join(names) or 'none'}."
+                )
+            images = _read_array(archive, images_name)
+            labels = None if labels_name is None else _read_array(archive, labels_name)
+    except InputError:
+        raise
+    except (OSError, ValueError, zipfile.BadZipFile, EOFError, KeyError) as error:
+        raise SavedError(f"{str(path)!r} is not an .npz file of arrays: {error}.") from None
+    found = as_images(images, f"the images of {str(path)!r}")
+    if labels is None:
+        return found, None
+    if labels.shape != (len(found),):
+        raise InputError(
+            f"{str(path)!r} must have one label for each image: {len(found)} images, labels of "
+            f"shape {labels.shape}."
+        )
+    return found, [str(label) for label in labels.tolist()]
+
+
+def read_folder(path: Path) -> tuple[NDArray[Any], list[str] | None]:
+    """Return the images of a folder; labels are the names of its folders, if it has any."""
+    folders = sorted(child for child in path.iterdir() if child.is_dir())
+    groups = [(folder.name, folder) for folder in folders] or [("", path)]
+    images, labels = [], []
+    first: tuple[Path, tuple[int, ...]] | None = None
+    for label, folder in groups:
+        for file in sorted(folder.iterdir()):
+            if file.suffix.lower() not in SUFFIXES:
+                continue
+            pixels = read_image(file)
+            first = first or (file, pixels.shape)
+            if pixels.shape != first[1]:
+                raise InputError(
+                    f"all images must have one size: {first[0].name!r} has {first[1][:2]}, "
+                    f"{file.name!r} has {pixels.shape[:2]}. Resize them first."
+                )
+            images.append(pixels)
+            labels.append(label)
+    if not images:
+        raise InputError(
+            f"{str(path)!r} has no images ({', '.join(SUFFIXES[:4])}, …). Expected one folder for "
+            "each class, with its images."
+        )
+    return as_images(np.stack(images), f"the images of {str(path)!r}"), labels if folders else None
+
+
+def read_image(path: Path) -> NDArray[Any]:
+    """Return the pixels of an image file, (height, width, 1 or 3), from 0 to 255."""
+    pillow = require("PIL.Image", "images")
+    try:
+        with pillow.open(path) as image:
+            grey = image.mode in ("1", "L", "I", "I;16", "F")
+            pixels = np.asarray(image.convert("L" if grey else "RGB"))
+    except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
+        raise InputError(f"{str(path)!r} is not an image that can be read: {error}.") from None
+    return pixels[..., None] if pixels.ndim == 2 else pixels
+
+
+def read_images(path: str | Path) -> tuple[NDArray[Any], list[str] | None]:
+    """Return images, (count, channels, side, side), and their labels if the data have any."""
+    path = Path(path)
+    if path.is_dir():
+        return read_folder(path)
+    if path.suffix.lower() in SUFFIXES:
+        return as_images(read_image(path)[None], f"{str(path)!r}"), None
+    if path.suffix.lower() != ".npz":
+        raise InputError(f"images are in a folder or an .npz file: got {str(path)!r}.")
+    if not path.is_file():
+        raise SavedError(f"there is no file {str(path)!r}. Check the path.")
+    return read_npz(path)
+
+
+def split_images(labels: Sequence[int], fraction: float, seed: int) -> tuple[list[int], list[int]]:
+    """Return the rows to train on and those held out: of each class the same share, at least one.
+
+    >>> train, held = split_images([0, 0, 0, 0, 1, 1, 1, 1], 0.25, 0)
+    >>> len(train), [row // 4 for row in held]
+    (6, [0, 1])
+    """
+    generator = np.random.default_rng(seed)
+    held: list[int] = []
+    for label in sorted(set(labels)):
+        rows = [row for row, other in enumerate(labels) if other == label]
+        count = max(1, round(fraction * len(rows))) if len(rows) > 1 else 0
+        held += generator.permutation(rows)[:count].tolist()
+    chosen = set(held)
+    return [row for row in range(len(labels)) if row not in chosen], sorted(held)
+
+
+# ── The trained model ─────────────────────────────────────────────────────────────────────────────
+
+
+class TrainedImages(Trained):
+    """A trained classifier of images."""
+
+    @cached_property
+    def model(self) -> Encoder:
+        model = load_model(self.model_path)
+        assert isinstance(model, Encoder)
+        return model
+
+    @cached_property
+    def assets(self) -> dict[str, list[float]]:
+        return Images.load_assets(self.path)
+
+    def iter_labels(
+        self, images: Iterable[Any], chunk: int | None = None
+    ) -> Iterator[dict[str, float]]:
+        """Yield the probability of every label for each image, (channels, side, side), in order."""
+        places = iter(images)
+        while part := list(islice(places, chunk or IMAGES_PER_CHUNK)):
+            for image in part:
+                if not isinstance(image, np.ndarray):
+                    raise InputError(
+                        f"images are read from files: got {type(image).__name__}. Pass an .npz "
+                        "file, an image or a folder."
+                    )
+            for row in self.probabilities(np.stack(part)).tolist():
+                yield dict(zip(self.labels, row, strict=True))
+
+    def iter_file_texts(self, path: str, say: Say = say_nothing) -> Iterable[Any]:
+        """Return the images of a file or folder, for `addnorm classify`."""
+        return list(read_images(path)[0])
+
+    @torch.no_grad()
+    def probabilities(self, images: NDArray[Any]) -> NDArray[Any]:
+        """Return the probability of each label, (images, labels)."""
+        inputs = normalise_images(images, self.assets, self.config.model)
+        parts = [self.model(part) for part in torch.split(inputs, IMAGES_PER_CHUNK)]
+        return torch.cat(parts).float().softmax(dim=-1).numpy()
+
+    def classify(self, images: Any) -> list[dict[str, float]]:
+        """Return the probability of every label for each image, the most probable label first.
+
+        Parameters
+        ----------
+        images : a folder, an .npz or image file, or an array (images, height, width[, channels]).
+        """
+        is_path = isinstance(images, str | Path)
+        pixels = read_images(images)[0] if is_path else as_images(images, "images")
+        return [
+            dict(sorted(row.items(), key=lambda pair: -pair[1])) for row in self.iter_labels(pixels)
+        ]
+
+    def evaluate(self, *data: Any, say: Say = say_nothing, **options: Any) -> Metrics:
+        source = data[0] if data else options.get("source")
+        if source is None:
+            with torch.no_grad():
+                task = Images.read(self.config, self.assets).bind(self.config)
+                return dict(task.evaluate(self.model))
+        images, labels = read_images(source)
+        if labels is None:
+            raise InputError(f"{str(source)!r} has no labels to evaluate with.")
+        numbers = number_labels(labels, self.labels)
+        return {
+            **classification_metrics(self.probabilities(images), np.array(numbers)),
+            "images": len(numbers),
+        }
+
+
+def number_labels(labels: Sequence[str], names: Sequence[str]) -> list[int]:
+    """Return the number of each label among the known names."""
+    unknown = sorted(set(labels) - set(names))
+    if unknown:
+        raise InputError(f"the model does not know the label {unknown[0]!r}: {', '.join(names)}.")
+    places = {name: number for number, name in enumerate(names)}
+    return [places[label] for label in labels]
+
+
+def normalise_images(
+    images: NDArray[Any], assets: Mapping[str, list[float]], c: ModelConfig
+) -> Tensor:
+    """Return (x − mean) / scale of each channel, with which the model was trained."""
+    expected = (c.channels, c.image, c.image)
+    if images.shape[1:] != expected:
+        raise InputError(
+            f"the model was trained on images of shape {expected} (channels, height, width): got "
+            f"{images.shape[1:]}. Resize them first."
+        )
+    mean, scale = (torch.tensor(assets[name])[:, None, None] for name in ("mean", "scale"))
+    return (torch.from_numpy(images.astype(np.float32)) - mean) / scale
+
+
+# ── The task ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class Images(Task):
+    """Learn to predict the class of an image."""
+
+    name, trained, unit = "images", TrainedImages, "images"
+    metrics = ("loss", "accuracy")
+    epochs = 60.0
+    train_defaults: ClassVar[Fields] = {
+        "batch": 64,
+        "weight_decay": 0.05,
+        "beta2": 0.999,
+        "eps": 1e-8,
+        "metric": "accuracy",
+        "label_smoothing": 0.1,
+    }
+    sizes: ClassVar[dict[str, Fields]] = {
+        "tiny": vit_size(64, 4, 4, 0.1),
+        "small": vit_size(128, 6, 4, 0.1),
+        "base": vit_size(384, 12, 6, 0.1),
+        "big": vit_size(768, 12, 12, 0.1),
+    }
+    size_limits: ClassVar[tuple[tuple[int, str], ...]] = ((5_000, "tiny"), (100_000, "small"))
+
+    def __init__(
+        self,
+        images: NDArray[Any],
+        targets: list[int],
+        labels: list[str],
+        split: tuple[list[int], list[int]],
+        assets: dict[str, list[float]],
+        notes: list[str],
+    ) -> None:
+        self.images, self.targets, self.labels = images, targets, labels
+        self.train_rows, self.held_rows = split
+        self.assets, self.notes = assets, notes
+
+    @classmethod
+    def read(cls, config: Config, assets: Any = None, start: Any = None) -> Self:
+        source = require_source(config, "a folder of images or an .npz file")
+        images, labels = read_images(source)
+        if labels is None:
+            raise InputError(
+                f"{source!r} has no labels. Add an array 'labels', or one folder for each class."
+            )
+        if config.data.max_rows is not None:
+            images, labels = images[: config.data.max_rows], labels[: config.data.max_rows]
+        names = sorted(
+            set(labels), key=lambda name: (len(name), name) if name.isdigit() else (0, name)
+        )
+        if len(names) < 2:
+            raise InputError(f"{source!r} must have 2 labels or more: got {', '.join(names)}.")
+        notes = [
+            f"{source}: {len(images):,} images of {images.shape[1:]} read, {len(names)} labels."
+        ]
+        targets = number_labels(labels, names)
+        fraction = 0.1 if config.data.valid_fraction is None else config.data.valid_fraction
+        split = split_images(targets, fraction, config.run.seed)
+        if config.data.valid_source is not None:
+            held, held_labels = read_images(config.data.valid_source)
+            if held_labels is None or held.shape[1:] != images.shape[1:]:
+                raise InputError(
+                    f"{config.data.valid_source!r} must have labels and images of "
+                    f"{images.shape[1:]}: got {held.shape[1:]}."
+                )
+            first = len(images)
+            images = np.concatenate((images, held))
+            targets += number_labels(held_labels, names)
+            split = list(range(first)), list(range(first, len(images)))
+        if not split[0] or not split[1]:
+            raise InputError("training and validation need an image each. Add images.")
+        notes.append(f"{len(split[1]):,} images are held out for validation.")
+        if assets is None:
+            pixels = images[split[0]].astype(np.float64)
+            scale = np.maximum(pixels.std(axis=(0, 2, 3)), 1e-6)
+            assets = {"mean": pixels.mean(axis=(0, 2, 3)).tolist(), "scale": scale.tolist()}
+        return cls(images, targets, names, split, assets, notes)
+
+    @classmethod
+    def load_assets(cls, path: Path) -> dict[str, list[float]]:
+        content = read_document(path / IMAGES_FILE, *IMAGES_KIND)
+        return {name: [float(value) for value in content[name]] for name in ("mean", "scale")}
+
+    def save_assets(self, path: Path) -> None:
+        write_document(path / IMAGES_FILE, *IMAGES_KIND, self.assets)
+
+    def facts(self) -> DataFacts:
+        count, channels, side = len(self.train_rows), *self.images.shape[1:3]
+        model = {"mode": "encoder", "input": "patches", "head": "class"}
+        return DataFacts(
+            size=count,
+            batches=lambda config: -(-count // (config.train.batch or 64)),
+            longest=lambda config: 1,
+            model={**model, "image": side, "channels": channels, "outputs": len(self.labels)},
+        )
+
+    @classmethod
+    def defaults(cls, request: Config, facts: DataFacts, preset: str | None) -> Config:
+        known = [size for most, size in cls.size_limits if facts.size <= most]
+        size = request.run.size or (known[0] if known else "base")
+        fields = cls.sizes[size] if preset is None else {}
+        model = presets.find(preset).model if preset is not None else ModelConfig(vocab=1)
+        side = int(facts.model["image"])
+        model = model.replace(**fields | facts.model | {"patch": choose_patch(side)})
+        base = Config().replace(model=model)
+        share = 0.1 if request.data.valid_fraction is None else request.data.valid_fraction
+        shift = side // 8 if request.data.image_shift is None else request.data.image_shift
+        return base.replace(
+            data=base.data.replace(valid_fraction=share, image_shift=shift),
+            train=base.train.replace(**cls.train_defaults),
+            run=base.run.replace(size=size),
+        )
+
+    def _bind(self, config: Config) -> None:
+        self.size = config.train.batch or 64
+
+    def make_model(self, start: nn.Module | None, say: Say) -> Any:
+        torch.manual_seed(self.config.run.seed)
+        model = build(self.config)
+        if start is not None:
+            say(load_matching_weights_(model, start))
+        return model
+
+    def empty_model(self) -> Any:
+        return build(self.config)
+
+    def save_model(self, model: nn.Module, state: Mapping[str, Tensor], directory: Path) -> None:
+        save(model, directory, state)
+
+    def epoch(self, number: int) -> Sequence[Sequence[int]]:
+        generator = np.random.default_rng([self.config.run.seed, number])
+        rows = generator.permutation(self.train_rows).tolist()
+        return [rows[start : start + self.size] for start in range(0, len(rows), self.size)]
+
+    def plan(self, epoch: int) -> Sequence[tuple[int, Sequence[int]]]:
+        own = shard(self.epoch(epoch), parallel.rank(), parallel.world_size())
+        return [(epoch, part) for part in own]
+
+    def batch(self, part: tuple[int, Sequence[int]]) -> Batch:
+        epoch, rows = part
+        if not rows:  # a worker without examples takes part with one that has no target
+            batch = self.collate(self.train_rows[:1])
+            return batch | {"targets": torch.full_like(batch["targets"], IGNORE)}
+        batch = self.collate(rows)
+        largest = self.config.data.image_shift or 0
+        if largest:
+            shifts = [
+                np.random.default_rng([self.config.run.seed, epoch, row]).integers(
+                    -largest, largest + 1, 2
+                )
+                for row in rows
+            ]
+            batch["inputs"] = shift_images(batch["inputs"], shifts)
+        return batch
+
+    def collate(self, rows: Sequence[int]) -> Batch:
+        """Return the normalised images of rows, and their classes."""
+        inputs = normalise_images(self.images[list(rows)], self.assets, self.config.model)
+        return {"inputs": inputs, "targets": torch.tensor([self.targets[row] for row in rows])}
+
+    def tokens(self, batch: Batch) -> int:
+        return int((batch["targets"] != IGNORE).sum())
+
+    def loss(self, model: nn.Module, batch: Batch, total: int) -> Tensor:
+        smoothing = self.config.train.label_smoothing
+        return self._total(model, batch, smoothing) / total
+
+    @staticmethod
+    def _total(model: nn.Module, batch: Batch, smoothing: float) -> Tensor:
+        logits, targets = model(batch["inputs"]), batch["targets"]
+        return functional.cross_entropy(
+            logits, targets, reduction="sum", label_smoothing=smoothing, ignore_index=IGNORE
+        )
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        device = next(model.parameters()).device
+        total = right = count = 0.0
+        parts = [self.held_rows[i : i + 256] for i in range(0, len(self.held_rows), 256)]
+        for part in shard(parts, parallel.rank(), parallel.world_size()):
+            if not part:
+                continue
+            batch = {name: value.to(device) for name, value in self.collate(part).items()}
+            logits = model(batch["inputs"])
+            losses = functional.cross_entropy(logits, batch["targets"], reduction="sum")
+            total, count = total + float(losses), count + len(part)
+            right += float((logits.argmax(dim=-1) == batch["targets"]).sum())
+        total, right = parallel.sum_over_workers(total, right)
+        count = len(self.held_rows)
+        return {"loss": total / count, "accuracy": right / count}
+
+    def cost(self, model: nn.Module) -> Metrics:
+        step = cost(self.config, batch=self.size)
+        return {
+            "parameters": step.parameters,
+            "step_flops": step.forward + step.backward,
+            "activation_bytes": step.activations,
+        }
+
+    def contents(self) -> Iterable[object]:
+        yield from (self.images.tobytes(), self.targets, self.labels, self.held_rows)
+
+
+def shift_images(images: Tensor, shifts: Sequence[NDArray[Any]]) -> Tensor:
+    """Return each image moved by (down, right) pixels; what is uncovered is 0, the mean.
+
+    >>> shift_images(torch.arange(4.0).view(1, 1, 2, 2), [np.array([1, 0])]).flatten().tolist()
+    [0.0, 0.0, 0.0, 1.0]
+    """
+    moved = torch.zeros_like(images)
+    height, width = images.shape[2:]
+    for row, (down, right) in enumerate((int(a), int(b)) for a, b in shifts):
+        source = images[row, :, max(0, -down) : height - max(0, down)]
+        source = source[..., max(0, -right) : width - max(0, right)]
+        top, left = max(0, down), max(0, right)
+        moved[row, :, top : top + source.shape[1], left : left + source.shape[2]] = source
+    return moved

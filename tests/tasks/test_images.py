@@ -1,0 +1,172 @@
+"""The images task: reading, batches, loss, a resumed run and the verb."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import addnorm
+from addnorm.cli.main import main
+from addnorm.config import Config
+from addnorm.errors import InputError, SavedError
+from addnorm.tasks.images import Images, as_images, read_images, shift_images
+from addnorm.training.loop import Loop
+
+SETTINGS = ["model.width=16", "model.depth=1", "model.heads=2", "train.steps=12", "train.batch=16"]
+
+
+def make_images(count: int = 48) -> tuple[Any, Any]:
+    """Return 8 × 8 images of one bright quarter; the quarter is the class."""
+    generator = np.random.default_rng(0)
+    labels = np.arange(count) % 4
+    images = generator.integers(0, 60, (count, 8, 8)).astype(np.uint8)
+    for image, label in zip(images, labels, strict=True):
+        row, column = divmod(int(label), 2)
+        image[4 * row : 4 * row + 4, 4 * column : 4 * column + 4] += 150
+    return images, labels
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    images, labels = make_images()
+    np.savez(tmp_path / "quarters.npz", images=images, labels=labels)
+    return tmp_path / "quarters.npz"
+
+
+def train(data: Path, out: Path, **options: Any) -> addnorm.Run:
+    return addnorm.train("images", data, out=out, progress=False, set=SETTINGS, **options)
+
+
+def bound(data: Path, *settings: str) -> Images:
+    request = Config().override("run.task=images", f"data.source='{data}'", *settings)
+    task = Images.read(request)
+    config = Images.defaults(request, task.facts(), None)
+    return task.bind(config.override(*settings))
+
+
+def test_images_are_read_from_npz_and_folders(data: Path, tmp_path: Path) -> None:
+    from PIL import Image
+
+    pixels, labels = make_images(8)
+    for number, (image, label) in enumerate(zip(pixels, labels, strict=True)):
+        folder = tmp_path / "photos" / f"class{label}"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(folder / f"{number}.png")
+    images, names = read_images(tmp_path / "photos")
+    assert images.shape == (8, 1, 8, 8) and names == [f"class{n}" for n in (0, 0, 1, 1, 2, 2, 3, 3)]
+    assert np.array_equal(images[::2, 0], pixels[:4]) and np.array_equal(
+        images[1::2, 0], pixels[4:]
+    )
+    one, none = read_images(tmp_path / "photos/class1/1.png")
+    assert np.array_equal(one[0, 0], pixels[1]) and none is None
+    whole, names = read_images(data)
+    assert whole.shape == (48, 1, 8, 8) and names == [str(n % 4) for n in range(48)]
+    assert as_images(np.ones((2, 3, 5, 3)), "images").shape == (2, 3, 5, 5)
+
+
+def test_splits_and_batches_are_functions_of_the_seed(data: Path) -> None:
+    task = bound(data, "train.batch=16")
+    assert sorted(task.train_rows + task.held_rows) == list(range(48))
+    assert {task.targets[row] for row in task.held_rows} == {0, 1, 2, 3}
+    assert sorted(row for part in task.epoch(1) for row in part) == task.train_rows
+    assert task.epoch(1) == task.epoch(1) != task.epoch(2)
+    part = task.plan(0)[0]
+    assert torch.equal(task.batch(part)["inputs"], task.batch(part)["inputs"])
+    pixels = task.collate(task.train_rows)["inputs"]
+    assert float(pixels.mean()) == pytest.approx(0, abs=1e-5)
+    assert float(pixels.std()) == pytest.approx(1, rel=1e-2)
+
+
+def test_shifts_move_images_and_leave_the_mean() -> None:
+    image = torch.randn(1, 2, 4, 4)
+    for down in (-1, 0, 2):
+        for right in (-2, 0, 1):
+            moved = shift_images(image, [np.array([down, right])])
+            for i in range(4):
+                for j in range(4):
+                    inside = 0 <= i - down < 4 and 0 <= j - right < 4
+                    source = image[0, :, i - down, j - right] if inside else torch.zeros(2)
+                    assert torch.equal(moved[0, :, i, j], source)
+
+
+@torch.no_grad()
+def test_loss_and_accuracy_equal_a_loop(data: Path) -> None:
+    task = bound(data, *SETTINGS, "train.label_smoothing=0.0")
+    model = task.make_model(None, print).eval()
+    total, right = 0.0, 0
+    for row in task.held_rows:
+        logits = model(task.collate([row])["inputs"])[0]
+        total -= float(logits.log_softmax(dim=0)[task.targets[row]])
+        right += int(logits.argmax()) == task.targets[row]
+    count = len(task.held_rows)
+    assert task.evaluate(model) == pytest.approx({"loss": total / count, "accuracy": right / count})
+    batch = task.collate(task.held_rows)
+    assert float(task.loss(model, batch, count)) == pytest.approx(total / count)
+
+
+@pytest.mark.trains
+def test_a_run_is_trained_opened_evaluated_and_used(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(data, tmp_path / "run")
+    assert run.summary["finished"] and run.record.labels == ["0", "1", "2", "3"]
+    opened = addnorm.open(tmp_path / "run")
+    assert opened.evaluate()["accuracy"] == pytest.approx(run.summary["best"]["accuracy"])
+    images, _ = make_images(3)
+    rows = opened.classify(images)
+    assert len(rows) == 3 and all(sum(row.values()) == pytest.approx(1) for row in rows)
+    assert opened.evaluate(data)["images"] == 48
+    assert main(["classify", str(tmp_path / "run"), str(data)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 48 and lines[0].split("\t")[0] in "0123"
+    with pytest.raises(InputError, match=r"trained on images of shape \(1, 8, 8\)"):
+        opened.classify(np.zeros((1, 9, 9)))
+
+
+class PowerCut(Exception):
+    pass
+
+
+@pytest.mark.trains
+def test_a_resumed_run_equals_an_unbroken_one(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(data, tmp_path / "whole")
+    step = Loop._step
+
+    def cut(loop: Loop, parts: list[Any]) -> None:
+        if loop.state.step == 7:
+            raise PowerCut
+        step(loop, parts)
+
+    with monkeypatch.context() as patch, pytest.raises(PowerCut):
+        patch.setattr(Loop, "_step", cut)
+        train(data, tmp_path / "cut")
+    addnorm.train(resume=tmp_path / "cut", progress=False)
+    ours, theirs = (load_file(tmp_path / n / "best/model.safetensors") for n in ("whole", "cut"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_mistakes_are_explained(tmp_path: Path) -> None:
+    with pytest.raises(SavedError, match="there is no file"):
+        read_images(tmp_path / "missing.npz")
+    (tmp_path / "bad.npz").write_bytes(b"no archive")
+    with pytest.raises(SavedError, match=r"is not an \.npz file of arrays"):
+        read_images(tmp_path / "bad.npz")
+    np.savez(tmp_path / "objects.npz", images=np.array([{}], dtype=object))
+    with pytest.raises(SavedError, match=r"is not an \.npz file of arrays"):
+        read_images(tmp_path / "objects.npz")
+    np.savez(tmp_path / "other.npz", pictures=np.zeros((1, 2, 2)))
+    with pytest.raises(InputError, match=r"must have an array 'images'.*it has pictures"):
+        read_images(tmp_path / "other.npz")
+    np.savez(tmp_path / "few.npz", images=np.zeros((2, 2, 2)), labels=np.zeros(3))
+    with pytest.raises(InputError, match="one label for each image: 2 images"):
+        read_images(tmp_path / "few.npz")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="has no images"):
+        read_images(tmp_path / "empty")
+    with pytest.raises(InputError, match="1, 3 or 4 channels"):
+        as_images(np.zeros((2, 4, 4, 2)), "images")
