@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
@@ -90,6 +89,8 @@ class Evidence:
     frozen_embeddings : token embeddings that are not trained while others are
     frozen_head : matrices of the output that are not trained while others are
     equal_weights : matrices of branches whose rows are all equal
+    linear_branches : feed-forward branches without an activation function
+    zero_head : whether the output layer starts at zero, so that nothing else has a gradient yet
     batch_norms : number of modules that norm over the batch
     optimizer : settings of the optimizer, if one was passed
     not_examined : why a check could not be made, by its name
@@ -141,6 +142,8 @@ class Evidence:
     frozen_embeddings: tuple[str, ...] = ()
     frozen_head: tuple[str, ...] = ()
     equal_weights: tuple[str, ...] = ()
+    linear_branches: tuple[str, ...] = ()
+    zero_head: bool = False
     batch_norms: int = 0
     optimizer: OptimizerFacts | None = None
     not_examined: Mapping[str, str] = field(default_factory=dict)
@@ -278,6 +281,8 @@ def gather_evidence(
         frozen_embeddings=_frozen(model, tuple(trace.embeddings)),
         frozen_head=_frozen(model, trace.head),
         equal_weights=equal_matrices(model, trace.sites),
+        linear_branches=tuple(site.name for site in trace.sites if site.linear),
+        zero_head=_is_zero(model, trace.head),
         batch_norms=sum(isinstance(m, _BatchNorm) for m in model.modules()),
         optimizer=None if optimizer is None else read_optimizer(model, optimizer),
         not_examined=reasons,
@@ -324,6 +329,7 @@ def _skip_all(reasons: dict[str, str], reason: str) -> None:
 def describe_batch(batch: ClinicBatch) -> str:
     """Return the names and shapes of what the model is called with.
 
+    >>> import torch
     >>> describe_batch(ClinicBatch({"input_ids": torch.zeros(2, 5, dtype=torch.long)}))
     'input_ids 2 × 5'
     """
@@ -371,6 +377,13 @@ def _missing_gradients(
         if cut and not measured.stream_gradient:
             missing += [w for w in site.weights if w in named and named[w].requires_grad]
     return tuple(dict.fromkeys(missing))
+
+
+def _is_zero(model: nn.Module, names: Sequence[str]) -> bool:
+    """Return whether the matrices among these parameters are all zero."""
+    named = dict(model.named_parameters(remove_duplicate=False))
+    matrices = [named[name] for name in names if name in named and named[name].ndim > 1]
+    return bool(matrices) and not any(bool(matrix.any()) for matrix in matrices)
 
 
 def _frozen(model: nn.Module, names: Sequence[str]) -> tuple[str, ...]:

@@ -50,6 +50,7 @@ class LabelFacts:
     padding : share of the padded positions whose answers the loss counts; None without padding
     probabilities : whether the answers sum to 1 and the loss applies a softmax to them again
     smoothing : label smoothing of a cross-entropy; None if the loss is another
+    unnormalised : whether the loss is −logit of the target, without a softmax
     """
 
     shift: int | None = None
@@ -57,6 +58,7 @@ class LabelFacts:
     padding: float | None = None
     probabilities: bool = False
     smoothing: float | None = None
+    unnormalised: bool = False
 
 
 @dataclass(frozen=True)
@@ -516,6 +518,7 @@ def read_labels(
     facts: dict[str, Any] = {
         "probabilities": _are_probabilities(answer, gradient),
         "smoothing": _label_smoothing(answer, gradient),
+        "unnormalised": _is_unnormalised(answer, gradient),
     }
     answered = answered_ids(model, batch)
     if answered is None:
@@ -598,6 +601,17 @@ def _are_probabilities(answer: Tensor, gradient: Tensor) -> bool:
         return False
     counted = gradient.abs().amax(dim=-1) > 0
     return bool((gradient[counted] != 0).float().mean() > 0.9) if bool(counted.any()) else False
+
+
+def _is_unnormalised(answer: Tensor, gradient: Tensor) -> bool:
+    """Return whether the gradient is −1/n at one class of each row, and answers are no log p."""
+    rows = gradient.flatten(0, -2)
+    rows = rows[rows.abs().amax(dim=-1) > 0]
+    if len(rows) < 2 or rows.shape[-1] < 2 or bool(((rows != 0).sum(dim=-1) != 1).any()):
+        return False
+    lowest = rows.amin(dim=-1)
+    even = bool((lowest < 0).all()) and float(lowest.std()) < 1e-3 * float(lowest.abs().mean())
+    return even and float(answer.logsumexp(dim=-1).abs().max()) > 1e-2
 
 
 def _label_smoothing(answer: Tensor, gradient: Tensor) -> float | None:

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from addnorm.clinic.call_model import ClinicBatch, call_model
-from addnorm.clinic.forward_stats import ForwardStats
+from addnorm.clinic.forward_stats import ACTIVATIONS, ForwardStats
 from addnorm.clinic.module_names import block_of, common_block, has_even_sizes, is_norm
 from addnorm.layers.addnorm import AddNorm
 
@@ -39,6 +39,12 @@ MATRIX_PRODUCTS = {
 FUSED_KERNELS = {name for name in MATRIX_PRODUCTS if name.startswith("_scaled_dot")}
 COPYING = {"clone", "_to_copy", "detach", "alias", "view", "_unsafe_view", "expand", "contiguous"}
 NORM_OPERATIONS = {"native_layer_norm", "_fused_rms_norm"}
+NONLINEAR = {
+    *ACTIVATIONS, "erf", "exp", "mish", "softplus", "hardswish", "hardsigmoid", "clamp", "clamp_min",
+    "abs", "maximum", "glu", "celu", "selu", "threshold", "where", "_softmax", "_prelu_kernel",
+    "log_sigmoid_forward", "sin", "cos", "pow", "topk", "hardshrink", "softshrink", "log1p",
+}  # fmt: skip
+"""Operations that make a feed-forward sublayer more than one matrix."""
 SUMS = {"add", "sub", "add_", "sub_", "lerp", "lerp_"}
 RESCALINGS = COPYING | {"mul", "div", "native_dropout", "neg", "transpose", "permute", "unsqueeze"}
 
@@ -90,6 +96,7 @@ class Site:
     gated : whether shortcut or branch is multiplied by a gate that is computed from the input
     scaled : whether the shortcut is multiplied by one constant or learned number
     parallel : whether the block's other branch reads the same stream as this one
+    linear : whether two or more matrices of a feed-forward branch have nothing between them
     cut : whether the shortcut, or all of the branch, was detached from what it was computed from
     edge : the sum in the graph of the backward pass, if its memory was overwritten since
     """
@@ -112,6 +119,7 @@ class Site:
     gated: bool = False
     scaled: bool = False
     parallel: bool = False
+    linear: bool = False
     cut: bool = False
     edge: GradientEdge | None = None
 
@@ -211,6 +219,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The sum of each site."""
         self._shortcuts: list[_Lineage] = []
         """The shortcut of each site."""
+        self._matrices = {name: p.ndim == 2 for name, p in model.named_parameters()}
+        self._nonlinear = 0
+        """The bits of operations that are not linear."""
         self._dropped: set[int] = set()
         """Sites that turned out to be none."""
         self._bits = 0
@@ -330,6 +341,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             lineage.norm, lineage.norm_of_stream = known_main.norm, known_main.norm_of_stream
         if name == "add" and len(known) == 2 and not doubled:
             lineage.parts = tuple(known)
+        if name in NONLINEAR or (name == "mul" and len(known) > 1):
+            self._nonlinear |= bit
         if name == "embedding" and len(operands) > 1 and _key(operands[1]) in self._token_keys:
             self.trace.embeddings |= set(used)
         if main is not None:
@@ -528,6 +541,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 cut=join.cut,
             )
         )
+        trace.sites[-1].linear = self._is_linear(trace.sites[-1], join)
         trace.sites[-1].parallel |= trace.sites[-1].role == "parallel"
         if self.until_attention and trace.sites[-1].role in ("attention", "parallel"):
             raise _FirstAttentionFound
@@ -582,6 +596,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.trace.used_sites |= set(used)
             if known.head and answer.ndim > 1:
                 self.trace.head = known.head
+
+    def _is_linear(self, site: Site, join: "_Join") -> bool:
+        """Return whether a feed-forward branch of several matrices has no activation function."""
+        inside = join.second.ancestors & ~join.first.ancestors
+        matrices = [name for name in site.weights if self._matrices.get(name)]
+        return site.role == "ffn" and len(matrices) > 1 and not inside & self._nonlinear
 
     def _role(self, join: "_Join", parts: Sequence[_Lineage]) -> str:
         """Return the role of a branch, by the products of activations it contains."""
