@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
@@ -225,6 +226,8 @@ def gather_evidence(
                 sites, gradients = measure_sites(model, trace, value)
             if "gradients" in reasons:
                 sites, gradients = measure_sites(model, trace, value.detach())
+                if _trains(model, batch, objective):  # a cache may be written in evaluation mode
+                    reasons["gradients"] = "the backward pass works in training mode only"
             more: dict[str, Any] = {}
             non_finite = trace.stats.non_finite
             if non_finite and not _reaches_loss(value, answer, batch, pad):
@@ -280,7 +283,7 @@ def gather_evidence(
         trained=sum(p.numel() for p in model.parameters() if p.requires_grad) / every,
         frozen_embeddings=_frozen(model, tuple(trace.embeddings)),
         frozen_head=_frozen(model, trace.head),
-        equal_weights=equal_matrices(model, trace.sites),
+        equal_weights=equal_matrices(model, trace),
         linear_branches=tuple(site.name for site in trace.sites if site.linear),
         zero_head=_is_zero(model, trace.head),
         batch_norms=sum(isinstance(m, _BatchNorm) for m in model.modules()),
@@ -358,6 +361,19 @@ def _reaches_loss(value: Tensor, answer: Tensor, batch: ClinicBatch, pad: int | 
     if isinstance(mask, Tensor) and mask.shape == answer.shape[:2]:
         wrong = wrong & (mask[..., None] != 0)
     return bool(wrong.any())
+
+
+def _trains(model: nn.Module, batch: ClinicBatch, objective: Objective) -> bool:
+    """Return whether the backward pass works in training mode."""
+    weights = [p for p in model.parameters() if p.requires_grad]
+    model.train()
+    try:
+        torch.autograd.grad(objective(model, batch), weights, allow_unused=True)
+    except RuntimeError:
+        return False
+    finally:
+        model.eval()
+    return True
 
 
 def _missing_gradients(

@@ -40,9 +40,9 @@ FUSED_KERNELS = {name for name in MATRIX_PRODUCTS if name.startswith("_scaled_do
 COPYING = {"clone", "_to_copy", "detach", "alias", "view", "_unsafe_view", "expand", "contiguous"}
 NORM_OPERATIONS = {"native_layer_norm", "_fused_rms_norm"}
 NONLINEAR = {
-    *ACTIVATIONS, "erf", "exp", "mish", "softplus", "hardswish", "hardsigmoid", "clamp", "clamp_min",
-    "abs", "maximum", "glu", "celu", "selu", "threshold", "where", "_softmax", "_prelu_kernel",
-    "log_sigmoid_forward", "sin", "cos", "pow", "topk", "hardshrink", "softshrink", "log1p",
+    *ACTIVATIONS, "erf", "exp", "mish", "softplus", "hardswish", "hardsigmoid", "clamp",
+    "clamp_min", "abs", "maximum", "glu", "celu", "selu", "threshold", "where", "_softmax",
+    "_prelu_kernel", "log_sigmoid_forward", "sin", "cos", "pow", "topk", "hardshrink", "softshrink", "log1p",
 }  # fmt: skip
 """Operations that make a feed-forward sublayer more than one matrix."""
 SUMS = {"add", "sub", "add_", "sub_", "lerp", "lerp_"}
@@ -145,6 +145,7 @@ class Trace:
     normed_sites : sites whose sum, or what is pooled or picked from it, is read by a norm
     used_sites : sites that the output is computed from
     mixing : modules that compute a product of activations, as attention does
+    multiplied : parameters of matrix products
     embeddings : parameters that token ids are looked up in
     head : the parameters of the last matrix product before the output
     dropouts : the largest probability of dropout, and its module (in training mode)
@@ -158,6 +159,7 @@ class Trace:
     normed_sites: set[int] = field(default_factory=set)
     used_sites: set[int] = field(default_factory=set)
     mixing: list[str] = field(default_factory=list)
+    multiplied: set[str] = field(default_factory=set)
     embeddings: set[str] = field(default_factory=set)
     head: tuple[str, ...] = ()
     dropouts: tuple[float, str] = (0.0, "")
@@ -219,7 +221,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The sum of each site."""
         self._shortcuts: list[_Lineage] = []
         """The shortcut of each site."""
-        self._matrices = {name: p.ndim == 2 for name, p in model.named_parameters()}
+        self._ranks = {name: p.ndim for name, p in model.named_parameters()}
         self._nonlinear = 0
         """The bits of operations that are not linear."""
         self._dropped: set[int] = set()
@@ -341,6 +343,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             lineage.norm, lineage.norm_of_stream = known_main.norm, known_main.norm_of_stream
         if name == "add" and len(known) == 2 and not doubled:
             lineage.parts = tuple(known)
+        if is_product:
+            self.trace.multiplied |= set(used)
         if name in NONLINEAR or (name == "mul" and len(known) > 1):
             self._nonlinear |= bit
         if name == "embedding" and len(operands) > 1 and _key(operands[1]) in self._token_keys:
@@ -574,9 +578,16 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return use.path
         return None
 
+    def _is_no_site(self, number: int, site: Site) -> bool:
+        """Return whether a sum is of attention logits, of convolutions, or part of the loss."""
+        images = site.total.ndim == 4 and any(self._ranks.get(name) == 4 for name in site.weights)
+        last = number == len(self.trace.sites) - 1 and not block_of(site.path)
+        alone = sum(other.path == site.path for other in self.trace.sites) == 1
+        return number in self._dropped or images or (site.sign == "−" and last and alone)
+
     def finish(self, output: Any) -> None:
         """Record what is known only after the forward pass."""
-        kept = [i for i in range(len(self.trace.sites)) if i not in self._dropped]
+        kept = [i for i, site in enumerate(self.trace.sites) if not self._is_no_site(i, site)]
         for node in self.trace.nodes:
             node.site = kept.index(node.site) if node.site in kept else None
         self.trace.sites = [self.trace.sites[i] for i in kept]
@@ -600,7 +611,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _is_linear(self, site: Site, join: "_Join") -> bool:
         """Return whether a feed-forward branch of several matrices has no activation function."""
         inside = join.second.ancestors & ~join.first.ancestors
-        matrices = [name for name in site.weights if self._matrices.get(name)]
+        matrices = [name for name in site.weights if self._ranks.get(name) == 2]
         return site.role == "ffn" and len(matrices) > 1 and not inside & self._nonlinear
 
     def _role(self, join: "_Join", parts: Sequence[_Lineage]) -> str:
