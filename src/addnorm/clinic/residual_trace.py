@@ -14,7 +14,7 @@ branch can be followed to any later depth (`StreamNode`, `Rescaling`).
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,7 +42,8 @@ NORM_OPERATIONS = {"native_layer_norm", "_fused_rms_norm"}
 NONLINEAR = {
     *ACTIVATIONS, "erf", "exp", "mish", "softplus", "hardswish", "hardsigmoid", "clamp",
     "clamp_min", "abs", "maximum", "glu", "celu", "selu", "threshold", "where", "_softmax",
-    "_prelu_kernel", "log_sigmoid_forward", "sin", "cos", "pow", "topk", "hardshrink", "softshrink", "log1p",
+    "_prelu_kernel", "log_sigmoid_forward", "sin", "cos", "pow", "topk", "hardshrink", "softshrink",
+    "log1p",
 }  # fmt: skip
 """Operations that make a feed-forward sublayer more than one matrix."""
 SUMS = {"add", "sub", "add_", "sub_", "lerp", "lerp_"}
@@ -303,6 +304,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return old  # another view of the same memory
         name = name.rstrip("_")
         known = [self._lineages[key] for key in map(_key, operands) if key in self._lineages]
+        if name.endswith("_like") or name.startswith("new_"):
+            operands, known = [], []  # only the shape of another tensor
         bit = 1 << self._bits
         self._bits += 1
         ancestors, projected = bit, 0
@@ -776,10 +779,8 @@ def trace_stream(
             tokens = {id(tensor) for tensor in batch.token_ids.values()}
             for tensor in batch.tensors:
                 tracer.input(tensor, tokens=id(tensor) in tokens)
-            try:
+            with suppress(_FirstAttentionFound):
                 tracer.trace.output = call_model(model, batch)
-            except _FirstAttentionFound:
-                pass
         tracer.finish(tracer.trace.output)
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)

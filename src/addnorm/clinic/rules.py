@@ -173,7 +173,8 @@ def _unnormed_end(e: Evidence) -> Quoted:
 
 def _zero_branches(e: Evidence) -> list[str]:
     limit = THRESHOLDS["zero branch"]
-    return [site.name for site in e.sites if site.branch <= limit * max(site.shortcut, 1e-30)]
+    nonzero = [site for site in e.sites if site.shortcut > 0]  # DETR's queries start at zero
+    return [site.name for site in nonzero if site.branch <= limit * site.shortcut]
 
 
 def _unless_all(e: Evidence, names: list[str]) -> Quoted:
