@@ -223,6 +223,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._shortcuts: list[_Lineage] = []
         """The shortcut of each site."""
         self._ranks = {name: p.ndim for name, p in model.named_parameters()}
+        self._answered = -1
+        """What the answers were computed from: all bits until they are known."""
         self._nonlinear = 0
         """The bits of operations that are not linear."""
         self._dropped: set[int] = set()
@@ -584,12 +586,17 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _is_no_site(self, number: int, site: Site) -> bool:
         """Return whether a sum is of attention logits, of convolutions, or part of the loss."""
         images = site.total.ndim == 4 and any(self._ranks.get(name) == 4 for name in site.weights)
-        last = number == len(self.trace.sites) - 1 and not block_of(site.path)
-        alone = sum(other.path == site.path for other in self.trace.sites) == 1
-        return number in self._dropped or images or (site.sign == "−" and last and alone)
+        of_loss = site.sign == "−" and not self._totals[number].bit & self._answered
+        return number in self._dropped or images or of_loss
 
     def finish(self, output: Any) -> None:
         """Record what is known only after the forward pass."""
+        answers = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+        lineages = [self._lineages.get(_key(answer)) for answer in answers if answer.ndim > 1]
+        if lineages:
+            self._answered = 0
+        for answered in lineages:
+            self._answered |= 0 if answered is None else answered.ancestors
         kept = [i for i, site in enumerate(self.trace.sites) if not self._is_no_site(i, site)]
         for node in self.trace.nodes:
             node.site = kept.index(node.site) if node.site in kept else None
@@ -601,7 +608,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 for use in self._norms
             ):
                 self.trace.normed_sites.add(number)
-        answers = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
         for answer in answers:
             known = self._lineages.get(_key(answer))
             if known is None:
