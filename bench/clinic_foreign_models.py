@@ -161,12 +161,13 @@ def wave() -> Any:
 def wave_model(name: str, family: str, arrangement: str = "post", **changes: Any) -> Foreign:
     sizes: dict[str, Any] = {
         "hidden_size": WIDTH, "num_hidden_layers": DEPTH, "num_attention_heads": HEADS,
-        "intermediate_size": FFN, "conv_dim": (16, 16), "conv_stride": (5, 4), "conv_kernel": (8, 5),
-        "num_feat_extract_layers": 2, "num_conv_pos_embeddings": 8, "classifier_proj_size": 16,
+        "intermediate_size": FFN, "conv_dim": (16, 16), "conv_stride": (5, 4),
+        "conv_kernel": (8, 5), "num_feat_extract_layers": 2, "num_conv_pos_embeddings": 8,
+        "classifier_proj_size": 16,
         "num_conv_pos_embedding_groups": 2, "num_labels": 3, "apply_spec_augment": False,
     }  # fmt: skip
-    return Foreign(name, "speech", arrangement, theirs(
-        f"{family}ForSequenceClassification", f"{family}Config", wave, **(sizes | changes)))  # fmt: skip
+    make = theirs(f"{family}ForSequenceClassification", f"{family}Config", wave, **sizes | changes)
+    return Foreign(name, "speech", arrangement, make)
 
 
 def whisper_batch() -> Any:
@@ -453,8 +454,10 @@ HAND: list[Foreign] = [
             lambda: Made(Stem(torch_encoder(False)), torch.randn(ROWS, 3, 16, 16))),
     Foreign("torch pre-norm, normed after the pool", "torch", "pre",
             lambda: Made(Stem(torch_encoder(True, norm=False)), torch.randn(ROWS, 3, 16, 16))),
-    Foreign("torch transformer", "torch", "post", lambda: Made(TorchPair(False), (_ids(), _ids()[:, :9]))),
-    Foreign("torch transformer, pre-norm", "torch", "pre", lambda: Made(TorchPair(True), (_ids(), _ids()[:, :9]))),
+    Foreign("torch transformer", "torch", "post",
+            lambda: Made(TorchPair(False), (_ids(), _ids()[:, :9]))),
+    Foreign("torch transformer, pre-norm", "torch", "pre",
+            lambda: Made(TorchPair(True), (_ids(), _ids()[:, :9]))),
     Foreign("time series", "torch", "pre", lambda: Made(Series(), torch.randn(8, LENGTH, 3))),
 ]  # fmt: skip
 
@@ -578,12 +581,13 @@ THEIRS: list[Foreign] = [
 NOT_TRANSFORMERS: list[Foreign] = [
     Foreign("Mamba", "no Transformer", "not a Transformer", theirs(
         "MambaForCausalLM", "MambaConfig", lambda: {"input_ids": _ids(), "labels": _ids()},
-        vocab_size=VOCAB, hidden_size=WIDTH, num_hidden_layers=DEPTH, state_size=4, pad_token_id=PAD)),
+        vocab_size=VOCAB, hidden_size=WIDTH, num_hidden_layers=DEPTH, state_size=4,
+        pad_token_id=PAD)),
     Foreign("MLP", "no Transformer", "not a Transformer", lambda: Made(
         nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 5)), torch.randn(ROWS, 8))),
     Foreign("ConvNeXt", "no Transformer", "not a Transformer", theirs(
         "ConvNextForImageClassification", "ConvNextConfig",
-        lambda: {"pixel_values": torch.randn(ROWS, 3, 32, 32), "labels": torch.tensor([0, 1, 2, 3])},
+        lambda: {"pixel_values": torch.randn(ROWS, 3, 32, 32), "labels": torch.arange(ROWS)},
         hidden_sizes=[8, 16, 16, 32], depths=[1, 1, 1, 1], num_labels=5)),
 ]  # fmt: skip
 

@@ -67,7 +67,7 @@ def examine_one(half: str, sickness: Sickness, style: str) -> Row:
 
 
 def other_tools(patient: Patient) -> tuple[bool, bool]:
-    """Return whether anomaly mode raises, and whether loss or gradients are NaN, zero or missing."""
+    """Return whether anomaly mode raises, and whether loss or gradients are NaN, zero, missing."""
     model, batch = patient.model, patient.batch
     model.zero_grad(set_to_none=True)
     try:
@@ -95,8 +95,9 @@ def table(rows: list[Row]) -> str:
     for half in dict.fromkeys(row.half for row in rows):
         part = [row for row in rows if row.half == half]
         right, healthy = sum(r.is_right for r in part), sum(r.verdict == "healthy" for r in part)
+        kinds = len({r.sickness.name for r in part})
         lines.append(
-            f"**Written {half}: {len(part)} models of {len({r.sickness.name for r in part})} kinds; "
+            f"**Written {half}: {len(part)} models of {kinds} kinds; "
             f"found with the right name {right} ({right / len(part):.0%}), called healthy "
             f"{healthy}.**"
         )

@@ -84,6 +84,35 @@ def test_losses_and_labels() -> None:
     assert twice.names() == []  # the loss, not the model, applies the first softmax
 
 
+def test_a_loss_without_softmax() -> None:
+    def raw(output: Tensor, tokens: Tensor) -> Tensor:
+        return F.nll_loss(output[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+
+    assert quick(Language(CAUSAL), ids(), raw).names() == ["loss without softmax"]
+    proper = quick(Language(CAUSAL), ids(), lambda out, x: raw(out.log_softmax(-1), x))
+    assert proper.names() == []
+
+
+def test_linear_feed_forward_and_small_weights() -> None:
+    model = Language(CAUSAL)
+    for layer in model.stack.layers:
+        layer.activation = nn.Identity()
+    assert quick(model, ids(), next_token).names() == ["feed-forward is linear"]
+    model = Language(CAUSAL)
+    with torch.no_grad():
+        for parameter in model.stack.layers.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(1e-3)
+    assert "initial weights too small" in quick(model, ids(), next_token).names()
+
+
+def test_an_output_layer_that_starts_at_zero_is_a_note() -> None:
+    model = Language(CAUSAL)
+    nn.init.zeros_(model.output.weight)
+    result = quick(model, ids(), next_token)
+    assert result.names() == [] and "starts at zero" in result.text(), result.text()
+
+
 def test_softmax_before_the_loss() -> None:
     class Twice(Language):
         def forward(self, ids: Tensor) -> Tensor:
@@ -140,6 +169,8 @@ def test_a_gradient_that_is_not_finite() -> None:
         ({"weight_decay": 5.0}, ["weight decay too large"]),
         ({"betas": (0.9, 0.5)}, ["β₂ out of range"]),
         ({"lr": 0.0}, ["learning rate is zero"]),
+        ({"lr": 2.0}, ["learning rate out of range"]),
+        ({"eps": 0.1}, ["ε out of range"]),
     ),
 )
 def test_settings_of_the_optimizer(settings: dict[str, Any], names: list[str]) -> None:

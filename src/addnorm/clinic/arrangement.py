@@ -111,7 +111,10 @@ def _last_of_streams(trace: Trace) -> list[int]:
 
 def unnormed_end(trace: Trace) -> str | None:
     """Return the last site of a stream of pre-norm whose sum reaches the output without a norm."""
+    decodes = any(site.role == "memory" for site in trace.sites)
     for number in _last_of_streams(trace):
+        if not decodes and number != max(trace.used_sites, default=-1):
+            continue  # of a stage: the next one may norm what it reads by a convolution
         site = trace.sites[number]
         longer = any(
             trace.nodes[parent].site is not None for parent, _ in trace.nodes[site.node].parents
@@ -126,7 +129,9 @@ def _missing_residuals(trace: Trace) -> tuple[str, ...]:
     """Return attention without a shortcut around it, and blocks with fewer sites than others."""
     places = [(block_of(s.path), block_of(s.branch_path), s) for s in trace.sites]
     missing = []
-    attending = list(dict.fromkeys(block_of(a.path) for a in trace.stats.attention))
+    # Attention that pools has fewer queries than keys, and no shortcut of the same length.
+    square = [a for a in trace.stats.attention if a.own is not None]
+    attending = list(dict.fromkeys(block_of(a.path) for a in square))
     for block in attending:
         around = [
             site

@@ -274,7 +274,8 @@ def is_causal(model: nn.Module) -> bool:
     if isinstance(config, ModelConfig):
         return config.mode != "encoder"
     names = getattr(config, "architectures", None) or [type(model).__name__]
-    return any("CausalLM" in name or "LMHeadModel" in name for name in names)
+    causal = ("CausalLM" in name or "LMHeadModel" in name for name in names)
+    return any(causal) and not any("XLNet" in name for name in names)  # which sees all tokens
 
 
 @contextmanager

@@ -51,10 +51,11 @@ RULES_OF_CHECKS: dict[str, tuple[str, ...]] = {
     ),
     "frozen parameters": ("frozen layer", "frozen embeddings", "frozen head"),
     "initial weights": (
-        "initial weights too large", "equal initial weights", "initial logits too large",
+        "initial weights too large", "initial weights too small", "equal initial weights",
+        "initial logits too large", "output layer starts at zero",
         "token representations collapse", "outlier channels",
     ),
-    "activations": ("dead units",),
+    "activations": ("dead units", "feed-forward is linear"),
     "token embeddings": ("token embeddings too small",),
     "future": ("future leaks",),
     "padding": ("padding attended to",),
@@ -62,14 +63,14 @@ RULES_OF_CHECKS: dict[str, tuple[str, ...]] = {
     "positions": ("positions not distinguished",),
     "labels": (
         "labels misaligned", "labels of another row", "padding in the loss",
-        "softmax before the loss", "label smoothing too large",
+        "softmax before the loss", "loss without softmax", "label smoothing too large",
     ),
     "rows of the batch": ("rows of the batch mixed",),
     "source": ("source not read",),
     "training mode": ("dropout too high", "batch statistics"),
     "optimizer": (
         "parameters not in the optimizer", "optimizer of another model", "weight decay too large",
-        "β₂ out of range", "learning rate is zero",
+        "β₂ out of range", "ε out of range", "learning rate is zero", "learning rate out of range",
     ),
 }  # fmt: skip
 """The rules that each check applies; rules that are not listed are of the planned training."""

@@ -89,6 +89,8 @@ class Evidence:
     frozen_embeddings : token embeddings that are not trained while others are
     frozen_head : matrices of the output that are not trained while others are
     equal_weights : matrices of branches whose rows are all equal
+    linear_branches : feed-forward branches without an activation function
+    zero_head : whether the output layer starts at zero, so that nothing else has a gradient yet
     batch_norms : number of modules that norm over the batch
     optimizer : settings of the optimizer, if one was passed
     not_examined : why a check could not be made, by its name
@@ -141,6 +143,8 @@ class Evidence:
     frozen_embeddings: tuple[str, ...] = ()
     frozen_head: tuple[str, ...] = ()
     equal_weights: tuple[str, ...] = ()
+    linear_branches: tuple[str, ...] = ()
+    zero_head: bool = False
     batch_norms: int = 0
     optimizer: OptimizerFacts | None = None
     not_examined: Mapping[str, str] = field(default_factory=dict)
@@ -223,6 +227,8 @@ def gather_evidence(
                 sites, gradients = measure_sites(model, trace, value)
             if "gradients" in reasons:
                 sites, gradients = measure_sites(model, trace, value.detach())
+                if _trains(model, batch, objective):  # a cache may be written in evaluation mode
+                    reasons["gradients"] = "the backward pass works in training mode only"
             more: dict[str, Any] = {}
             non_finite = trace.stats.non_finite
             if non_finite and not _reaches_loss(value, answer, batch, pad):
@@ -278,7 +284,9 @@ def gather_evidence(
         trained=sum(p.numel() for p in model.parameters() if p.requires_grad) / every,
         frozen_embeddings=_frozen(model, tuple(trace.embeddings)),
         frozen_head=_frozen(model, trace.head),
-        equal_weights=equal_matrices(model, trace.sites),
+        equal_weights=equal_matrices(model, trace),
+        linear_branches=tuple(site.name for site in trace.sites if site.linear),
+        zero_head=_is_zero(model, trace.head),
         batch_norms=sum(isinstance(m, _BatchNorm) for m in model.modules()),
         optimizer=None if optimizer is None else read_optimizer(model, optimizer),
         not_examined=reasons,
@@ -325,6 +333,7 @@ def _skip_all(reasons: dict[str, str], reason: str) -> None:
 def describe_batch(batch: ClinicBatch) -> str:
     """Return the names and shapes of what the model is called with.
 
+    >>> import torch
     >>> describe_batch(ClinicBatch({"input_ids": torch.zeros(2, 5, dtype=torch.long)}))
     'input_ids 2 × 5'
     """
@@ -355,6 +364,19 @@ def _reaches_loss(value: Tensor, answer: Tensor, batch: ClinicBatch, pad: int | 
     return bool(wrong.any())
 
 
+def _trains(model: nn.Module, batch: ClinicBatch, objective: Objective) -> bool:
+    """Return whether the backward pass works in training mode."""
+    weights = [p for p in model.parameters() if p.requires_grad]
+    model.train()
+    try:
+        torch.autograd.grad(objective(model, batch), weights, allow_unused=True)
+    except RuntimeError:
+        return False
+    finally:
+        model.eval()
+    return True
+
+
 def _missing_gradients(
     model: nn.Module,
     trace: Trace,
@@ -372,6 +394,13 @@ def _missing_gradients(
         if cut and not measured.stream_gradient:
             missing += [w for w in site.weights if w in named and named[w].requires_grad]
     return tuple(dict.fromkeys(missing))
+
+
+def _is_zero(model: nn.Module, names: Sequence[str]) -> bool:
+    """Return whether the matrices among these parameters are all zero."""
+    named = dict(model.named_parameters(remove_duplicate=False))
+    matrices = [named[name] for name in names if name in named and named[name].ndim > 1]
+    return bool(matrices) and not any(bool(matrix.any()) for matrix in matrices)
 
 
 def _frozen(model: nn.Module, names: Sequence[str]) -> tuple[str, ...]:

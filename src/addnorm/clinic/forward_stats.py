@@ -142,7 +142,7 @@ class ForwardStats:
                 self._append_attention(where, logits[:, None], weights[:, None])
             elif name in ("bmm", "baddbmm") and self._multiplies_even(operands[-2:]):
                 self.bounded.add(path)
-            elif name in ACTIVATIONS and result.ndim >= 2:
+            elif name in ACTIVATIONS and result.ndim in (2, 3):  # 4: channels are not the last
                 self.activations.append(activation_stats(path, name, result))
             self._check_finite(name, result, operands, path)
 
@@ -159,9 +159,10 @@ class ForwardStats:
         if self.padding is None:
             return
         row, padded = self.padding
-        if len(weights) > row and weights.shape[-2:] == (len(padded), len(padded)):
-            given = weights[row][:, ~padded][..., padded]
-            self.padding_weight = max(self.padding_weight, float(given.max()))
+        if len(weights) > row and weights.shape[-1] == len(padded):
+            square = weights.shape[-2] == len(padded)
+            given = weights[row][:, ~padded] if square else weights[row]
+            self.padding_weight = max(self.padding_weight, float(given[..., padded].max()))
 
     def _check_finite(self, name: str, result: Tensor, operands: list[Tensor], path: str) -> None:
         if self.non_finite is not None or name in UNWRITTEN | MASKING:
@@ -246,7 +247,7 @@ def activation_stats(path: str, kind: str, result: Tensor) -> ActivationStats:
     flat = result.detach().float().reshape(-1, result.shape[-1])
     largest = flat.abs().amax(dim=0)
     # gelu and silu approach zero without reaching it.
-    dead = largest <= (0.0 if kind.startswith("relu") else 1e-4)
+    dead = largest <= (0.0 if kind.startswith("relu") else 1e-6)
     ends = {"tanh": flat.abs() > 0.99, "sigmoid": (flat - 0.5).abs() > 0.49}.get(kind)
     saturated = 0.0 if ends is None else float(ends.float().mean())
     return ActivationStats(

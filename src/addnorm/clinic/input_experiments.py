@@ -50,6 +50,7 @@ class LabelFacts:
     padding : share of the padded positions whose answers the loss counts; None without padding
     probabilities : whether the answers sum to 1 and the loss applies a softmax to them again
     smoothing : label smoothing of a cross-entropy; None if the loss is another
+    unnormalised : whether the loss is −logit of the target, without a softmax
     """
 
     shift: int | None = None
@@ -57,6 +58,7 @@ class LabelFacts:
     padding: float | None = None
     probabilities: bool = False
     smoothing: float | None = None
+    unnormalised: bool = False
 
 
 @dataclass(frozen=True)
@@ -121,9 +123,13 @@ def run_experiments(
     }
     values: dict[str, Any] = {}
     reasons: dict[str, str] = {}
+    random = _is_random(model, batch)
     for check, (name, run) in experiments.items():
         if is_tabular(model) and check != "training mode":
             reasons[check] = "the columns of a table have no order, and its rows may see each other"
+            continue
+        if random and check not in ("labels", "training mode"):
+            reasons[check] = "the answers are random in evaluation mode, too"
             continue
         try:
             with torch.no_grad():
@@ -135,6 +141,13 @@ def run_experiments(
         else:
             values[name] = value
     return ExperimentResults(**values, not_examined=reasons)
+
+
+@torch.no_grad()
+def _is_random(model: nn.Module, batch: ClinicBatch) -> bool:
+    """Return whether two calls with the same batch give different answers."""
+    one, two = (answer_of(call_model(model, batch)) for _ in range(2))
+    return one.shape != two.shape or not torch.equal(one.nan_to_num(), two.nan_to_num())
 
 
 def _first_line(error: Exception) -> str:
@@ -209,8 +222,11 @@ def padding_change(model: nn.Module, batch: ClinicBatch, pad: int | None) -> flo
     if not changes:
         raise NotExamined("padding on the left, without an attention mask")
     change = min(changes)
-    if change > MIN_CHANGE and not padded.on_the_right and not _is_attended(model, batch, padded):
-        return 0.0  # the model derives its mask from the tokens that were changed
+    per_token = answer_of(call_model(model, batch)).ndim == 3
+    if change > MIN_CHANGE and per_token and not _is_attended(model, batch, padded):
+        # The model derives its mask from the tokens that were changed; or a convolution, not
+        # attention, reads its neighbours, as in ConvBERT.
+        return 0.0
     return change
 
 
@@ -273,6 +289,8 @@ def _largest_change(
     if aligned:
         where = padded.real[kept] if alone else padded.real
         one = one[:, kept] if alone else one
+        if one.shape[1] != len(where) or two.shape[1] != len(where):
+            raise NotExamined("the answers have another length without padding")
         one, two = one[:, where], two[:, where]
     if one.shape != two.shape:
         raise NotExamined("the answers have another shape without padding")
@@ -351,11 +369,13 @@ def row_change(model: nn.Module, batch: ClinicBatch) -> float:
     content = _content(batch)
     if not content or batch.row_count < 2:
         raise NotExamined("the batch has fewer than two rows")
+    answer = answer_of(call_model(model, batch))
+    if answer.ndim == 2 and answer.shape == (batch.row_count, batch.row_count):
+        raise NotExamined("the answers compare the rows of the batch")
     change = _moved(model, batch, 0)
     first = next(iter(content.values()))
     if change <= ROW_CHANGE or first.ndim < 2 or batch.token_ids or first.ndim == 4:
         return change
-    answer = answer_of(call_model(model, batch))
     if answer.ndim < 3:
         return change
     return min(change, _moved(model, batch, 1))
@@ -516,6 +536,7 @@ def read_labels(
     facts: dict[str, Any] = {
         "probabilities": _are_probabilities(answer, gradient),
         "smoothing": _label_smoothing(answer, gradient),
+        "unnormalised": _is_unnormalised(answer, gradient),
     }
     answered = answered_ids(model, batch)
     if answered is None:
@@ -598,6 +619,17 @@ def _are_probabilities(answer: Tensor, gradient: Tensor) -> bool:
         return False
     counted = gradient.abs().amax(dim=-1) > 0
     return bool((gradient[counted] != 0).float().mean() > 0.9) if bool(counted.any()) else False
+
+
+def _is_unnormalised(answer: Tensor, gradient: Tensor) -> bool:
+    """Return whether the gradient is −1/n at one class of each row, and answers are no log p."""
+    rows = gradient.flatten(0, -2)
+    rows = rows[rows.abs().amax(dim=-1) > 0]
+    if len(rows) < 2 or rows.shape[-1] < 2 or bool(((rows != 0).sum(dim=-1) != 1).any()):
+        return False
+    lowest = rows.amin(dim=-1)
+    even = bool((lowest < 0).all()) and float(lowest.std()) < 1e-3 * float(lowest.abs().mean())
+    return even and float(answer.logsumexp(dim=-1).abs().max()) > 1e-2
 
 
 def _label_smoothing(answer: Tensor, gradient: Tensor) -> float | None:

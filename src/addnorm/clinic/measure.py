@@ -265,10 +265,11 @@ def is_untrained(model: nn.Module) -> bool:
     return bool(gains) and all(gain.uniform for gain in gains)
 
 
-def equal_matrices(model: nn.Module, sites: list[Site]) -> tuple[str, ...]:
+def equal_matrices(model: nn.Module, trace: Trace) -> tuple[str, ...]:
     """Return the branches' matrices whose rows are all equal: their units never differ."""
     named = dict(model.named_parameters(remove_duplicate=False))
-    names = dict.fromkeys(name for site in sites for name in site.weights)
+    every = dict.fromkeys(name for site in trace.sites for name in site.weights)
+    names = [name for name in every if name in trace.multiplied]
     return tuple(
         name
         for name in names

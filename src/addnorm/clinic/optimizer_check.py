@@ -19,6 +19,7 @@ class OptimizerFacts:
     decoupled : whether weight decay is decoupled from the gradient, as in AdamW
     beta2 : β₂ of Adam
     lr : largest learning rate of a group
+    eps : largest ε of a group
     """
 
     kind: str
@@ -28,6 +29,7 @@ class OptimizerFacts:
     decoupled: bool = False
     beta2: float | None = None
     lr: float = 0.0
+    eps: float = 0.0
 
 
 def read_optimizer(model: nn.Module, optimizer: Optimizer) -> OptimizerFacts:
@@ -47,4 +49,5 @@ def read_optimizer(model: nn.Module, optimizer: Optimizer) -> OptimizerFacts:
         or type(optimizer).__name__ not in ("Adam", "SGD", "RMSprop", "Adagrad", "NAdam"),
         beta2=float(betas[0]) if betas else None,
         lr=max((float(group.get("lr", 0.0)) for group in groups), default=0.0),
+        eps=max((float(group.get("eps") or 0.0) for group in groups), default=0.0),
     )

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from addnorm.clinic.call_model import ClinicBatch, call_model
-from addnorm.clinic.forward_stats import ForwardStats
+from addnorm.clinic.forward_stats import ACTIVATIONS, ForwardStats
 from addnorm.clinic.module_names import block_of, common_block, has_even_sizes, is_norm
 from addnorm.layers.addnorm import AddNorm
 
@@ -39,6 +39,13 @@ MATRIX_PRODUCTS = {
 FUSED_KERNELS = {name for name in MATRIX_PRODUCTS if name.startswith("_scaled_dot")}
 COPYING = {"clone", "_to_copy", "detach", "alias", "view", "_unsafe_view", "expand", "contiguous"}
 NORM_OPERATIONS = {"native_layer_norm", "_fused_rms_norm"}
+NONLINEAR = {
+    *ACTIVATIONS, "erf", "exp", "mish", "softplus", "hardswish", "hardsigmoid", "clamp",
+    "clamp_min", "abs", "maximum", "glu", "celu", "selu", "threshold", "where", "_softmax",
+    "_prelu_kernel", "log_sigmoid_forward", "sin", "cos", "pow", "topk", "hardshrink", "softshrink",
+    "log1p",
+}  # fmt: skip
+"""Operations that make a feed-forward sublayer more than one matrix."""
 SUMS = {"add", "sub", "add_", "sub_", "lerp", "lerp_"}
 RESCALINGS = COPYING | {"mul", "div", "native_dropout", "neg", "transpose", "permute", "unsqueeze"}
 
@@ -90,6 +97,7 @@ class Site:
     gated : whether shortcut or branch is multiplied by a gate that is computed from the input
     scaled : whether the shortcut is multiplied by one constant or learned number
     parallel : whether the block's other branch reads the same stream as this one
+    linear : whether two or more matrices of a feed-forward branch have nothing between them
     cut : whether the shortcut, or all of the branch, was detached from what it was computed from
     edge : the sum in the graph of the backward pass, if its memory was overwritten since
     """
@@ -112,6 +120,7 @@ class Site:
     gated: bool = False
     scaled: bool = False
     parallel: bool = False
+    linear: bool = False
     cut: bool = False
     edge: GradientEdge | None = None
 
@@ -137,6 +146,7 @@ class Trace:
     normed_sites : sites whose sum, or what is pooled or picked from it, is read by a norm
     used_sites : sites that the output is computed from
     mixing : modules that compute a product of activations, as attention does
+    multiplied : parameters of matrix products
     embeddings : parameters that token ids are looked up in
     head : the parameters of the last matrix product before the output
     dropouts : the largest probability of dropout, and its module (in training mode)
@@ -150,6 +160,7 @@ class Trace:
     normed_sites: set[int] = field(default_factory=set)
     used_sites: set[int] = field(default_factory=set)
     mixing: list[str] = field(default_factory=list)
+    multiplied: set[str] = field(default_factory=set)
     embeddings: set[str] = field(default_factory=set)
     head: tuple[str, ...] = ()
     dropouts: tuple[float, str] = (0.0, "")
@@ -211,6 +222,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The sum of each site."""
         self._shortcuts: list[_Lineage] = []
         """The shortcut of each site."""
+        self._ranks = {name: p.ndim for name, p in model.named_parameters()}
+        self._answered = -1
+        """What the answers were computed from: all bits until they are known."""
+        self._nonlinear = 0
+        """The bits of operations that are not linear."""
         self._dropped: set[int] = set()
         """Sites that turned out to be none."""
         self._bits = 0
@@ -290,6 +306,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return old  # another view of the same memory
         name = name.rstrip("_")
         known = [self._lineages[key] for key in map(_key, operands) if key in self._lineages]
+        if name.endswith("_like") or name.startswith("new_"):
+            operands, known = [], []  # only the shape of another tensor
         bit = 1 << self._bits
         self._bits += 1
         ancestors, projected = bit, 0
@@ -330,6 +348,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             lineage.norm, lineage.norm_of_stream = known_main.norm, known_main.norm_of_stream
         if name == "add" and len(known) == 2 and not doubled:
             lineage.parts = tuple(known)
+        if is_product:
+            self.trace.multiplied |= set(used)
+        if name in NONLINEAR or (name == "mul" and len(known) > 1):
+            self._nonlinear |= bit
         if name == "embedding" and len(operands) > 1 and _key(operands[1]) in self._token_keys:
             self.trace.embeddings |= set(used)
         if main is not None:
@@ -528,6 +550,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 cut=join.cut,
             )
         )
+        trace.sites[-1].linear = self._is_linear(trace.sites[-1], join)
         trace.sites[-1].parallel |= trace.sites[-1].role == "parallel"
         if self.until_attention and trace.sites[-1].role in ("attention", "parallel"):
             raise _FirstAttentionFound
@@ -560,9 +583,21 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return use.path
         return None
 
+    def _is_no_site(self, number: int, site: Site) -> bool:
+        """Return whether a sum is of attention logits, of convolutions, or part of the loss."""
+        images = site.total.ndim == 4 and any(self._ranks.get(name) == 4 for name in site.weights)
+        of_loss = site.sign == "−" and not self._totals[number].bit & self._answered
+        return number in self._dropped or images or of_loss
+
     def finish(self, output: Any) -> None:
         """Record what is known only after the forward pass."""
-        kept = [i for i in range(len(self.trace.sites)) if i not in self._dropped]
+        answers = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+        lineages = [self._lineages.get(_key(answer)) for answer in answers if answer.ndim > 1]
+        if lineages:
+            self._answered = 0
+        for answered in lineages:
+            self._answered |= 0 if answered is None else answered.ancestors
+        kept = [i for i, site in enumerate(self.trace.sites) if not self._is_no_site(i, site)]
         for node in self.trace.nodes:
             node.site = kept.index(node.site) if node.site in kept else None
         self.trace.sites = [self.trace.sites[i] for i in kept]
@@ -573,7 +608,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 for use in self._norms
             ):
                 self.trace.normed_sites.add(number)
-        answers = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
         for answer in answers:
             known = self._lineages.get(_key(answer))
             if known is None:
@@ -582,6 +616,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.trace.used_sites |= set(used)
             if known.head and answer.ndim > 1:
                 self.trace.head = known.head
+
+    def _is_linear(self, site: Site, join: "_Join") -> bool:
+        """Return whether a feed-forward branch of several matrices has no activation function."""
+        inside = join.second.ancestors & ~join.first.ancestors
+        matrices = [name for name in site.weights if self._ranks.get(name) == 2]
+        return site.role == "ffn" and len(matrices) > 1 and not inside & self._nonlinear
 
     def _role(self, join: "_Join", parts: Sequence[_Lineage]) -> str:
         """Return the role of a branch, by the products of activations it contains."""

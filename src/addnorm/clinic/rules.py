@@ -22,6 +22,10 @@ THRESHOLDS = {
     "attention spread": 2.3,
     "attention entropy": 0.35,
     "weight gain": 2.0,
+    "small weight gain": 0.01,
+    "adam rate": 0.1,
+    "other rate": 10.0,
+    "epsilon": 1e-3,
     "norm gain": 8.0,
     "token share": 0.12,
     "token share, other libraries": 5e-4,
@@ -128,7 +132,7 @@ TRANSFORMER_RULES = {
     "zero branch", "branches start at zero", "residual after the norm", "no final norm",
     "attention logits too large", "attention collapsed", "initial weights too large",
     "token embeddings too small", "positions not distinguished", "token representations collapse",
-    "equal initial weights",
+    "equal initial weights", "initial weights too small", "feed-forward is linear",
 }  # fmt: skip
 """What is expected of a Transformer only."""
 NON_FINITE_RULES = {"batch not finite", "weights not finite", "float16 overflow", "not finite"}
@@ -170,7 +174,8 @@ def _unnormed_end(e: Evidence) -> Quoted:
 
 def _zero_branches(e: Evidence) -> list[str]:
     limit = THRESHOLDS["zero branch"]
-    return [site.name for site in e.sites if site.branch <= limit * max(site.shortcut, 1e-30)]
+    nonzero = [site for site in e.sites if site.shortcut > 0]  # DETR's queries start at zero
+    return [site.name for site in nonzero if site.branch <= limit * site.shortcut]
 
 
 def _unless_all(e: Evidence, names: list[str]) -> Quoted:
@@ -235,7 +240,7 @@ def _missing_residuals(e: Evidence) -> Quoted:
 
 
 def _cut_gradients(e: Evidence) -> Quoted:
-    return _quote_sites(e.cut_sites or e.missing_gradients)
+    return _quote_sites(e.cut_sites or (() if e.zero_head else e.missing_gradients))
 
 
 def _hidden_own_token(e: Evidence) -> Quoted:
@@ -258,6 +263,13 @@ def _weight_decay(e: Evidence) -> Quoted:
         return None
     limit = THRESHOLDS["weight decay" if e.optimizer.decoupled else "coupled weight decay"]
     return _quote_if(e.optimizer.weight_decay > limit, **vars(e.optimizer))
+
+
+def _learning_rate(e: Evidence) -> Quoted:
+    if e.optimizer is None:
+        return None
+    limit = THRESHOLDS["other rate" if e.optimizer.beta2 is None else "adam rate"]
+    return _quote_if(e.optimizer.lr > limit, **vars(e.optimizer))
 
 
 def _beta2(e: Evidence) -> Quoted:
@@ -376,7 +388,7 @@ RULES: tuple[Rule, ...] = (
             and e.sites
             and not e.not_examined.get("gradients")
             and all(s.weight_gradient == 0 and s.stream_gradient == 0 for s in e.sites)
-            and not e.non_finite_gradients
+            and not (e.non_finite_gradients or e.zero_head)
         ),
         "the gradient of the loss is zero in every branch",
         "The loss, or what it is computed from, was detached: .detach(), .item(), argmax, numpy.",
@@ -400,6 +412,20 @@ RULES: tuple[Rule, ...] = (
         "A .detach(), torch.no_grad() or .data in the forward pass: what lies behind is not "
         "trained, or only through the branches.",
         "Remove the detach, or freeze the layers on purpose with requires_grad_(False).",
+    ),
+    Rule(
+        "output layer starts at zero", "note",
+        lambda e: _quote_if(e.zero_head),
+        "the output layer is zero, so nothing else has a gradient in the first step",
+        "Usual when a trained body gets a new head; otherwise it only delays training.",
+        "Nothing, if this is intended.",
+    ),
+    Rule(
+        "feed-forward is linear", "warning",
+        lambda e: _quote_sites(e.linear_branches),
+        "{sites}: two matrices with nothing between them",
+        "Without an activation function they are one matrix of lower rank.",
+        "Put GELU, SiLU or ReLU between them.",
     ),
     Rule(
         "branch subtracted", "problem",
@@ -504,6 +530,17 @@ RULES: tuple[Rule, ...] = (
         ),
         "the branches' matrices are {gain:.1f} times the usual size (median)",
         "The variance then grows from layer to layer (Glorot, Bengio 2010).",
+        "Initialise by nn.init.xavier_uniform_, or normal_ with std 0.02.",
+        "Initialise by Xavier: model.init=xavier.",
+    ),
+    Rule(
+        "initial weights too small", "warning",
+        lambda e: _quote_if(
+            e.untrained and 0 < (e.weight_gain or 0.0) < THRESHOLDS["small weight gain"],
+            gain=e.weight_gain,
+        ),
+        "the branches' matrices are {gain:.2g} times the usual size (median)",
+        "Signal and gradient shrink by this factor in every matrix (Glorot, Bengio 2010).",
         "Initialise by nn.init.xavier_uniform_, or normal_ with std 0.02.",
         "Initialise by Xavier: model.init=xavier.",
     ),
@@ -658,6 +695,13 @@ RULES: tuple[Rule, ...] = (
         "Return logits: nn.CrossEntropyLoss contains the softmax.",
     ),
     Rule(
+        "loss without softmax", "problem",
+        lambda e: _quote_if(_label(e, "unnormalised")),
+        "the loss is minus the logit of the right class, and no softmax was applied",
+        "It falls without bound as all logits grow.",
+        "nn.CrossEntropyLoss on logits, or NLLLoss on log_softmax.",
+    ),
+    Rule(
         "label smoothing too large", "warning",
         lambda e: _quote_if(
             (_label(e, "smoothing") or 0.0) > THRESHOLDS["label smoothing"],
@@ -703,6 +747,23 @@ RULES: tuple[Rule, ...] = (
         "Below 0.9 a step follows the last gradients only; above 0.9999 the estimate of the "
         "gradient's size needs tens of thousands of steps.",
         "β₂ between 0.95 and 0.999.",
+    ),
+    Rule(
+        "learning rate out of range", "warning",
+        _learning_rate,
+        "{kind} has a learning rate of {lr:g}",
+        "A step of Adam changes every weight by about the learning rate; 1e-5 to 1e-2 is usual.",
+        "Try 1e-3, or 3e-4 for a large model.",
+    ),
+    Rule(
+        "ε out of range", "warning",
+        lambda e: _quote_if(
+            e.optimizer is not None and e.optimizer.eps > THRESHOLDS["epsilon"],
+            **({} if e.optimizer is None else vars(e.optimizer)),
+        ),
+        "{kind} has ε = {eps:g}",
+        "Gradients below ε are not scaled up: Adam becomes gradient descent with a tiny rate.",
+        "ε between 1e-10 and 1e-6.",
     ),
     Rule(
         "learning rate is zero", "problem",

@@ -264,6 +264,7 @@ def watch(
 
     Examples
     --------
+    >>> import torch
     >>> model = nn.Linear(3, 2)
     >>> with watch(model, every=1) as watching:
     ...     loss = model(torch.ones(4, 3)).pow(2).mean()
