@@ -52,7 +52,8 @@ def test_quantiles_of_the_normal_distribution() -> None:
 def test_predictions_from_raw_columns(target: str, used: tuple[str, ...], tmp_path: Path) -> None:
     library = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    values = (COLUMNS["rooms"] + (COLUMNS["the town"] == "Oslo")).tolist()
+    noise = np.linspace(0, 0.5, 120)  # so that no two are equal: these are numbers, not classes
+    values = (COLUMNS["rooms"] + (COLUMNS["the town"] == "Oslo") + noise).tolist()
     answers = ["no" if value < 3 else "yes" for value in values] if target == "class" else values
     rows = {name: COLUMNS[name] for name in used}
     run = addnorm.train("table", {**rows, "y": answers}, target="y", progress=False, set=SMALL)
