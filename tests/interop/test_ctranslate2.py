@@ -132,6 +132,7 @@ def test_int8_is_smaller_and_near(tmp_path: Path) -> None:
         (presets.gpt2(**SMALL, vocab=VOCAB, qk_norm="head"), "model.qk_norm='head'"),
         (presets.gpt2(**SMALL, vocab=VOCAB, window=3), "model.window=3"),
         (presets.llama(**SMALL, vocab=VOCAB, kv_heads=4, logit_cap=3.0), "model.logit_cap=3.0"),
+        (presets.base(**SMALL, vocab=VOCAB, positions="rotary"), "'rotary' in two stacks"),
         (presets.bert(**SMALL, vocab=VOCAB), "needs a model that predicts tokens"),
     ],
 )
