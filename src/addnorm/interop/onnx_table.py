@@ -28,12 +28,12 @@ from addnorm.interop.graphs import MAX_BATCH, quiet_exporter
 from addnorm.interop.onnx import ONNX_TOLERANCE
 from addnorm.models.tabular import TabularModel
 
-Columns = Mapping[str, Any]
-TOP = (
+RawColumns = Mapping[str, Any]
+MIDDLE_TOP = (
     *(-39.69683028665376, 220.9460984245205, -275.9285104469687),
     *(138.3577518672690, -30.66479806614716, 2.506628277459239),
 )
-BOTTOM = (
+MIDDLE_BOTTOM = (
     *(-54.47609879822406, 161.5858368580409, -155.6989798598866),
     *(66.80131188771972, -13.28068155288572, 1.0),
 )
@@ -75,7 +75,7 @@ def normal_quantile(p: Tensor) -> Tensor:
     """
     q = p - 0.5
     r = q * q
-    middle = q * polynomial(r, TOP) / polynomial(r, BOTTOM)
+    middle = q * polynomial(r, MIDDLE_TOP) / polynomial(r, MIDDLE_BOTTOM)
     small = within(torch.minimum(p, 1 - p), 1e-300, TAIL)
     s = (-2 * small.log()).sqrt()
     tail = polynomial(s, TAIL_TOP) / polynomial(s, TAIL_BOTTOM)
@@ -168,7 +168,7 @@ def export_onnx_table(
     encoder: TableEncoder,
     directory: str | Path,
     *,
-    expected: Callable[[Columns], Any],
+    expected: Callable[[RawColumns], Any],
     classes: Sequence[str] = (),
 ) -> list[str]:
     """Write a model for tables as ONNX, compare it with the model, and return notes.
