@@ -35,8 +35,6 @@ from addnorm.tasks.classify import read_config_texts
 
 FEW = (10, 100)
 """Labels per class of the measurements with few labels."""
-DRAWS = int(os.environ.get("DRAWS", "5"))
-"""Random draws of the measurements with few labels."""
 SHOWN = ("lr", "epochs", "batch", "warmup", "layer_decay", "label_smoothing", "lora", "lora_rank")
 """Settings that are written with each result."""
 Rows = list[tuple[str, str]]
@@ -126,7 +124,7 @@ class Bench:
             folder.mkdir(exist_ok=True)
             held = write_rows(valid, folder / "valid.tsv")
             final = held if self.valid else write_rows(test, folder / "test.tsv")
-            if (folder / "run").exists():
+            if (folder / "run" / "run.json").exists():
                 run = addnorm.train(resume=folder / "run")
             else:
                 run = addnorm.train(
@@ -186,7 +184,7 @@ class Bench:
         self.measure(f"{name} baseline", work)
 
 
-def run_all(bench: Bench, only: Sequence[str]) -> None:
+def run_all(bench: Bench, only: Sequence[str], draws: int) -> None:
     sst2, trec = bench.sst2(), bench.trec()
     if "sst2" in only:
         bench.baseline("sst2", sst2)
@@ -196,11 +194,11 @@ def run_all(bench: Bench, only: Sequence[str]) -> None:
     if "trec" in only:
         bench.baseline("trec", trec)
         bench.fine_tune("trec", trec)
-    for seed in range(DRAWS):
+    for seed in range(draws):
         if "examples" in only:
             bench.examples(f"sst2 10 draw {seed}", (draw(sst2[0], 10, seed), *sst2[1:]))
     for count in FEW:
-        for seed in range(DRAWS):
+        for seed in range(draws):
             if f"few{count}" in only:
                 part = (draw(sst2[0], count, seed), *sst2[1:])
                 bench.baseline(f"sst2 {count} draw {seed}", part)
@@ -215,10 +213,11 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="+", default=["sst2", "lora", "trec", "few100"], help="measurements to make"
     )
+    parser.add_argument("--draws", type=int, default=5, help="random draws of a few labels")
     parser.add_argument("--valid", action="store_true", help="report the validation texts")
     parser.add_argument("--set", action="append", default=[], help="a setting, as in train.lr=1e-4")
     args = parser.parse_args()
-    run_all(Bench(args), args.only)
+    run_all(Bench(args), args.only, args.draws)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ TRAIN = {
     "masked": "--valid-source --text --size --lora --rank",
     "classify": "--valid-source --text --label --size --lora --rank",
     "images": "--valid-source --size",
+    "label": "--valid-source --text --label --size --lora --rank",
     "table": "--target --model --schema --groups --split --test --compare --unlabelled --pretrain",
 }
 """Options of `train TASK`, besides those of every task."""
@@ -35,10 +36,12 @@ FLAGS = {
     "evaluate": HELP | {"--int8", "--source", "--target", "--beam", "--json"},
     "translate": HELP
     | {"--int8", "--beam", "--nbest", "--penalty", "--alpha", "--workers", "--scores", "--json"}
-    | {"--stream"},
+    | {"--stream", "--engine"},
     "generate": HELP
-    | {"--int8", "--prompt", "--tokens", "--temperature", "--top-k", "--top-p", "--seed", "--json"},
-    "classify": HELP | {"--stream", "--json"},
+    | {"--int8", "--prompt", "--tokens", "--temperature", "--top-k", "--top-p", "--seed", "--json"}
+    | {"--engine"},
+    "classify": HELP | {"--stream", "--engine", "--examples", "--json"},
+    "label": HELP | {"--stream", "--engine", "--json"},
     "schema": HELP | {"-o", "--out", "--target", "--json"},
     "predict": HELP | {"-o", "--out", "--proba", "--json"},
     "explain": HELP | {"--row", "--report", "--json"},

@@ -120,8 +120,8 @@ def require_expressible(model: Model) -> None:
     }
     stretched = set(c.position_options) - {"base", "layout", "offset", "share"}
     rules["position_options"] = (not stretched, dict(c.position_options))
-    if c.positions == "rotary":
-        rules["mode"] = (c.mode == "decoder", c.mode)
+    if c.positions == "rotary" and c.mode != "decoder":
+        raise ConfigError("CTranslate2 cannot express model.positions='rotary' in two stacks.")
     for name, (holds, value) in rules.items():
         if not holds:
             raise ConfigError(f"CTranslate2 cannot express model.{name}={value!r}.")

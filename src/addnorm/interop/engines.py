@@ -24,9 +24,9 @@ from addnorm.data.text.tokenizer import Tokenizer
 from addnorm.errors import ConfigError, InputError, require
 from addnorm.generate import Decoding, Hypothesis
 from addnorm.generate.samplers import uniforms
+from addnorm.generate.steps import Ids
 from addnorm.interop.ctranslate2 import piece_names
 
-Ids = Sequence[int]
 UNKNOWN_SCORE = float("nan")
 """Score of an output whose engine does not compute one."""
 

@@ -196,7 +196,7 @@ class NamedCategories(Categories):
         self.bias = uniform(len(sizes), name, width=width)
 
     def forward(self, codes: Tensor) -> Tensor:
-        name = self.bias.expand(len(codes), *self.bias.shape)
+        name = self.bias.expand(codes.shape[0], *self.bias.shape)
         return torch.cat((name, self.look_up(codes)), dim=-1)
 
 

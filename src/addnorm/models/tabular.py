@@ -183,7 +183,7 @@ class FTTransformerModel(TabularModel):
         """Return the output of the stack, (batch, members, 1 + columns or less, width)."""
         if self.scale is not None:
             tokens = (tokens[:, None] * self.scale).flatten(0, 1)
-        x = torch.cat((self.summary.expand(len(tokens), 1, -1), tokens), dim=1)
+        x = torch.cat((self.summary.expand(tokens.shape[0], 1, -1), tokens), dim=1)
         context = Context(maps=None if maps is None else {}, output_length=output_length)
         x = self.side(x, context)
         name_maps(self, context, maps)

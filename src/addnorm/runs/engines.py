@@ -27,7 +27,7 @@ from addnorm.models.fold_admin import fold
 from addnorm.runs.run import RECORD, Run
 from addnorm.tasks.base import Say, TrainedText
 
-ENGINES = ("torch", "ctranslate2", "onnx")
+ENGINE_NAMES = ("torch", "ctranslate2", "onnx")
 ENGINE_FOLDER = "engines"
 SPEED_FILE = "speed.json"
 AUTO_LINES = 200
@@ -45,8 +45,8 @@ def use_engine(run: Run, name: str, say: Say) -> None:
     name : torch, ctranslate2 or onnx.
     say : receives what was exported.
     """
-    if name not in ENGINES:
-        raise ConfigError(f"there is no engine {name!r}. {nearest(name, ENGINES)}")
+    if name not in ENGINE_NAMES:
+        raise ConfigError(f"there is no engine {name!r}. {nearest(name, ENGINE_NAMES)}")
     trained = run.trained
     if not isinstance(trained, TrainedText):
         if name != "torch":
@@ -71,7 +71,7 @@ def _exported(run: Run, trained: TrainedText, name: str, precision: str, say: Sa
     key = f"{name}-{precision}"
     if (run.path / RECORD).is_file():
         folder = run.path / ENGINE_FOLDER
-        mark, digest = folder / f"{key}.json", _digest(trained.model_path)
+        mark, digest = folder / f"{key}.json", _weights_digest(trained.model_path)
         if _read(mark).get("weights") == digest and (folder / key).is_dir():
             return folder / key
     else:  # a directory that is not ours is not written to
@@ -92,7 +92,7 @@ def _exported(run: Run, trained: TrainedText, name: str, precision: str, say: Sa
     return folder / key
 
 
-def _digest(model_path: Path) -> str:
+def _weights_digest(model_path: Path) -> str:
     with (model_path / "model.safetensors").open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -125,7 +125,7 @@ def fastest_engine(run: Run, lines: Sequence[str], decoding: Decoding, say: Say)
         return "torch"
     key = _conditions(run, trained)
     stored = _read(path)
-    if stored.get("conditions") == key and stored.get("engine") in ENGINES:
+    if stored.get("conditions") == key and stored.get("engine") in ENGINE_NAMES:
         say(f"engine: {stored['engine']}, which was the fastest when it was measured ({path}).")
         return str(stored["engine"])
     if len(lines) < AUTO_LINES or decoding.penalty == "gnmt" or not _has_ctranslate2(trained):
@@ -169,7 +169,7 @@ def _has_ctranslate2(trained: TrainedText) -> bool:
 def _conditions(run: Run, trained: TrainedText) -> dict[str, Any]:
     """Return what a measurement of speed depends on."""
     return {
-        "weights": _digest(trained.model_path),
+        "weights": _weights_digest(trained.model_path),
         "precision": "int8" if run.int8 else "float32",
         "machine": f"{platform.machine()} {platform.processor()}".strip(),
         "threads": torch.get_num_threads(),

@@ -68,7 +68,7 @@ def train(
 
     Parameters
     ----------
-    task : translate, language, masked, classify or table; or a TOML file that names one of them.
+    task : translate, language, masked, classify, label or table; or a TOML file that names one.
     data : a file, a list of texts or a data frame to learn from.
     out : directory for the run; a temporary one if None, deleted with the returned object.
     resume : a run to continue; nothing else is given then, but `progress`, `board`, `clinic`, and

@@ -19,6 +19,7 @@ from addnorm.tasks.base import (
     save_tokenizers,
     say_nothing,
 )
+from addnorm.tasks.table import TrainedTable
 
 FORMS = ("huggingface", "peft", "ctranslate2", "onnx", "torch")
 """What a run can be exported as."""
@@ -92,7 +93,7 @@ def export_run(
 
     Parameters
     ----------
-    run : a run of a text task.
+    run : a run of a text task; one of a table is exported as ONNX.
     directory : where to write; it must not exist, or be empty.
     to : huggingface (model and tokenizer), peft (the adapters of a run trained with train.lora),
         ctranslate2, onnx or torch (torch.export).
@@ -107,8 +108,10 @@ def export_run(
     if to not in FORMS:
         raise ConfigError(f"a run is not exported as {to!r}. {nearest(to, FORMS)}")
     trained = run.trained
+    if isinstance(trained, TrainedTable) and to == "onnx":
+        return _export_table(trained, directory)
     if not isinstance(trained, TrainedText):
-        raise InputError(f"a run trained for {run.task} has no form in Hugging Face.")
+        raise InputError(f"a run trained for {run.task} is exported as onnx only: got {to}.")
     if to == "peft":
         return _export_adapters(run, Path(directory))
     model, tokenizers = trained.model, trained.tokenizers
@@ -124,6 +127,23 @@ def export_run(
         task=run.task,
         labels=run.labels,
         architecture=architecture,
+    )
+
+
+def _export_table(trained: TrainedTable, directory: str | Path) -> list[str]:
+    from addnorm.interop.onnx_table import TableGraph, export_onnx_table
+
+    estimator, classes = trained.estimator, trained.class_names
+    graph = TableGraph(
+        estimator.model_,
+        estimator.encoder_.numbers,
+        temperature=estimator.temperature_ if classes else None,
+        mean=getattr(estimator, "mean_", 0.0),
+        scale=getattr(estimator, "scale_", 1.0),
+    )
+    expected = estimator.predict_proba if classes else estimator.predict
+    return export_onnx_table(
+        graph, estimator.encoder_, directory, expected=expected, classes=classes
     )
 
 

@@ -73,7 +73,8 @@ class RunRecord:
 class Run:
     """A trained run: its directory, its model, and the verbs of its task as methods.
 
-    The verbs are `translate`, `generate`, `classify`, `predict`, `predict_proba` and `explain`.
+    The verbs are `translate`, `generate`, `classify`, `label`, `predict`, `predict_proba`,
+    `embed`, `classify_by_examples` and `explain`.
 
     Parameters
     ----------

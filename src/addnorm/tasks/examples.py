@@ -30,7 +30,7 @@ class ExampleClassifier:
     labels : the label of each.
 
     >>> few = ExampleClassifier(np.eye(2, dtype=np.float32), ["no", "yes"])
-    >>> few.names, few.probabilities(np.array([[0.0, 1.0]])).argmax()
+    >>> few.names, int(few.probabilities(np.array([[0.0, 1.0]])).argmax())
     (('no', 'yes'), 1)
     """
 
