@@ -6,8 +6,8 @@ Two curves decide, both relative to what needs no model at all:
     advantage   loss with the targets of another row − loss: above 0, answers depend on the input
 
 The gain at the end of the planned training is extrapolated along the sum of the rates: a training
-whose rates add up to twice those of the rehearsal goes on for as long again, at a quarter of the last
-slope. Everything here is a pure function of numbers; the thresholds were chosen on one half of
+whose rates add up to twice those of the rehearsal goes on for as long again, at a quarter of the
+last slope. Everything here is a pure function of numbers; the thresholds were chosen on one half of
 bench/clinic_predictions.py, and its other half reports how often they are right.
 """
 
