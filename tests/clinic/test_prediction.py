@@ -92,9 +92,9 @@ def test_the_gain_is_extrapolated_along_the_rates() -> None:
     assert (p1, p2) == (40.0, 56.0)
     slope = 2 / 63
     assert (g2 - g1) / (p2 - p1) == pytest.approx(slope)
-    assert expected_gain(LEARNS, curve) == pytest.approx(g2 + 0.5 * slope * (160 - 56))
+    assert expected_gain(LEARNS, curve) == pytest.approx(g2 + 0.25 * slope * (160 - 56))
     ended = dataclasses.replace(LEARNS, planned_steps=64, planned_progress=64.0)
-    assert expected_gain(ended, curve) == pytest.approx(g2 + 0.5 * slope * 8)
+    assert expected_gain(ended, curve) == pytest.approx(g2 + 0.25 * slope * 8)
     decayed = dataclasses.replace(LEARNS, planned_progress=50.0)  # rates that fall to nothing
     assert expected_gain(decayed, curve) == pytest.approx(g2)
     rises = rehearsal(2.0, 4.0)

@@ -6,8 +6,8 @@ Two curves decide, both relative to what needs no model at all:
     advantage   loss with the targets of another row − loss: above 0, answers depend on the input
 
 The gain at the end of the planned training is extrapolated along the sum of the rates: a training
-whose rates add up to twice those of the rehearsal goes on for as long again, at half of the last
-slope. Everything here is a pure function of numbers; the thresholds were chosen on one half of
+whose rates add up to twice those of the rehearsal goes on for as long again, at a quarter of the
+last slope. Everything here is a pure function of numbers; the thresholds were chosen on one half of
 bench/clinic_predictions.py, and its other half reports how often they are right.
 """
 
@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from functools import partial
 
 WILL_TRAIN, WILL_NOT_TRAIN, CANNOT_TELL = "will train", "will not train", "cannot tell"
-TRAINS_ABOVE, FAILS_BELOW = 0.06, 0.02
+TRAINS_ABOVE, FAILS_BELOW = 0.05, 0.005
 """Expected gain, relative to the trivial loss, from which a training works, and below which not."""
-ADVANTAGE = 0.003
+ADVANTAGE = 0.001
 """Advantage, relative to the trivial loss, from which answers depend on their input."""
-DAMPING = 0.5
+DAMPING = 0.25
 """Share of the last slope with which a curve is extrapolated: curves flatten."""
 LONG_PLAN = 10.0
 """Ratio of plan to rehearsal, in sums of rates, beyond which a slow start rules nothing out."""
