@@ -1,0 +1,109 @@
+"""The weights of the package: their card, and what must hold for their predictions."""
+
+import copy
+import hashlib
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_iris, make_moons
+
+from addnorm.models.instant import InstantPredictor
+from addnorm.tabular import InstantClassifier, InstantRegressor, instant
+from addnorm.tabular.instant import PACKAGE_WEIGHTS, load_network, own_temperature
+
+CARD = PACKAGE_WEIGHTS.with_name("instant_card.md")
+NEAR = 1e-5
+
+
+def moons(rows: int = 120) -> tuple[Any, Any]:
+    return make_moons(rows, noise=0.2, random_state=0)
+
+
+def test_the_card_describes_the_file() -> None:
+    assert PACKAGE_WEIGHTS.stat().st_size <= 20 * 2**20
+    card = CARD.read_text(encoding="utf-8")
+    assert hashlib.sha256(PACKAGE_WEIGHTS.read_bytes()).hexdigest() in card
+    assert f"{load_network().count():,} parameters" in card
+
+
+def test_the_order_of_rows_and_columns_changes_nothing() -> None:
+    X, y = load_iris(return_X_y=True)
+    rows = np.random.default_rng(0).permutation(len(y))
+    known, asked = rows[:80], rows[80:]
+    before = InstantClassifier().fit(X[known], y[known]).predict_proba(X[asked])
+    shuffled, columns = rows[:80][::-1], [2, 0, 3, 1]
+    model = InstantClassifier().fit(X[shuffled][:, columns], y[shuffled])
+    assert np.allclose(model.predict_proba(X[asked][:, columns]), before, rtol=0, atol=NEAR)
+    alone = [model.predict_proba(X[[row]][:, columns])[0] for row in asked[:3]]
+    assert np.allclose(alone, before[:3], rtol=0, atol=NEAR)
+
+
+def test_it_predicts_classes_that_a_line_cannot_separate() -> None:
+    X, y = moons()
+    model = InstantClassifier().fit(X[:80], y[:80])
+    assert model.score(X[80:], y[80:]) > 0.85
+    chances = model.predict_proba(X[80:])[np.arange(40), y[80:]]
+    assert -np.log(chances).mean() < 0.4  # guessing: 0.69
+
+
+def test_three_classes_are_calibrated_better_than_guesses() -> None:
+    X, y = load_iris(return_X_y=True)
+    rows = np.random.default_rng(0).permutation(len(y))
+    model = InstantClassifier().fit(X[rows[:80]], y[rows[:80]])
+    chances = model.predict_proba(X[rows[80:]])[np.arange(70), y[rows[80:]]]
+    assert -np.log(chances).mean() < 0.4  # guessing: 1.10
+
+
+@pytest.mark.parametrize("rows", (90, pytest.param(500, marks=pytest.mark.slow)))
+def test_answers_that_are_too_unsure_are_sharpened(rows: int) -> None:
+    X, y = moons(rows)
+    model = InstantClassifier().fit(X, y)
+    assert isinstance(model.model_, InstantPredictor)
+    assert 0.5 <= model.temperature_ <= 2 and model.report_["temperature"] == model.temperature_
+    flat = copy.deepcopy(model.model_)
+    flat.read_rows.clear()
+    with torch.no_grad():
+        flat.network.class_vote.query.weight.mul_(0.6)
+    assert own_temperature(flat) < own_temperature(model.model_)
+    plain = InstantClassifier(calibrate=False).fit(X, y)
+    assert plain.temperature_ == 1
+    odds = [np.log(m.predict_proba(X) / (1 - m.predict_proba(X))) for m in (plain, model)]
+    assert np.allclose(odds[0], odds[1] * model.temperature_, atol=1e-4)
+
+
+def test_numbers_and_their_intervals() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-2, 2, (300, 3))
+    y = 10 + 3 * X[:, 0] + X[:, 1] ** 2 + 0.3 * rng.normal(size=300)
+    model = InstantRegressor().fit(X[:150], y[:150])
+    assert model.score(X[150:], y[150:]) > 0.7
+    low, high = model.predict_interval(X[150:], 0.8).T
+    assert 0.65 < ((low <= y[150:]) & (y[150:] <= high)).mean() <= 1
+
+
+@pytest.mark.parametrize("kind", (InstantClassifier, InstantRegressor))
+def test_columns_without_content_are_harmless(kind: Any) -> None:
+    X, y = moons()
+    empty = np.full((120, 1), np.nan)
+    wide = np.concatenate((X, np.ones((120, 1)), empty), axis=1)
+    target = y if kind is InstantClassifier else y.astype(float) + X[:, 0]
+    model = kind().fit(wide[:80], target[:80])
+    assert model.score(wide[80:], target[80:]) > 0.6
+    nothing = kind().fit(wide[:80, 2:], target[:80])  # no column has content
+    assert np.isfinite(nothing.predict(wide[80:, 2:])).all()
+
+
+def test_weights_are_loaded_when_first_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    network, loaded = load_network(), list[Any]()
+
+    def load(*key: Any) -> Any:
+        loaded.append(key)
+        return network
+
+    monkeypatch.setattr(instant, "_load", load)
+    model = InstantClassifier()
+    assert not loaded
+    model.fit(*moons(30))
+    assert loaded[0][0] == str(PACKAGE_WEIGHTS)
