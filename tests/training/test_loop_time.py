@@ -200,7 +200,7 @@ def test_the_time_before_and_after_training_counts() -> None:
     state = loop.run()
     assert state.other_seconds == 30.0 and loop.clock() == state.total_seconds
     assert 108 <= state.total_seconds + state.pace.summary(120.0) <= 122
-    assert state.pace.summary(120.0) == 6.0 and state.pace.summary(15.0) == 1.0
+    assert state.pace.summary(120.0) == 8.0 and state.pace.summary(16.0) == 2.0
     assert observer.rates[-1] < 0.05 * max(observer.rates)
 
 

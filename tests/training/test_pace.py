@@ -150,7 +150,7 @@ def test_a_refit_keeps_what_was_requested() -> None:
     )
     assert segment is not None and segment.last_step == 120 and segment.evaluate_every == 7
     segment = refit(now, Pace(steps=[1.0], evaluations=[7.0]), 50, 50.0, evaluate_every=7)
-    assert segment is not None and segment.steps == round((50 - 6 - 7) / 2)
+    assert segment is not None and segment.steps == round((50 - 8 - 7) / 2)
 
 
 def test_the_position_of_an_untouched_run_is_its_step() -> None:
