@@ -569,7 +569,7 @@ class TextTask(Task):
         return {"loss": mean, **self.further_metrics(model, mean)}
 
     def time_evaluation(self, model: nn.Module, seconds: float) -> float:
-        """Return the expected seconds of the loss of all held-out parts: the median of the first."""
+        """Return the expected seconds of the loss of all held-out parts, by a median over parts."""
         device = next(model.parameters()).device
         parts = shard(self.held_out(), parallel.rank(), parallel.world_size())
         times = []
