@@ -297,9 +297,9 @@ def _change_value(values: Any, draw: random.Random) -> None:
     places = list(_places(values))
     holder, key = draw.choice(places)
     value = holder[key]
-    if isinstance(value, str) and "\n" in value and draw.random() < 0.8:
-        lines = value.split("\n")
-        fields = [i for i, line in enumerate(lines) if " = " in line]
+    lines = value.split("\n") if isinstance(value, str) else []
+    fields = [i for i, line in enumerate(lines) if " = " in line]
+    if len(lines) > 1 and fields and draw.random() < 0.8:
         place = draw.choice(fields)
         name = lines[place].split(" = ")[0]
         new = draw.choice(("1000000", "0", "-1", '"x"', "1e300", "true", "[[]]", "nan"))

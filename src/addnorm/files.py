@@ -351,7 +351,7 @@ def parse_typed(kind: Any, plain: Any, where: str, name: str = "it") -> Any:
     name : the value, for messages
 
     >>> parse_typed(list[int], [1, 2], "'run.json'"), parse_typed(float | None, 3, "'run.json'")
-    ([1, 2], 3.0)
+    ([1, 2], 3)
     >>> parse_typed(list[int], [1, "2"], "'run.json'", "steps")
     Traceback (most recent call last):
     addnorm.errors.SavedError: 'run.json' is damaged: steps cannot be '2'. Use a backup.
@@ -377,7 +377,7 @@ def parse_typed(kind: Any, plain: Any, where: str, name: str = "it") -> Any:
             raise SavedError(f"{where} is damaged: {field} {problem}. Use a backup.")
         return kind(**{key: parse_typed(hints[key], plain[key], where, key) for key in plain})
     if kind is float and type(plain) is int:
-        return float(plain)
+        return plain  # as it was written, so that it is written again with equal bytes
     if isinstance(kind, type) and type(plain) is kind:
         return plain
     raise SavedError(f"{where} is damaged: {name} cannot be {plain!r:.80}. Use a backup.")

@@ -151,3 +151,9 @@ def test_a_saved_model_is_not_resumed(tmp_path: Path) -> None:
     build(presets.gpt2(vocab=16, width=8, depth=1, heads=2)).save(tmp_path)
     with pytest.raises(SavedError, match=r"is a saved model, not a run, so it cannot be resumed"):
         resume_run(tmp_path, observers=lambda path: [])
+
+
+def test_a_record_that_is_not_a_regular_file_is_named(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "run.json")
+    with pytest.raises(SavedError, match=r"run\.json' is not a regular file"):
+        Run.open(tmp_path)

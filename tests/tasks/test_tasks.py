@@ -61,7 +61,7 @@ def test_a_run_directory_is_complete(task: str, trained: Trained) -> None:
     unset |= {"max_length"} if task == "language" else set()
     assert set(sections["data"]) == unset
     assert sections["train"] == ["epochs", "lora", "lora_alpha", "freeze"]
-    assert set(sections["run"]) == {"minutes", "start"}
+    assert set(sections["run"]) == {"minutes", "start", "threads"}
     model = load(run.path / "best")
     assert model.config == run.config.model
     (tokenizer,) = run.tokenizers.values()

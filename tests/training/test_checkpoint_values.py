@@ -62,5 +62,8 @@ def test_a_damaged_state_is_refused(change: dict[str, Any], message: str) -> Non
     saved = Checkpoint(Path("step"), {"step": 3}, {}, {})
     plain = json.loads(json.dumps(asdict(TrainingState(step=3))))
     assert TrainingState.parse(plain, saved) == TrainingState(step=3)
+    plain["history"] = [{"step": 3, "loss": 0.5}]
+    again = asdict(TrainingState.parse(plain, saved))
+    assert json.dumps(again) == json.dumps(plain), "an integer stays one, so that bytes are equal"
     with pytest.raises(SavedError, match=message):
         TrainingState.parse(plain | change, saved)

@@ -33,6 +33,7 @@ from addnorm.files import (
     read_document,
     read_json,
     read_text,
+    require_regular,
     sweep_temporaries,
     write_document,
     write_whole,
@@ -127,6 +128,8 @@ class Run:
 
             return open_directory(path, int8=int8)
         if not (path / RECORD).is_file():
+            if (path / RECORD).exists():
+                require_regular(path / RECORD)
             raise SavedError(f"there is no run in {str(path)!r}. {_describe_directory(path, kind)}")
         record = read_run_record(path / RECORD)
         return Run(path, _read_run_config(path, record), record, int8=int8)

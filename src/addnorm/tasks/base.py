@@ -11,6 +11,7 @@ configuration and yields batches. Nothing else changes a task.
 import copy
 import hashlib
 import math
+import statistics
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -624,15 +625,16 @@ class TextTask(Task):
         return {"loss": mean, **self.further_metrics(model, mean)}
 
     def time_evaluation(self, model: nn.Module, seconds: float) -> float:
-        """Return the expected seconds of the loss of all held-out parts, from the first ones."""
+        """Return the expected seconds of the loss of all held-out parts, by a median over parts."""
         device = next(model.parameters()).device
         parts = shard(self.held_out(), parallel.rank(), parallel.world_size())
-        start, done = time.perf_counter(), 0
+        times = []
         for part in within_seconds(parts, seconds):
+            start = time.perf_counter()
             batch = {k: v.to(device) for k, v in self._collate(part, epoch=None).items()}
             self.total_loss(model, batch, 1, 0.0)
-            done += 1
-        return (time.perf_counter() - start) * len(parts) / max(done, 1)
+            times.append(time.perf_counter() - start)
+        return statistics.median(times) * len(parts) if times else 0.0
 
     def further_metrics(self, model: nn.Module, loss: float) -> dict[str, float]:
         """Return metrics on the held-out text besides its loss."""

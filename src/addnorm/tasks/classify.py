@@ -326,7 +326,7 @@ class Classify(TextTask):
         for name, divisor in (("as trained", 1.0), ("calibrated", temperature)):
             probabilities = probabilities_of(logits, divisor).numpy()
             metrics = classification_metrics(probabilities, targets.numpy())
-            seconds = {"fit_seconds": progress.total_seconds}
+            seconds = {"fit_seconds": progress.fit_seconds}
             results.append({"model": "Transformer", "on": name, **metrics, **seconds})
             reliability[name] = reliability_bins(probabilities, targets.numpy())
         if progress.finished:

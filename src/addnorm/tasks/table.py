@@ -523,7 +523,7 @@ class Table(Task):
         with without_warnings():
             estimator.finish(self.split, fitted)
         report = estimator.report_
-        report["seconds"] = progress.total_seconds
+        report["seconds"] = progress.fit_seconds
         held = {**report.get("valid", {}), "fit_seconds": report["seconds"]}
         report["results"] = [{"model": type(estimator).__name__, "on": "held-out rows", **held}]
         save_estimator(estimator, path / BEST)  # before anything that may fail or take long

@@ -170,6 +170,11 @@ class TrainingState:
         return self.training_seconds + self.other_seconds + self.excluded_seconds
 
     @property
+    def fit_seconds(self) -> float:
+        """Seconds of steps and evaluations."""
+        return self.training_seconds + self.evaluation_seconds
+
+    @property
     def excluded_seconds(self) -> float:
         """Seconds of evaluations and checkpoints."""
         return self.evaluation_seconds + self.saving_seconds

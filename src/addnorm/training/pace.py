@@ -22,7 +22,7 @@ MAX_EVALUATING = 0.2
 """Largest share of the time for evaluations and checkpoints, except for the last ones."""
 LONG_WINDOW, SHORT_WINDOW = 0.02, 0.005
 """Longest and shortest time between refits, as shares of the budget."""
-MAX_SUMMARY = 6.0
+MAX_SUMMARY = 8.0
 """Most seconds to keep for the summary."""
 REFIT_TOLERANCE = 0.02
 """Relative change of the remaining steps below which nothing is refitted."""
@@ -116,9 +116,9 @@ class Pace:
         """Return the seconds to keep for the summary, which comes after the last evaluation.
 
         It costs a few evaluations, and its parts have time limits. A rough value is enough: it is
-        at most a fifteenth of the budget in seconds.
+        at most an eighth of the budget.
         """
-        return min(0.5 + 5 * _high(self.evaluations), MAX_SUMMARY, budget / 15)
+        return min(0.5 + 5 * _high(self.evaluations), MAX_SUMMARY, budget / 8)
 
     def may_evaluate(self, seconds: float, excluded: float) -> bool:
         """Return whether evaluations and checkpoints stay within their share after another one."""
