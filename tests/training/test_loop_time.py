@@ -82,7 +82,9 @@ def slower(seconds: float) -> float:
 
 
 @pytest.mark.trains
-@pytest.mark.parametrize("load", [slower, lambda s: 4.0, lambda s: 0.5], ids=str)
+@pytest.mark.parametrize(
+    "load", [slower, lambda s: 4.0, lambda s: 0.5], ids=["changing", "slower", "faster"]
+)
 def test_a_run_is_refitted_to_its_time(load: Load) -> None:
     loop, observer = timed(110, load, refit=True, max_seconds=120.0, evaluate_every=10)
     state = loop.run()
