@@ -22,6 +22,7 @@ REQUIRED = ("torch", "numpy", "safetensors", "sentencepiece", "rich")
 """Packages that addnorm cannot do without."""
 EXTRAS: dict[str, tuple[str, ...]] = {
     "tables": ("sklearn", "narwhals", "pyarrow"),
+    "shap": ("shap",),
     "text": ("sacrebleu",),
     "images": ("PIL",),
     "huggingface": ("tokenizers", "transformers"),
@@ -75,7 +76,7 @@ def check_machine() -> list[MachineCheck]:
     checks += [_package(name) for name in REQUIRED]
     if any(check.status == PROBLEM for check in checks):
         return checks
-    checks += [_cpu(), _numbers(), _threads(), _kernels(), _devices(), _speed()]
+    checks += [_cpu(), _numbers_in(), _threads(), _kernels(), _devices(), _speed()]
     checks += [_memory(), _disk(Path.cwd())]
     return checks + [_extra(name, modules) for name, modules in EXTRAS.items()]
 
@@ -114,7 +115,7 @@ def _cpu_name() -> tuple[str, bool]:
     return name, re.search(r"^flags\b.*\bavx2\b", text, re.M) is not None
 
 
-def _numbers() -> MachineCheck:
+def _numbers_in() -> MachineCheck:
     if is_slow("cpu", "bfloat16"):
         advice = "precision=auto trains in float32 here; do not set run.precision=bfloat16."
         value = "no instructions for bfloat16"

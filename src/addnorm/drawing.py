@@ -24,7 +24,7 @@ from addnorm.models.size import Cost, cost
 from addnorm.presets import find
 from addnorm.report.svg import Picture, Svg, shorten
 
-NODE_WIDTH, NODE_HEIGHT, RADIUS, ROW_GAP = 212, 40, 10, 16
+NODE_WIDTH, NODE_HEIGHT, CORNER, ROW_GAP = 212, 40, 10, 16
 COLUMN, PICTURE_MARGIN, LANE, ASIDE = 268, 24, 15, 66
 """Sizes in pixels: of nodes; distance of two streams, margin, distance of two shortcuts, width of a
 factor on a shortcut."""
@@ -382,7 +382,7 @@ def _describe_input(c: ModelConfig, side: str, costs: Cost) -> tuple[str, str]:
 
 
 def _height(node: Node) -> float:
-    sizes = {"add": 2 * RADIUS, "factor": 22, "norm": 24, "mix": 26}
+    sizes = {"add": 2 * CORNER, "factor": 22, "norm": 24, "mix": 26}
     return sizes.get(node.kind, NODE_HEIGHT if node.detail else 26)
 
 
@@ -575,9 +575,9 @@ def _draw_edge(
         return
     if source.aside:  # and from there to the sum
         middle = end[1] - _height(node) / 2
-        path = f"M{start[0]:.1f} {start[1]:.1f}V{middle:.1f}H{end[0] - RADIUS:.1f}"
+        path = f"M{start[0]:.1f} {start[1]:.1f}V{middle:.1f}H{end[0] - CORNER:.1f}"
         picture.path(path, "curve c0", "shortcut")
-        _arrow(picture, end[0] - RADIUS, middle, "right", "c0")
+        _arrow(picture, end[0] - CORNER, middle, "right", "c0")
         return
     between = [
         other
@@ -589,7 +589,7 @@ def _draw_edge(
         _arrow(picture, end[0], end[1], "up", "c5")
         return
     middle = end[1] - _height(node) / 2
-    half = RADIUS if node.kind == "add" else NODE_WIDTH / 2
+    half = CORNER if node.kind == "add" else NODE_WIDTH / 2
     if source.column == node.column:
         side = start[0] - NODE_WIDTH / 2 - (0.8 + min(lanes[source], 2)) * LANE
         turn = start[1] - 5
@@ -629,8 +629,8 @@ def _draw_node(picture: Picture, node: Node, x: float, bottom: float) -> None:
     height = _height(node)
     top = bottom - height
     if node.kind == "add":
-        picture.dot(x, bottom - RADIUS, RADIUS, "ring", "addition")
-        picture.text(x, bottom - RADIUS + 4.5, "+", "name", "middle")
+        picture.dot(x, bottom - CORNER, CORNER, "ring", "addition")
+        picture.text(x, bottom - CORNER + 4.5, "+", "name", "middle")
         return
     width = ASIDE if node.aside else 96 if node.kind == "factor" else NODE_WIDTH
     tip = f"{node.label} {node.detail}".strip()

@@ -44,13 +44,13 @@ FLAGS = {
     "label": HELP | {"--stream", "--engine", "--json"},
     "schema": HELP | {"-o", "--out", "--target", "--json"},
     "predict": HELP | {"-o", "--out", "--proba", "--json"},
-    "explain": HELP | {"--row", "--report", "--json"},
+    "explain": HELP | {"--row", "--report", "--memory", "--json"},
     "import": HELP | {"--adapter", "--json"},
     "export": HELP | {"--to", "--architecture", "--precision", "--json"},
     "embed": HELP | {"-o", "--out", "--json"},
     "clinic": HELP
     | {"--set", "--report", "--lr", "--warmup", "--quick", "--try", "--steps", "--jobs", "--json"}
-    | {"--data", "--out"},
+    | {"--data", "--out", "--fail-on"},
     "race": HELP | {"--set", "--vary", "--seeds", "--minutes", "--out", "--jobs", "--json"},
     "runs": HELP | {"--json"},
     "cost": HELP | {"--set", "--length", "--batch", "--json"},

@@ -223,7 +223,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "seen once": ("classify {bad}/once.csv", "each label must occur twice, once to train on"),
     "no task": (
         "",
-        "train needs a task (translate, language, masked, classify, label, table), a TOML",
+        "train needs a task (translate, language, masked, classify, label, table, images), a",
     ),
     "task": ("translat {bad}/a.source", "there is no task 'translat'. Did you mean 'translate'?"),
     "size": ("language {bad}/book.txt --size huge", "run.size must be one of tiny, small, base"),

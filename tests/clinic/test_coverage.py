@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from addnorm.clinic import Examination, examine, input_experiments
 from addnorm.clinic.coverage import ESSENTIAL, PLANNED, RULES_OF_CHECKS
-from addnorm.clinic.examination import SCHEMA
+from addnorm.clinic.examination import JSON_SCHEMA
 from addnorm.clinic.rules import RULES
 from tests.clinic.subjects import Language, decoder, ids, next_token
 
@@ -34,7 +34,7 @@ def test_text_json_and_page_show_the_checks(tmp_path: Any) -> None:
     assert outcomes["source"].outcome == "not examined" and outcomes[PLANNED].reason
     assert "not examined    source: the model has no source" in result.text()
     plain = json.loads(result.json())
-    assert plain["schema"] == SCHEMA and plain["verdict"] == "healthy" and plain["healthy"]
+    assert plain["schema"] == JSON_SCHEMA and plain["verdict"] == "healthy" and plain["healthy"]
     assert {check["name"] for check in plain["checks"]} == set(outcomes)
     assert plain["evidence"]["arrangement"]["name"] == "pre"
     html = result.write_page(tmp_path / "page.html").read_text(encoding="utf-8")

@@ -410,7 +410,7 @@ def test_tables_and_texts_are_explained(trained: Trained) -> None:
             last = dict(found.layers[1][-1][p])
             assert name not in last or last[name] == pytest.approx(probability, abs=1e-5)
         assert len(found.page().html()) < 2_000_000 and str(found).startswith(found.title)
-        with pytest.raises(InputError, match="--row must be 1 to 1: got 3"):
+        with pytest.raises(InputError, match="row must be 1 to 1: got 3"):
             opened.explain(text, 3)
     with pytest.raises(AddnormError, match="leave out int8"):
         addnorm.open(trained["language"], int8=True).explain("x")

@@ -56,7 +56,7 @@ def test_a_run_directory_is_complete(task: str, trained: Trained) -> None:
     assert "<svg" in (run.path / "summary.html").read_text()
     assert Config.load(run.path / "config.toml") == run.config
     sections = {name: getattr(run.config, name).unset_fields() for name in ("data", "train", "run")}
-    unset = {"valid_source", "valid_target", "text", "label", "max_rows"}
+    unset = {"valid_source", "valid_target", "text", "label", "max_rows", "image_shift"}
     unset |= set() if task == "translate" else {"target"}
     unset |= {"max_length"} if task == "language" else set()
     assert set(sections["data"]) == unset

@@ -316,6 +316,7 @@ def make_parser(verb: str | None = None, *, tasks: bool = True) -> Parser:
         description="Build, train, examine and explain Transformers.",
         epilog="addnorm VERB --help describes a verb and ends with example commands.",
     )
+    parser.set_defaults(began=None)
     parser.add_argument("--version", action="version", version=f"addnorm {__version__}")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     parser.add_argument(

@@ -74,7 +74,7 @@ def find_arrangement(trace: Trace) -> Arrangement:
     """Return the arrangement of a traced model."""
     sites = trace.sites
     if not sites:
-        return Arrangement(missing=_missing_residuals(trace))
+        return Arrangement(missing=_blocks_without_residual(trace))
     starts = {i for i, node in enumerate(trace.nodes) if node.start is not None}
     # In post-norm the first site of a stream has the embedding as its shortcut, and no norm.
     counted = [s for s in sites if s.arrangement != "none" or not _parents(trace, s) & starts]
@@ -91,7 +91,7 @@ def find_arrangement(trace: Trace) -> Arrangement:
         final_norm=bool(last),
         sites={site.name: site.arrangement for site in sites},
         shortcut_product=math.prod(s.factor for s in sites if s.arrangement != "post"),
-        missing=_missing_residuals(trace),
+        missing=_blocks_without_residual(trace),
     )
 
 
@@ -125,7 +125,7 @@ def unnormed_end(trace: Trace) -> str | None:
     return None
 
 
-def _missing_residuals(trace: Trace) -> tuple[str, ...]:
+def _blocks_without_residual(trace: Trace) -> tuple[str, ...]:
     """Return attention without a shortcut around it, and blocks with fewer sites than others."""
     places = [(block_of(s.path), block_of(s.branch_path), s) for s in trace.sites]
     missing = []

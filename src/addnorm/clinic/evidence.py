@@ -283,8 +283,8 @@ def gather_evidence(
         ),
         cut_sites=tuple(site.name for site in trace.sites if site.cut),
         trained=sum(p.numel() for p in model.parameters() if p.requires_grad) / every,
-        frozen_embeddings=_frozen(model, tuple(trace.embeddings)),
-        frozen_head=_frozen(model, trace.head),
+        frozen_embeddings=_frozen_parts(model, tuple(trace.embeddings)),
+        frozen_head=_frozen_parts(model, trace.head),
         equal_weights=equal_matrices(model, trace),
         linear_branches=tuple(site.name for site in trace.sites if site.linear),
         zero_head=_is_zero(model, trace.head),
@@ -404,7 +404,7 @@ def _is_zero(model: nn.Module, names: Sequence[str]) -> bool:
     return bool(matrices) and not any(bool(matrix.any()) for matrix in matrices)
 
 
-def _frozen(model: nn.Module, names: Sequence[str]) -> tuple[str, ...]:
+def _frozen_parts(model: nn.Module, names: Sequence[str]) -> tuple[str, ...]:
     """Return which of these parameters are not trained, if any parameter of the model is."""
     named = dict(model.named_parameters(remove_duplicate=False))
     if not any(p.requires_grad for p in named.values()):

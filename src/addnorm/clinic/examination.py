@@ -24,7 +24,7 @@ from addnorm.clinic.rules import Finding, apply_rules
 from addnorm.errors import InputError
 from addnorm.files import to_json
 
-SCHEMA = 2
+JSON_SCHEMA = 2
 """Version of the JSON; 1 had neither checks nor arrangement."""
 
 
@@ -72,7 +72,7 @@ class Examination:
         plain["evidence"]["arrangement"]["name"] = self.evidence.arrangement.name
         return to_json(
             {
-                "schema": SCHEMA,
+                "schema": JSON_SCHEMA,
                 "verdict": self.verdict,
                 "healthy": self.healthy,
                 "findings": plain["findings"],

@@ -137,7 +137,9 @@ def run_experiments(
         except NotExamined as reason:
             reasons[check] = str(reason)
         except Exception as error:  # of the model's own code: the other experiments go on
-            reasons[check] = f"the experiment failed: {type(error).__name__}: {_first_line(error)}"
+            reasons[check] = (
+                f"the experiment failed: {type(error).__name__}: {_first_line_of(error)}"
+            )
         else:
             values[name] = value
     return ExperimentResults(**values, not_examined=reasons)
@@ -150,7 +152,7 @@ def _is_random(model: nn.Module, batch: ClinicBatch) -> bool:
     return one.shape != two.shape or not torch.equal(one.nan_to_num(), two.nan_to_num())
 
 
-def _first_line(error: Exception) -> str:
+def _first_line_of(error: Exception) -> str:
     return (str(error).splitlines() or ["no message"])[0][:160]
 
 
@@ -330,7 +332,7 @@ def _changed(argument: Tensor, where: Tensor) -> Tensor:
     return torch.where(where, other.to(argument.dtype), argument)
 
 
-def _content(batch: ClinicBatch) -> dict[str, Tensor]:
+def _content_of(batch: ClinicBatch) -> dict[str, Tensor]:
     """Return the arguments that hold content: token ids, else floating-point tensors."""
     floats = {
         name: a
@@ -342,7 +344,7 @@ def _content(batch: ClinicBatch) -> dict[str, Tensor]:
 
 def _moved(model: nn.Module, batch: ClinicBatch, axis: int) -> float:
     """Return how far the first answers along an axis move when all other content along it does."""
-    content = _content(batch)
+    content = _content_of(batch)
     size = next(iter(content.values())).shape[axis]
     changes = {}
     for name, argument in content.items():
@@ -366,7 +368,7 @@ def row_change(model: nn.Module, batch: ClinicBatch) -> float:
 
     Where the batch may be (length, rows), the rows are those that do not see each other.
     """
-    content = _content(batch)
+    content = _content_of(batch)
     if not content or batch.row_count < 2:
         raise NotExamined("the batch has fewer than two rows")
     answer = answer_of(call_model(model, batch))
@@ -383,7 +385,7 @@ def row_change(model: nn.Module, batch: ClinicBatch) -> float:
 
 def source_change(model: nn.Module, batch: ClinicBatch) -> float:
     """Return how far the decoder's answers move when only the encoder's input changes."""
-    content = _content(batch)
+    content = _content_of(batch)
     if len(content) < 2:
         raise NotExamined("the model has no source beside its input")
     source, argument = next(iter(content.items()))

@@ -291,7 +291,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif name in ("bernoulli_", "bernoulli") and len(args) > 1 and isinstance(args[1], float):
             share = 1.0 - args[1]
         elif name in FUSED_KERNELS:
-            share = float(kwargs.get("dropout_p", args[3] if _is_number(args, 3) else 0.0))
+            share = float(kwargs.get("dropout_p", args[3] if _is_plain_number(args, 3) else 0.0))
         if share > self.trace.dropouts[0]:
             self.trace.dropouts = share, self.module_stack[-1]
 
@@ -517,7 +517,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             trace.nodes[-1].site = known
             return
         factor, scaled, gated = _describe_factors(rescalings, total.shape[-1])
-        parts = _parts_of(join.second)
+        parts = _parts_of_value(join.second)
         own = trace.nodes[parent].site
         reads_older = own is not None and not join.second.ancestors & self._totals[own].bit
         if reads_older and own is not None:
@@ -673,11 +673,11 @@ def _same_size(one: tuple[int, ...], two: tuple[int, ...]) -> bool:
     return one[-1:] == two[-1:] and math.prod(one) == math.prod(two)
 
 
-def _is_number(args: Any, index: int) -> bool:
+def _is_plain_number(args: Any, index: int) -> bool:
     return len(args) > index and isinstance(args[index], float)
 
 
-def _parts_of(lineage: _Lineage) -> list[_Lineage]:
+def _parts_of_value(lineage: _Lineage) -> list[_Lineage]:
     """Return what a branch is the sum of: one part, or several."""
     if len(lineage.parts) != 2:
         return [lineage]

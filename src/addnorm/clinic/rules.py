@@ -117,10 +117,10 @@ def apply_rules(evidence: Evidence) -> list[Finding]:
         findings = [finding for finding in findings if finding.name in NON_FINITE_RULES]
     if not evidence.transformer:
         findings = [finding for finding in findings if finding.name not in TRANSFORMER_RULES]
-    return sorted(findings, key=_rank)
+    return sorted(findings, key=_rank_of)
 
 
-def _rank(finding: Finding) -> tuple[bool, int]:
+def _rank_of(finding: Finding) -> tuple[bool, int]:
     """Order what the model is before what is wrong with it, then by severity."""
     return finding.name not in FIRST_RULES, SEVERITIES.index(finding.severity)
 

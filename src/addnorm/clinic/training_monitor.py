@@ -32,8 +32,8 @@ SIGNAL_STEPS = 100
 """Steps between two measurements of the stream: bench/clinic_cost.py measures what they cost."""
 EARLY_STEPS = (10, 30)
 """Further steps that are measured: divergence often starts before the first hundred."""
-MAX_CASES = 3
-"""More cases of one run would show the same."""
+MAX_CASE_FOLDERS = 3
+"""Cases that are written for one run; later ones are only reported."""
 
 
 class TrainingMonitor:
@@ -132,7 +132,7 @@ class TrainingMonitor:
 
     def _save_case(self, loop: Any, step: Any, kind: str) -> None:
         self.cases += 1
-        if self.cases > MAX_CASES:
+        if self.cases > MAX_CASE_FOLDERS:
             return
         batches = step_batches(loop)
         if "targets" not in batches[0]:  # rows of a table, whose loss is that of their task

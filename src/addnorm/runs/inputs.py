@@ -4,7 +4,6 @@ Training reads only files, so that every run can be resumed.
 """
 
 import csv
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from addnorm.errors import InputError
-from addnorm.files import make_directory
+from addnorm.files import make_directory, to_json
 
 INPUTS = "inputs"
 """Folder of a run with the files of data that were passed in memory."""
@@ -116,7 +115,7 @@ def _tagged_files(options: dict[str, Any], folder: Path) -> dict[str, Any]:
             raise InputError(f"there must be a list of labels for each sentence: got {counts}.")
         path = _file_in(folder, f"{name}.jsonl")
         rows = zip(options.pop(name), labels, strict=True)
-        lines = [json.dumps({"tokens": list(w), "tags": list(t)}) for w, t in rows]
+        lines = [to_json({"tokens": list(w), "tags": list(t)}, indent=None) for w, t in rows]
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         options["source" if name == "text" else name] = path
     return options

@@ -29,7 +29,7 @@ from torch import Generator, Tensor, nn
 from addnorm.config import ModelConfig
 from addnorm.cpu import keep_memory
 from addnorm.errors import ConfigError
-from addnorm.files import make_directory, write_whole
+from addnorm.files import make_directory, to_json, write_whole
 from addnorm.metrics import auc
 from addnorm.models.instant import (
     InstantConfig,
@@ -241,7 +241,7 @@ class InstantTraining:
         return {"loss": float(np.mean(relative)), **figures}
 
 
-class Curve(Observer):
+class CurveLogger(Observer):
     """Appends to curve.jsonl and prints how training goes."""
 
     def __init__(self, path: Path, task: InstantTraining, every: int = 50) -> None:
@@ -268,8 +268,8 @@ class Curve(Observer):
         }
         if parallel.rank() == 0:
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
-            print(json.dumps(row), flush=True)
+                file.write(to_json(row, indent=None) + "\n")
+            print(to_json(row, indent=None), flush=True)
             folder = self.path.parent / "weights"
             make_directory(folder)
             export_weights(loop, folder / f"step-{state.step:06d}.safetensors")
@@ -325,7 +325,7 @@ def make_loop(
         ema=settings.ema,
         max_seconds=seconds,
     )
-    curve = Curve(directory / "curve.jsonl", task)
+    curve = CurveLogger(directory / "curve.jsonl", task)
     loop = Loop(
         model,
         task,
@@ -354,7 +354,7 @@ def make_loop(
 def _annealed_from(plan: Path, step: int, anneal: int) -> int:
     """Return the step at which annealing began: now, or as the plan of an earlier start says."""
     if not plan.exists():
-        write_whole(plan, json.dumps({"began": step, "steps": anneal}).encode())
+        write_whole(plan, to_json({"began": step, "steps": anneal}).encode())
         return step
     content = json.loads(plan.read_text(encoding="utf-8"))
     if content["steps"] != anneal:

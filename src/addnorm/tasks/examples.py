@@ -46,7 +46,7 @@ class ExampleClassifier:
             )
         numbers = {name: number for number, name in enumerate(self.names)}
         targets = torch.tensor([numbers[label] for label in labels])
-        self.weight, self.bias = fit_linear(torch.from_numpy(np.array(vectors)), targets)
+        self.weight, self.bias = fit_on_vectors(torch.from_numpy(np.array(vectors)), targets)
 
     def probabilities(self, vectors: NDArray[Any]) -> NDArray[np.float64]:
         """Return the probability of each label for each row, (rows, labels)."""
@@ -54,7 +54,7 @@ class ExampleClassifier:
         return functional.linear(x, self.weight, self.bias).softmax(-1).numpy()
 
 
-def fit_linear(vectors: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def fit_on_vectors(vectors: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return W, (classes, width), and b, which minimise the formula of this file, by L-BFGS."""
     x, classes = vectors.double(), int(targets.max()) + 1
     weight = torch.zeros(classes, x.shape[1], dtype=torch.float64, requires_grad=True)
