@@ -20,9 +20,19 @@ def blocks(page: Path, kind: str) -> list[str]:
     return re.findall(rf"^```{kind}\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
 
 
+FAST_PAGES = ("README.md", "tables.md", "text.md")
+"""Pages whose blocks run among the fast tests; the others among the slow ones."""
+
+
 @pytest.mark.trains
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name
+    "page",
+    [
+        pytest.param(page, marks=() if page.name in FAST_PAGES else pytest.mark.slow)
+        for page in PAGES
+        if blocks(page, "python")
+    ],
+    ids=lambda page: page.name,
 )
 def test_python_blocks_run_in_order(
     page: Path,

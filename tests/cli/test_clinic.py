@@ -132,6 +132,7 @@ def test_a_table_is_examined(capsys: pytest.CaptureFixture[str], tmp_path: Path)
         call("clinic", run, "--data", str(other))
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 def test_a_table_that_does_not_know_its_target_is_examined_without_rows(tmp_path: Path) -> None:
     model = FTTransformerClassifier(width=8, depth=1, heads=2, epochs=1, random_state=0)
@@ -195,6 +196,7 @@ warmup = 2
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 def test_a_race_is_run_and_shown(
     run_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -273,6 +275,7 @@ def watched(task: str, data: Path, out: Path, *settings: str) -> int:
     return main(["train", task, *files[task], "--out", str(out), "--clinic", *flags])
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 @pytest.mark.parametrize("task", slow_except(("translate",), TASKS))
 def test_the_clinic_monitors_a_run(task: str, data: Path, tmp_path: Path) -> None:

@@ -500,6 +500,7 @@ def test_predict_prints(trained_table: Path, capsys: pytest.CaptureFixture[str])
     assert lines[0] == "y (predicted)" and len(lines) == 61 and set(lines[1:]) <= {"yes", "no"}
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 def test_explain_a_text(
     trained: Trained, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -384,6 +384,7 @@ def test_a_diverged_run_exits_with_failure(
     assert Run.open(tmp_path / "run").history
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 def test_tensorboard_files(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("tensorboardX")

@@ -62,6 +62,7 @@ def test_numbers_come_with_intervals(table: Path, capsys: pytest.CaptureFixture[
     assert all(line["age (5 %)"] < line["age (95 %)"] for line in lines)
 
 
+@pytest.mark.slow
 def test_the_front_door(table: Path) -> None:
     trained = addnorm.train("table", table, target="y", model="instant", progress=False)
     answers = trained.predict(table)

@@ -80,6 +80,7 @@ def test_the_memory_of_finished_sentences_is_dropped() -> None:
             assert torch.equal(rows, expected[[3, 1]])
 
 
+@pytest.mark.slow
 def test_a_model_continues_with_the_remaining_rows() -> None:
     model = make("encoder-decoder")
     source = pad_rows([draw(5), draw(3), draw(4)], "right")

@@ -40,6 +40,7 @@ def test_a_program_computes_the_same(name: str, tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_what_is_refused_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="only models of tokens are written so: got patches"):
         export_torch(build(presets.vit("tiny", depth=1, image=32)), {}, tmp_path / "out")

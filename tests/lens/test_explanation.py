@@ -88,6 +88,7 @@ def test_the_page_holds_the_maps_and_escapes_the_words() -> None:
     assert found._repr_html_().startswith("<iframe")
 
 
+@pytest.mark.slow
 def test_large_maps_are_averaged() -> None:
     _, _, found = explain_some("decoder")
     for depth, averaged, names in (

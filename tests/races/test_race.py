@@ -35,6 +35,7 @@ def run_request(tmp_path: Path) -> RunRequest:
     return RunRequest(table)
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 def test_a_race_runs_resumes_and_is_shown(run_request: RunRequest, tmp_path: Path) -> None:
     entries = entries_of(["model.addnorm=post,pre"])

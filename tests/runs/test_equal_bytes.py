@@ -16,6 +16,7 @@ def digests(run: Path) -> dict[str, str]:
     return {str(p.relative_to(run)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 @pytest.mark.parametrize("task", ("language", "table"))
 def test_equal_runs_write_equal_bytes(task: str, data: Path, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from tests.runs.common import ALL_TASKS, default_observers, quiet, request_for, 
 from tests.runs.test_train import Cut, PowerCut, same_runs
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 @pytest.mark.parametrize("task", ALL_TASKS)
 def test_a_finished_run_is_extended(task: str, data: Path, tmp_path: Path) -> None:
@@ -45,6 +46,7 @@ def test_a_finished_run_is_extended(task: str, data: Path, tmp_path: Path) -> No
     assert resume_run(out, observers=default_observers, steps="+3", say=quiet).progress.step == 13
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 def test_a_killed_extension_equals_an_unbroken_one(data: Path, tmp_path: Path) -> None:
     request = request_for("language", data, "model.dropout=0.2", steps=6, save_every=2)
@@ -60,6 +62,7 @@ def test_a_killed_extension_equals_an_unbroken_one(data: Path, tmp_path: Path) -
     same_runs(tmp_path / "whole", tmp_path / "cut")
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 def test_a_time_extends_a_run(data: Path, tmp_path: Path) -> None:
     out, messages = tmp_path / "run", []
@@ -124,6 +127,7 @@ def test_the_user_may_set_the_number_of_threads(
         Config().override("run.threads=0")
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 def test_threads_of_a_run_are_used_recorded_and_given_back(data: Path, tmp_path: Path) -> None:
     before = torch.get_num_threads()

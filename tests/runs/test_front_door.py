@@ -386,6 +386,7 @@ def test_the_page_of_a_run_escapes_its_path(trained: Trained, tmp_path: Path) ->
     assert "<b>" not in addnorm.open(path)._repr_html_()
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 def test_tables_and_texts_are_explained(trained: Trained) -> None:
     run = addnorm.open(trained["table"])

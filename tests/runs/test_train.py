@@ -156,6 +156,7 @@ def test_data_that_changed_are_an_error(tmp_path: Path) -> None:
     assert resume(out).progress.finished
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 def test_a_damaged_checkpoint_is_skipped_with_a_message(data: Path, tmp_path: Path) -> None:
     request = request_for("language", data, steps=8, evaluate_every=2)
