@@ -21,6 +21,8 @@ assert isinstance(addnorm.open("book").generate("a", tokens=3), str)
 WITHOUT = {
     "tables": "addnorm.train('table', {'x': [1, 2] * 20, 'y': ['a', 'b'] * 20}, target='y')",
     "text": "from addnorm.metrics import bleu; bleu(['a'], ['a'])",
+    "images": "from addnorm.errors import require; require('PIL.Image', 'images')",
+    "shap": "from addnorm.errors import require; require('shap', 'shap')",
     "track": "addnorm.train('language', text=['a fine day'] * 40, board=True)",
     "huggingface": "from addnorm.clinic.subject import subject_from_transformers; "
     "from pathlib import Path; subject_from_transformers(Path('model'))",

@@ -41,7 +41,7 @@ def test_a_preset_is_examined(capsys: pytest.CaptureFixture[str], tmp_path: Path
     page = tmp_path / "clinic.html"
     call("clinic", *small("gpt2", "--quick", "--report", str(page), "--lr", "1e-3"))
     output = capsys.readouterr()
-    assert "no findings" in output.out and "rehearsal       planned: learns" in output.out
+    assert "no findings" in output.out and "rehearsal       planned: will train" in output.out
     assert "the batch was drawn at random: 8 × 32 tokens of 64." in output.err
     assert page.is_file()
 

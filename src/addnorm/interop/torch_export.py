@@ -38,6 +38,9 @@ def export_torch(
     """
     if model.config.input != "tokens":
         raise ConfigError(f"only models of tokens are written so: got {model.config.input}.")
+    if model.config.mode == "encoder-decoder":
+        # The program would hold only for sources and targets of different lengths.
+        raise ConfigError("encoder-decoders are not written so. Try --to onnx or ctranslate2.")
     directory = Path(directory)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise SavedError(f"{str(directory)!r} is not empty. Choose another directory.")
