@@ -40,7 +40,7 @@ def test_a_program_computes_the_same(name: str, tmp_path: Path) -> None:
 def test_what_is_refused_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="only models of tokens are written so: got patches"):
         export_torch(build(presets.vit("tiny", depth=1, image=32)), {}, tmp_path / "out")
-    with pytest.raises(ConfigError, match="encoder-decoders are not written so. Try --to onnx"):
+    with pytest.raises(ConfigError, match=r"encoder-decoders are not written so\. Try --to onnx"):
         export_torch(build(MODELS["marian"]), {}, tmp_path / "out")
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").touch()
