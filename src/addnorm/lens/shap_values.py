@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from addnorm.errors import require
 from addnorm.lens.columns import scores_from
 from addnorm.models.tabular import TabularModel
 
@@ -97,8 +98,7 @@ def shap_values(
 def _import_shap() -> Any:
     with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
-        import shap  # type: ignore[import-untyped]
-    return shap
+        return require("shap", "shap")
 
 
 def _game(model: TabularModel, pool: Tensor, player_of_token: NDArray[Any], index: int) -> Any:
