@@ -402,7 +402,7 @@ def test_tables_and_texts_are_explained(trained: Trained) -> None:
         assert 1 <= len(found.outputs) == len(found.probabilities) <= most
         assert set(found.contributions) == set(found.tokens)
         for name, each in found.contributions.items():
-            assert each.shape == (count, len(found.tokens[name]))
+            assert each.shape == (len(found.outputs), len(found.tokens[name]))
         names, values = found.pieces
         assert len(names) == len(values) and found.maps
         for p, (name, probability) in enumerate(
