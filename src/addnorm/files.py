@@ -16,6 +16,7 @@ import math
 import os
 import re
 import secrets
+import shutil
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -119,6 +120,29 @@ def make_directory(path: str | Path) -> Path:
     except OSError as error:
         raise SavedError(f"{str(path)!r} cannot be created: {error.strerror}.") from None
     return Path(path)
+
+
+def require_empty(path: str | Path) -> Path:
+    """Return the path of a directory to write to; SavedError unless it is free or empty."""
+    path = Path(path)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise SavedError(f"{str(path)!r} is not empty. Choose another directory.")
+    return path
+
+
+@contextmanager
+def new_directory(path: str | Path) -> Iterator[Path]:
+    """Create a directory that is written whole: after an error, it is as it was before."""
+    path = require_empty(path)
+    existed = path.exists()
+    make_directory(path)
+    try:
+        yield path
+    except BaseException:
+        shutil.rmtree(path, ignore_errors=True)
+        if existed:
+            make_directory(path)
+        raise
 
 
 def sweep_temporaries(directory: Path, names: Iterable[str]) -> list[str]:

@@ -6,7 +6,6 @@ else is refused, with the reason, before anything is written. Result and model a
 tokens, whose log-probabilities must agree, in float32 within `CT2_TOLERANCE`.
 """
 
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from addnorm.data.text.tokenizer import Tokenizer
 from addnorm.errors import ConfigError, SavedError, require
+from addnorm.files import new_directory, require_empty
 from addnorm.generate import score
 from addnorm.layers.addnorm import Post
 from addnorm.layers.embeddings import Tokens
@@ -61,9 +61,7 @@ def export_ctranslate2(
     precision : float32, int8, int16, float16 or bfloat16.
     """
     ct2 = require("ctranslate2", "export")
-    directory = Path(directory)
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise SavedError(f"{str(directory)!r} is not empty. Choose another directory.")
+    directory = require_empty(directory)
     if precision not in PRECISIONS:
         raise ConfigError(f"precision must be one of {', '.join(PRECISIONS)}: got {precision!r}.")
     if model.config.addnorm == "admin":
@@ -73,9 +71,7 @@ def export_ctranslate2(
     names = _register(spec, model, tokenizers)
     spec.validate()
     spec.optimize(quantization=None if precision == "float32" else precision)
-    existed = directory.exists()
-    directory.mkdir(parents=True, exist_ok=True)
-    try:
+    with new_directory(directory):
         spec.save(str(directory))
         difference = compare_with_ctranslate2(ct2, model, tokenizers, names, directory)
         if precision == "float32" and not difference <= CT2_TOLERANCE:
@@ -83,11 +79,6 @@ def export_ctranslate2(
                 f"{str(directory)!r} does not compute what the model does: log-probabilities of "
                 f"tokens differ by up to {difference:.2g}, above {CT2_TOLERANCE:g}."
             )
-    except BaseException:
-        shutil.rmtree(directory, ignore_errors=True)
-        if existed:
-            directory.mkdir()
-        raise
     return [
         f"written for CTranslate2 {ct2.__version__} in {precision}.",
         f"compared with the model: log-probabilities of tokens differ by up to {difference:.2g}.",

@@ -6,7 +6,6 @@ reader. A difference above the limit is an error, and the directory is removed.
 
 import importlib
 import importlib.util
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from addnorm import __version__
 from addnorm.data.text.pretrained import SentencePieceFile, TokenizerFile
 from addnorm.data.text.tokenizer import Tokenizer
 from addnorm.errors import ConfigError, SavedError
-from addnorm.files import make_directory, to_json, write_whole
+from addnorm.files import new_directory, require_empty, to_json, write_whole
 from addnorm.interop.huggingface import choose_architecture, read_model, write_model
 from addnorm.interop.mapping import Architecture
 from addnorm.layers.masks import Mask
@@ -49,13 +48,10 @@ def export_huggingface(
     labels : names of the classes.
     architecture : a model_type; the first that can express the model by default.
     """
-    directory = Path(directory)
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise SavedError(f"{str(directory)!r} is not empty. Choose another directory.")
+    directory = require_empty(directory)
     chosen = choose_architecture(model.config, architecture)
     files = tokenizer_files(tokenizers, chosen)  # what cannot be expressed is refused first
-    existed = directory.exists()
-    try:
+    with new_directory(directory):
         settings = special_settings(tokenizers, model, labels)
         write_model(model, directory, architecture=chosen.model_type, settings=settings)
         for name, content in files.items():
@@ -64,11 +60,6 @@ def export_huggingface(
             write_whole(directory / "generation_config.json", _generation(tokenizers, model))
         write_whole(directory / "README.md", _card(model, chosen, task).encode())
         note = verify(model, directory)
-    except BaseException:
-        shutil.rmtree(directory, ignore_errors=True)
-        if existed:
-            make_directory(directory)
-        raise
     return [f"written as {chosen.class_of(model.config.head)} ({chosen.model_type}).", note]
 
 

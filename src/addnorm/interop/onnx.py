@@ -12,7 +12,6 @@ has those of the source, in the same layout.
 Sequences have 2 positions or more, except those of a step, which have 1.
 """
 
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from torch.export import Dim
 
 from addnorm.data.text.tokenizer import Tokenizer
 from addnorm.errors import ConfigError, SavedError, require
-from addnorm.files import to_json, write_whole
+from addnorm.files import new_directory, require_empty, to_json, write_whole
 from addnorm.interop.graphs import (
     MemoryGraph,
     StepGraph,
@@ -63,12 +62,8 @@ def export_onnx(
     runtime = require("onnxruntime", "export")
     if model.config.input != "tokens":
         raise ConfigError(f"only models of tokens are written as ONNX: got {model.config.input}.")
-    directory = Path(directory)
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise SavedError(f"{str(directory)!r} is not empty. Choose another directory.")
-    existed = directory.exists()
-    directory.mkdir(parents=True, exist_ok=True)
-    try:
+    directory = require_empty(directory)
+    with new_directory(directory):
         difference = _write(model.eval(), directory, runtime)
         if not difference <= ONNX_TOLERANCE:
             raise SavedError(
@@ -80,11 +75,6 @@ def export_onnx(
         special = {side: vars(tokenizer.special) for side, tokenizer in tokenizers.items()}
         facts = {"labels": list(labels), "special_ids": special, "length": longest_sequence(model)}
         write_whole(directory / "model.json", f"{to_json(facts)}\n".encode())
-    except BaseException:
-        shutil.rmtree(directory, ignore_errors=True)
-        if existed:
-            directory.mkdir()
-        raise
     names = ", ".join(sorted(path.name for path in directory.glob("*.onnx")))
     return [
         f"written as {names}.",

@@ -11,7 +11,6 @@ rational approximation (2003), whose relative error is below 1.2e-9.
 """
 
 import copy
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from torch.export import Dim
 
 from addnorm.data.table.encode import MISSING, OTHER, NumberRule, TableEncoder
 from addnorm.errors import ConfigError, SavedError, require
-from addnorm.files import to_json, write_whole
+from addnorm.files import new_directory, require_empty, to_json, write_whole
 from addnorm.interop.graphs import MAX_BATCH, quiet_exporter
 from addnorm.interop.onnx import ONNX_TOLERANCE
 from addnorm.models.tabular import TabularModel
@@ -188,12 +187,8 @@ def export_onnx_table(
         raise ConfigError("attention over rows depends on the batch: it is not written as ONNX.")
     if dates := [rule.column for rule in encoder.numbers if rule.part is not None]:
         raise ConfigError(f"dates are not written as ONNX: {dates[0]!r} is one. Leave it out.")
-    directory = Path(directory)
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise SavedError(f"{str(directory)!r} is not empty. Choose another directory.")
-    existed = directory.exists()
-    directory.mkdir(parents=True, exist_ok=True)
-    try:
+    directory = require_empty(directory)
+    with new_directory(directory):
         _write_graph(graph, encoder, directory / "model.onnx")
         rows = random_rows(encoder, 64, missing=graph.knows_missing)
         session = runtime.InferenceSession(
@@ -214,11 +209,6 @@ def export_onnx_table(
             "classes": list(classes),
         }
         write_whole(directory / "model.json", f"{to_json(facts)}\n".encode())
-    except BaseException:
-        shutil.rmtree(directory, ignore_errors=True)
-        if existed:
-            directory.mkdir()
-        raise
     unit = "" if graph.temperature is not None else " standard deviations of the target"
     return [
         f"written as model.onnx: {len(encoder.names)} columns in, preprocessing included.",

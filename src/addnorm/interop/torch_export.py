@@ -4,7 +4,6 @@ The program needs torch to run, and none of addnorm's code: torch.export.load("m
 Its inputs are those of model.onnx (`interop/onnx.py`).
 """
 
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import torch
 
 from addnorm.data.text.tokenizer import Tokenizer
 from addnorm.errors import ConfigError, SavedError
-from addnorm.files import to_json, write_whole
+from addnorm.files import new_directory, require_empty, to_json, write_whole
 from addnorm.interop.graphs import longest_sequence, quiet_exporter, whole_graph
 from addnorm.models.build import Model
 
@@ -41,15 +40,11 @@ def export_torch(
     if model.config.mode == "encoder-decoder":
         # The program would hold only for sources and targets of different lengths.
         raise ConfigError("encoder-decoders are not written so. Try --to onnx or ctranslate2.")
-    directory = Path(directory)
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise SavedError(f"{str(directory)!r} is not empty. Choose another directory.")
+    directory = require_empty(directory)
     function, inputs, shapes, more = whole_graph(model.eval())
     with quiet_exporter(), torch.no_grad():
         program = torch.export.export(function, inputs, dynamic_shapes=shapes, strict=False)
-    existed = directory.exists()
-    directory.mkdir(parents=True, exist_ok=True)
-    try:
+    with new_directory(directory):
         with quiet_exporter(), torch.no_grad():
             torch.export.save(program, directory / "model.pt2")
             again = torch.export.load(directory / "model.pt2").module()
@@ -63,11 +58,6 @@ def export_torch(
             tokenizer.save(directory / ("tokenizer" if side == "text" else f"tokenizer-{side}"))
         facts = {"labels": list(labels), "length": longest_sequence(model)}
         write_whole(directory / "model.json", f"{to_json(facts)}\n".encode())
-    except BaseException:
-        shutil.rmtree(directory, ignore_errors=True)
-        if existed:
-            directory.mkdir()
-        raise
     return [
         "written as model.pt2, a program of torch.export.",
         f"loaded by torch {torch.__version__}: outputs differ by up to {difference:.2g}.",
