@@ -8,14 +8,17 @@ and, beside the kind: *parallel* branches that read the same x, a *scaled shortc
 *gated* one (1 − g) ⊙ x + g ⊙ f.
 """
 
+import itertools
 import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from addnorm.clinic.module_names import block_of
-from addnorm.clinic.residual_trace import Site, Trace
+from addnorm.clinic.residual_trace import Rescaling, Site, Trace
 
 FORMULAS = {
     "post": "x ← N(x + f(x))",
@@ -39,8 +42,8 @@ class Arrangement:
     gated : whether a gate that is computed from the input weighs shortcut against branch
     final_norm : whether a norm stands between the last sum and the output
     sites : the kind of each site, by name
-    shortcut_product : product over the depth of the constant factors of the shortcuts, if no norm
-        stands on them
+    shortcut_product : by what the stream's first state is multiplied in its last one, by constant
+        factors and by being added more than once, if no norm stands on the shortcuts
     missing : blocks, or parts of them, without a residual connection that others have
     """
 
@@ -90,9 +93,36 @@ def find_arrangement(trace: Trace) -> Arrangement:
         gated=_most(sites, [site.gated for site in sites]),
         final_norm=bool(last),
         sites={site.name: site.arrangement for site in sites},
-        shortcut_product=math.prod(s.factor for s in sites if s.arrangement != "post"),
+        shortcut_product=_shortcut_product(trace),
         missing=_blocks_without_residual(trace),
     )
+
+
+def _shortcut_product(trace: Trace) -> float:
+    """Return the factor of the first state of a stream in its last, the one furthest from 1.
+
+    Along one path through the sums the factors of the shortcuts multiply; where two paths meet
+    (x + (x + f) holds 2x) they add. A norm on the shortcut sets the factor to 1 again.
+    """
+    factors: list[float] = []
+    for node in trace.nodes:
+        sums = [_carry(factors[parent], rescalings) for parent, rescalings in node.parents]
+        factors.append(sum(sums) if sums else 1.0)
+    ends = [factors[trace.sites[number].node] for number in _last_of_streams(trace)]
+    ends += [factors[-1]] if factors else []
+    sizes = [abs(end) for end in ends if end]
+    return max(sizes, key=lambda size: abs(math.log(size)), default=1.0)
+
+
+def _carry(factor: float, rescalings: Sequence[Rescaling]) -> float:
+    """Return a factor after constant rescalings; 1 after a norm."""
+    for rescaling in rescalings:
+        value = rescaling.factor
+        if not isinstance(value, Tensor) or value.numel() == 1:
+            factor *= float(value)
+        elif rescaling.centred or value.shape[-1] == 1:
+            factor = 1.0
+    return factor
 
 
 def _most(sites: Sequence[Site], flags: Sequence[bool]) -> bool:
@@ -152,7 +182,30 @@ def _blocks_without_residual(trace: Trace) -> tuple[str, ...]:
         usual, _ = counts.most_common(1)[0]
         for block in blocks if len(blocks) > 1 else ():
             missing += [f"{block}.{role}" for role in sorted(usual - by_block[block])]
+    missing = missing or _gaps_in_order(trace)
     return tuple(dict.fromkeys(missing))
+
+
+def _gaps_in_order(trace: Trace) -> list[str]:
+    """Return where a stream ends and begins anew out of turn, for models without blocks.
+
+    Roles alternate in a fixed order. If a sublayer without shortcut replaces the stream, the next
+    site starts a stream that is computed from the last one, and a role is left out.
+    """
+    roles = [site.role for site in trace.sites]
+    follows: dict[str, Counter[str]] = {}
+    for i, (role, after) in enumerate(itertools.pairwise(roles)):
+        if i + 1 not in trace.restarts:
+            follows.setdefault(role, Counter())[after] += 1
+    gaps = []
+    for i in sorted(trace.restarts):
+        before, site = trace.sites[i - 1], trace.sites[i]
+        usual = follows.get(before.role, Counter())
+        named = any(block_of(each.path) or block_of(each.branch_path) for each in (before, site))
+        same = before.total.shape == site.total.shape  # pooling begins a stream, too
+        if usual and site.role not in usual and same and not named:
+            gaps.append(f"{usual.most_common(1)[0][0]} after {before.name}")
+    return gaps
 
 
 def _outer(path: str) -> str:

@@ -44,12 +44,12 @@ RULES_OF_CHECKS: dict[str, tuple[str, ...]] = {
         "no residual connections", "residual missing", "branch subtracted", "shortcut scaled",
         "zero branch", "branches start at zero", "residual after the norm",
     ),
-    "norms": ("no final norm", "norm gain too large"),
+    "norms": ("no final norm", "norm gain too large", "norm gain is zero"),
     "gradients": (
         "nothing is trained", "backward pass fails", "loss without gradient",
         "gradient not finite", "gradient cut",
     ),
-    "frozen parameters": ("frozen layer", "frozen embeddings", "frozen head"),
+    "frozen parameters": ("frozen layer", "frozen embeddings", "frozen head", "mostly frozen"),
     "initial weights": (
         "initial weights too large", "initial weights too small", "equal initial weights",
         "initial logits too large", "output layer starts at zero",
@@ -67,7 +67,7 @@ RULES_OF_CHECKS: dict[str, tuple[str, ...]] = {
     ),
     "rows of the batch": ("rows of the batch mixed",),
     "source": ("source not read",),
-    "training mode": ("dropout too high", "batch statistics"),
+    "training mode": ("dropout too high", "dropout in evaluation mode", "batch statistics"),
     "optimizer": (
         "parameters not in the optimizer", "optimizer of another model", "weight decay too large",
         "β₂ out of range", "ε out of range", "learning rate is zero", "learning rate out of range",

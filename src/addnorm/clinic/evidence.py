@@ -91,6 +91,7 @@ class Evidence:
     frozen_head : matrices of the output that are not trained while others are
     equal_weights : matrices of branches whose rows are all equal
     linear_branches : feed-forward branches without an activation function
+    evaluation_dropout : the largest dropout probability in evaluation mode, and its module
     zero_head : whether the output layer starts at zero, so that nothing else has a gradient yet
     batch_norms : number of modules that norm over the batch
     optimizer : settings of the optimizer, if one was passed
@@ -145,6 +146,7 @@ class Evidence:
     frozen_head: tuple[str, ...] = ()
     equal_weights: tuple[str, ...] = ()
     linear_branches: tuple[str, ...] = ()
+    evaluation_dropout: tuple[float, str] = (0.0, "")
     zero_head: bool = False
     batch_norms: int = 0
     optimizer: OptimizerFacts | None = None
@@ -181,6 +183,12 @@ class Evidence:
         """Return every rehearsal by name, including those of other arrangements."""
         others = {name: other.rehearsal for name, other in self.alternatives.items()}
         return {**self.rehearsals, **others}
+
+    @property
+    def fine_tuned(self) -> bool:
+        """Whether at least half of the branches hold frozen parameters, as adapters leave them."""
+        frozen = [site for site in self.sites if site.trainable < 1]
+        return bool(frozen) and 2 * len(frozen) >= len(self.sites)
 
     @property
     def output_change(self) -> float:
@@ -287,6 +295,7 @@ def gather_evidence(
         frozen_head=_frozen_parts(model, trace.head),
         equal_weights=equal_matrices(model, trace),
         linear_branches=tuple(site.name for site in trace.sites if site.linear),
+        evaluation_dropout=trace.dropouts,
         zero_head=_is_zero(model, trace.head),
         batch_norms=sum(isinstance(m, _BatchNorm) for m in model.modules()),
         optimizer=None if optimizer is None else read_optimizer(model, optimizer),

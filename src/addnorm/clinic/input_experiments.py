@@ -51,6 +51,7 @@ class LabelFacts:
     probabilities : whether the answers sum to 1 and the loss applies a softmax to them again
     smoothing : label smoothing of a cross-entropy; None if the loss is another
     unnormalised : whether the loss is −logit of the target, without a softmax
+    length_first : whether the labels are shifted along the first axis: the batch is (length, rows)
     """
 
     shift: int | None = None
@@ -59,6 +60,7 @@ class LabelFacts:
     probabilities: bool = False
     smoothing: float | None = None
     unnormalised: bool = False
+    length_first: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class ExperimentResults:
         on later ones
     token_share : share of the variance of the first block's input that depends on the tokens
     labels : the targets, as the gradient of the loss shows them
+    reads_own_token : whether the answer at the last position moves with the token there
     row_change : change of a row's answers when the other rows of the batch change
     source_change : change of the decoder's answers when the encoder's input changes
     dropout : the largest dropout probability in training mode, and its module
@@ -87,6 +90,7 @@ class ExperimentResults:
     swappable_positions: tuple[int, ...] | None = None
     token_share: float | None = None
     labels: LabelFacts | None = None
+    reads_own_token: bool | None = None
     row_change: float | None = None
     source_change: float | None = None
     dropout: tuple[float, str] | None = None
@@ -110,39 +114,72 @@ def run_experiments(
     objective : the loss, for the labels
     pad : the id of padding, if known
     """
+    labels, reason = _attempt(lambda: read_labels(model, batch, objective, pad))
+    if labels is not None and labels.length_first:
+        model, batch = _BatchFirst(model), _transposed(batch)
     experiments: dict[str, tuple[str, Callable[[], Any]]] = {
+        "own token": ("reads_own_token", lambda: reads_own_token(model, batch)),
         "future": ("sees_future", lambda: _future(model, batch)),
         "padding": ("padding_change", lambda: padding_change(model, batch, pad)),
         "left padding": ("padding_shift", lambda: padding_shift(model, batch, pad)),
         "positions": ("swappable_positions", lambda: swappable_positions(model, batch)),
         "token embeddings": ("token_share", lambda: token_share(model, batch)),
-        "labels": ("labels", lambda: read_labels(model, batch, objective, pad)),
         "rows of the batch": ("row_change", lambda: row_change(model, batch)),
         "source": ("source_change", lambda: source_change(model, batch)),
         "training mode": ("dropout", lambda: training_dropout(model, batch)),
     }
-    values: dict[str, Any] = {}
-    reasons: dict[str, str] = {}
+    tabular = is_tabular(model)
+    values: dict[str, Any] = {} if tabular else {"labels": labels}
+    reasons: dict[str, str] = {"labels": reason} if reason else {}
     random = _is_random(model, batch)
     for check, (name, run) in experiments.items():
-        if is_tabular(model) and check != "training mode":
+        if tabular and check != "training mode":
             reasons[check] = "the columns of a table have no order, and its rows may see each other"
             continue
-        if random and check not in ("labels", "training mode"):
+        if random and check != "training mode":
             reasons[check] = "the answers are random in evaluation mode, too"
             continue
-        try:
-            with torch.no_grad():
-                value = run()
-        except NotExamined as reason:
-            reasons[check] = str(reason)
-        except Exception as error:  # of the model's own code: the other experiments go on
-            reasons[check] = (
-                f"the experiment failed: {type(error).__name__}: {_first_line_of(error)}"
-            )
+        value, reason = _attempt(run)
+        if reason:
+            reasons[check] = reason
         else:
             values[name] = value
+    if tabular:
+        reasons["labels"] = reasons["future"]
+    reasons.pop("own token", None)  # asked by the rule of the labels only
     return ExperimentResults(**values, not_examined=reasons)
+
+
+def _attempt(run: Callable[[], Any]) -> tuple[Any, str]:
+    """Return the result of an experiment, or None and the reason why there is none."""
+    try:
+        with torch.no_grad():
+            return run(), ""
+    except NotExamined as reason:
+        return None, str(reason)
+    except Exception as error:  # of the model's own code: the other experiments go on
+        return None, f"the experiment failed: {type(error).__name__}: {_first_line_of(error)}"
+
+
+class _BatchFirst(nn.Module):
+    """A model of (length, rows), called with (rows, length)."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        positional = [_swap(each) for each in args]
+        output = self.model(*positional, **{name: _swap(each) for name, each in kwargs.items()})
+        return _swap(answer_of(output))
+
+
+def _swap(value: Any) -> Any:
+    return value.transpose(0, 1) if isinstance(value, Tensor) and value.ndim > 1 else value
+
+
+def _transposed(batch: ClinicBatch) -> ClinicBatch:
+    return batch.replace({name: _swap(each) for name, each in batch.arguments.items()})
 
 
 @torch.no_grad()
@@ -222,7 +259,10 @@ def padding_change(model: nn.Module, batch: ClinicBatch, pad: int | None) -> flo
     if padded.on_the_right:
         changes.append(_change_by_removal(model, batch, padded))
     if not changes:
-        raise NotExamined("padding on the left, without an attention mask")
+        change = _change_by_removal(model, batch, padded)
+        if change > MIN_CHANGE:
+            raise NotExamined("padding on the left, without an attention mask")
+        changes.append(change)
     change = min(changes)
     per_token = answer_of(call_model(model, batch)).ndim == 3
     if change > MIN_CHANGE and per_token and not _is_attended(model, batch, padded):
@@ -386,6 +426,10 @@ def row_change(model: nn.Module, batch: ClinicBatch) -> float:
 def source_change(model: nn.Module, batch: ClinicBatch) -> float:
     """Return how far the decoder's answers move when only the encoder's input changes."""
     content = _content_of(batch)
+    labels = batch.arguments.get("labels")
+    own = next(iter(content.values())).shape[:2] if content else None
+    if len(content) == 1 and isinstance(labels, Tensor) and labels.shape[:2] != own:
+        content["labels"] = labels  # of another length: the decoder's input is made from them
     if len(content) < 2:
         raise NotExamined("the model has no source beside its input")
     source, argument = next(iter(content.items()))
@@ -426,6 +470,9 @@ def swappable_positions(model: nn.Module, batch: ClinicBatch, most: int = 4) -> 
     branch = _first_attention(model, alone)
     if branch is None or branch.shape[1] != ids.shape[1] or not bool(branch.any()):
         raise NotExamined("no attention reads the tokens, or its branch starts at zero")
+    others = _first_attention(model, alone.replace({name: different_ids(row)}))
+    if others is not None and torch.equal(branch, others):
+        raise NotExamined("the first attention does not depend on the tokens")
     swappable = []
     tried = 0
     for p in range(min(most, row.shape[1] - 3)):
@@ -449,7 +496,9 @@ def swappable_positions(model: nn.Module, batch: ClinicBatch, most: int = 4) -> 
 def _first_attention(model: nn.Module, batch: ClinicBatch) -> Tensor | None:
     sites = trace_stream(model, batch, until_attention=True).sites
     branch = next((site.branch for site in sites if site.role in ("attention", "parallel")), None)
-    return branch if branch is not None and branch.ndim == 3 else None
+    if branch is None or branch.ndim != 3:
+        return None
+    return branch.transpose(0, 1) if batch.row_count == 1 == branch.shape[1] else branch
 
 
 def _differs_in_float64(
@@ -495,7 +544,25 @@ def token_share(model: nn.Module, batch: ClinicBatch) -> float:
     for one, two in zip(before, after, strict=True):
         total = float(one.float().var())
         shares.append(float((one.float() - two.float()).var()) / (2 * total) if total > 0 else 0.0)
+    if max(shares) == 0.0 and _answers_move(model, batch, changes):
+        raise NotExamined("the tokens are read by attention, the stream begins with something else")
     return max(shares)
+
+
+def _answers_move(model: nn.Module, batch: ClinicBatch, changes: dict[str, Tensor]) -> bool:
+    one, two = (answer_of(call_model(model, each)) for each in (batch, batch.replace(changes)))
+    return one.shape != two.shape or not torch.equal(one.nan_to_num(), two.nan_to_num())
+
+
+def reads_own_token(model: nn.Module, batch: ClinicBatch) -> bool:
+    """Return whether the answer at the last position moves when only the token there changes."""
+    answered = answered_ids(model, batch)
+    if answered is None:
+        raise NotExamined("there is not one answer for each token")
+    name, ids, answer = answered
+    changed = torch.cat((ids[:, :-1], different_ids(ids)[:, -1:]), dim=1)
+    after = answer_of(call_model(model, batch.replace({name: changed})))
+    return bool((relative_change(answer, after)[:, -1] > MIN_CHANGE).any())
 
 
 def _stream_starts(model: nn.Module, batch: ClinicBatch) -> list[Tensor]:
@@ -549,9 +616,25 @@ def read_labels(
     if int(ids.max()) < answer.shape[-1] and ids.shape[1] >= 4:
         targets = gradient.argmin(dim=-1)
         facts["shift"] = _shift_of(targets, has_target, ids)
+        if facts["shift"] is None and ids.shape[0] >= 4:
+            turned = (each.transpose(0, 1) for each in (targets, has_target, ids))
+            facts["length_first"] = _shift_of(*turned) == 1 and not _mixes_columns(model, batch)
+            facts["shift"] = 1 if facts["length_first"] else None
         if facts["shift"] is None:
             facts["other_rows"] = _are_of_other_rows(targets, has_target, ids)
     return LabelFacts(**facts)
+
+
+def _mixes_columns(model: nn.Module, batch: ClinicBatch) -> bool:
+    """Return whether answers in the second half of axis 1 move with tokens in the first half."""
+    answered = answered_ids(model, batch)
+    if answered is None:
+        return True
+    name, ids, answer = answered
+    half = ids.shape[1] // 2
+    changed = torch.cat((different_ids(ids)[:, :half], ids[:, half:]), dim=1)
+    after = answer_of(call_model(model, batch.replace({name: changed})))
+    return bool((relative_change(answer, after)[:, half:] > MIN_CHANGE).any())
 
 
 def _shift_of(targets: Tensor, has_target: Tensor, ids: Tensor) -> int | None:

@@ -266,16 +266,24 @@ def is_untrained(model: nn.Module) -> bool:
 
 
 def equal_matrices(model: nn.Module, trace: Trace) -> tuple[str, ...]:
-    """Return the branches' matrices whose rows are all equal: their units never differ."""
+    """Return the branches' matrices whose rows are all equal: their units never differ.
+
+    A matrix of zeros is one of them only if all other matrices of its branch are zero, too: then
+    each has the gradient zero, and the branch stays zero for ever.
+    """
     named = dict(model.named_parameters(remove_duplicate=False))
     every = dict.fromkeys(name for site in trace.sites for name in site.weights)
-    names = [name for name in every if name in trace.multiplied]
-    return tuple(
-        name
+    names = [name for name in every if name in trace.multiplied and name in named]
+    equal = {
+        name: bool((named[name] != 0).any())
         for name in names
-        if name in named
-        and named[name].ndim == 2
+        if named[name].ndim == 2
         and min(named[name].shape) > 1
         and bool((named[name] == named[name][:1]).all())
-        and bool((named[name] != 0).any())
-    )
+    }
+    dead = set()
+    for site in trace.sites:
+        own = [name for name in site.weights if name in names and named[name].ndim > 1]
+        if len(own) > 1 and all(equal.get(name) is False for name in own):
+            dead |= set(own)
+    return tuple(name for name in names if equal.get(name) or name in dead)

@@ -37,6 +37,8 @@ MATRIX_PRODUCTS = {
 }  # fmt: skip
 """Operations whose result is no longer the stream."""
 FUSED_KERNELS = {name for name in MATRIX_PRODUCTS if name.startswith("_scaled_dot")}
+LOOKUPS = {"embedding", "index", "index_select"}
+"""Operations that look token ids up in a table."""
 COPYING = {"clone", "_to_copy", "detach", "alias", "view", "_unsafe_view", "expand", "contiguous"}
 NORM_OPERATIONS = {"native_layer_norm", "_fused_rms_norm"}
 NONLINEAR = {
@@ -148,8 +150,9 @@ class Trace:
     mixing : modules that compute a product of activations, as attention does
     multiplied : parameters of matrix products
     embeddings : parameters that token ids are looked up in
+    restarts : sites that begin a stream of their own, computed from the sum of an earlier site
     head : the parameters of the last matrix product before the output
-    dropouts : the largest probability of dropout, and its module (in training mode)
+    dropouts : the largest probability of dropout, and its module (0 in evaluation mode)
     stats : statistics of the forward pass
     output : the model's own output
     """
@@ -162,6 +165,7 @@ class Trace:
     mixing: list[str] = field(default_factory=list)
     multiplied: set[str] = field(default_factory=set)
     embeddings: set[str] = field(default_factory=set)
+    restarts: set[int] = field(default_factory=set)
     head: tuple[str, ...] = ()
     dropouts: tuple[float, str] = (0.0, "")
     stats: ForwardStats = field(default_factory=ForwardStats)
@@ -189,6 +193,8 @@ class _Lineage:
     """Whether it is a copy multiplied by a gate that was computed from the same tensor."""
     head: tuple[str, ...] = ()
     """The parameters of the last matrix product."""
+    is_weight: bool = False
+    """Whether it is only a copy of a parameter, in another shape."""
     trained: bool = False
     """Whether a parameter that requires a gradient is among what it was computed from."""
 
@@ -343,6 +349,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             gated=gated or (known_main is not None and known_main.gated),
             trained=any(t.requires_grad for t in operands) or any(k.trained for k in known),
             head=used if is_product and used else () if main is None else main.head,
+            is_weight=bool(operands) and not is_product and self._are_weights(operands),
         )
         if known_main is not None:
             lineage.norm, lineage.norm_of_stream = known_main.norm, known_main.norm_of_stream
@@ -352,12 +359,17 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.trace.multiplied |= set(used)
         if name in NONLINEAR or (name == "mul" and len(known) > 1):
             self._nonlinear |= bit
-        if name == "embedding" and len(operands) > 1 and _key(operands[1]) in self._token_keys:
+        if name in LOOKUPS and any(_key(each) in self._token_keys for each in operands[1:]):
             self.trace.embeddings |= set(used)
         if main is not None:
             self._follow_stream(name, main, lineage, args, out, operands)
         self._lineages[_key(result)] = lineage
         return lineage
+
+    def _are_weights(self, operands: list[Tensor]) -> bool:
+        """Return whether all operands are parameters, or copies of them in another shape."""
+        lineages = ((_key(each), self._lineages.get(_key(each))) for each in operands)
+        return all(key in self._params or (at is not None and at.is_weight) for key, at in lineages)
 
     def _record_mixing(self, name: str, operands: list[Tensor], bit: int) -> None:
         """Record a product of two activations, as attention computes them."""
@@ -366,6 +378,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         pair = operands[:2] if name in FUSED_KERNELS else operands[-2:]
         sides = [self._lineages.get(_key(tensor)) for tensor in pair]
         if len(sides) == 2 and sides[0] is not None and sides[1] is not None:
+            if sides[0].is_weight or sides[1].is_weight:
+                return  # einsum copies a matrix that it transposes
             self._mixes.append((bit, sides[0].ancestors, sides[1].ancestors))
             self.trace.mixing.append(self.module_stack[-1])
 
@@ -497,7 +511,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             assert join.first.stream is not None and join.second.stream is not None
             if self._close_gate(join, lineage, total):
                 return
-            trace.nodes.append(StreamNode([join.first.stream, join.second.stream]))
+            node, rescalings = join.second.stream
+            rescalings = (*rescalings, Rescaling(-1.0)) if join.negative else rescalings
+            trace.nodes.append(StreamNode([join.first.stream, (node, rescalings)]))
             lineage.stream = number, ()
             lineage.copies_of |= join.first.copies_of | join.second.copies_of
             return
@@ -505,6 +521,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             trace.nodes.append(StreamNode([], start=join.shortcut.detach()))
             join.first.stream = number, ()
             number += 1
+            if self._totals and join.first.projected & self._totals[-1].bit:
+                trace.restarts.add(len(trace.sites))
         parent, rescalings = join.first.stream
         if join.factor is not None:
             rescalings = (*rescalings, Rescaling(join.factor))
@@ -602,6 +620,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             node.site = kept.index(node.site) if node.site in kept else None
         self.trace.sites = [self.trace.sites[i] for i in kept]
         self._totals = [self._totals[i] for i in kept]
+        self.trace.restarts = {kept.index(i) for i in self.trace.restarts if i in kept}
         for number, lineage in enumerate(self._totals):
             if any(
                 use.source.ancestors & lineage.bit and not use.source.projected & lineage.bit

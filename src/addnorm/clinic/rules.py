@@ -182,6 +182,17 @@ def _unless_all(e: Evidence, names: list[str]) -> Quoted:
     return _quote_sites(names) if len(names) < len(e.sites) else None
 
 
+def _unless_fine_tuned(e: Evidence, names: Sequence[str]) -> Quoted:
+    return None if e.fine_tuned else _quote_sites(names)
+
+
+def _zero_norm_gains(e: Evidence) -> Quoted:
+    """Quote norms of gain 0 if something has no gradient: at a branch's end they may start so."""
+    blocked = e.cut_sites or e.missing_gradients or all(not s.stream_gradient for s in e.sites)
+    zero = [gain.name for gain in e.norm_gains if gain.largest == 0.0]
+    return _quote_sites(zero) if blocked and e.sites else None
+
+
 def _large_attention_logits(e: Evidence) -> Quoted:
     if not e.attention or not e.untrained:
         return None
@@ -216,7 +227,8 @@ def _collapsed_positions(e: Evidence) -> Quoted:
 
 def _swappable_positions(e: Evidence) -> Quoted:
     pairs = e.experiments.swappable_positions
-    if not pairs or e.without_positions:
+    # A causal mask tells positions apart (Haviv et al. 2022, 2203.16634); an encoder needs them.
+    if not pairs or (e.without_positions and e.causal):
         return None
     more = f" and {len(pairs) - 1} more pairs" if len(pairs) > 1 else ""
     return {"first": pairs[0], "second": pairs[0] + 1, "more": more}
@@ -283,6 +295,8 @@ def _shifted_labels(e: Evidence) -> Quoted:
     causal = e.causal or e.experiments.sees_future is False
     if not causal or shift is None or shift == 1:
         return None
+    if shift == 0 and e.experiments.reads_own_token is False:
+        return None  # the model shifts its input itself
     tokens = {0: "the token it reads", 2: "the token after the next", -1: "the token before"}
     return {"token": tokens[shift]}
 
@@ -387,6 +401,7 @@ RULES: tuple[Rule, ...] = (
             e.trained > 0
             and e.sites
             and not e.not_examined.get("gradients")
+            and any(s.trainable > 0 for s in e.sites)
             and all(s.weight_gradient == 0 and s.stream_gradient == 0 for s in e.sites)
             and not (e.non_finite_gradients or e.zero_head)
         ),
@@ -412,6 +427,13 @@ RULES: tuple[Rule, ...] = (
         "A .detach(), torch.no_grad() or .data in the forward pass: what lies behind is not "
         "trained, or only through the branches.",
         "Remove the detach, or freeze the layers on purpose with requires_grad_(False).",
+    ),
+    Rule(
+        "norm gain is zero", "problem",
+        _zero_norm_gains,
+        "{sites}: the gain of the norm is zero, and what it reads has no gradient",
+        "x · 0 is the same for every x: nothing passes, neither forward nor back.",
+        "Initialise the gain to 1.",
     ),
     Rule(
         "output layer starts at zero", "note",
@@ -471,21 +493,30 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "frozen layer", "warning",
-        lambda e: _unless_all(e, [site.name for site in e.sites if site.trainable == 0]),
+        lambda e: _unless_fine_tuned(e, [s.name for s in e.sites if s.trainable == 0]),
         "{sites}: no parameter is trained",
         "Its parameters have requires_grad=False while others are trained.",
         "requires_grad_(True), unless it is frozen on purpose.",
     ),
     Rule(
+        "mostly frozen", "note",
+        lambda e: _quote_if(e.fine_tuned and e.trained > 0, share=e.trained),
+        "{share:.1%} of the parameters are trained, and most branches are frozen",
+        "As for adapters, learned prompts, or a new head on a trained model.",
+        "Nothing, if the rest comes from a trained model.",
+    ),
+    Rule(
         "frozen embeddings", "warning",
-        lambda e: _quote_sites(e.frozen_embeddings),
+        lambda e: _unless_fine_tuned(e, e.frozen_embeddings),
         "{sites}: the token embeddings are not trained, other parameters are",
         "requires_grad=False: unless they are of a trained model they stay random.",
         "requires_grad_(True), unless they are frozen on purpose.",
     ),
     Rule(
         "frozen head", "warning",
-        lambda e: _quote_sites([n for n in e.frozen_head if n not in e.frozen_embeddings]),
+        lambda e: _unless_fine_tuned(
+            e, [n for n in e.frozen_head if n not in e.frozen_embeddings]
+        ),
         "{sites}: the output layer is not trained, other parameters are",
         "requires_grad=False: unless it is of a trained model its answers stay random.",
         "requires_grad_(True), unless it is frozen on purpose.",
@@ -661,6 +692,17 @@ RULES: tuple[Rule, ...] = (
         "in training mode {path} drops {share:.0%} of its values",
         "Srivastava et al. 2014 found 50 % to be the most that helps; Transformers use 10 %.",
         "Dropout of 0.1; check that it is not 1 − p.",
+    ),
+    Rule(
+        "dropout in evaluation mode", "warning",
+        lambda e: _quote_if(
+            e.evaluation_dropout[0] > 0,
+            share=e.evaluation_dropout[0], path=e.evaluation_dropout[1] or "the model",
+        ),
+        "{path} drops {share:.0%} of its values in evaluation mode, too: equal inputs give "
+        "different answers",
+        "F.dropout(x, p) and scaled_dot_product_attention(dropout_p=p) drop values always.",
+        "F.dropout(x, p, training=self.training); dropout_p=p if self.training else 0.0.",
     ),
     Rule(
         "batch statistics", "note",
