@@ -1,14 +1,15 @@
 """Accuracy of the clinic's predictions on real tasks: hundreds of configurations, trained in full.
 
-    python -m bench.clinic_predictions run FOLDER --out predictions [--count 220]
-    python -m bench.clinic_predictions advise FOLDER --out predictions
+    python -m bench.clinic_predictions run FOLDER --out predictions [--count 220] [--steps 640]
+    python -m bench.clinic_predictions advise FOLDER --out predictions [--minutes 9]
     python -m bench.clinic_predictions report --out predictions [--half 1]
 
 `run` trains every configuration of bench/prediction_set.py as planned, which is the truth, and
 rehearses it with other weights and batches, which is all that a prediction sees; both are written
 as one JSON line each, with every curve, so that an interrupted benchmark is resumed and a rule can
-be changed without training again. `advise` takes the configurations that are predicted to fail,
-trains the first remedy that the clinic would list, and both once more with another seed. `report`
+be changed without training again. `advise` needs no earlier run: it rehearses the configurations
+of one half as an examination does, and where the clinic lists remedies (another rate, a warm-up, for
+models of addnorm another arrangement), it trains the plan and each remedy with two seeds. `report`
 applies the present rules and prints the tables as Markdown; half 0 is for choosing the rules, half
 1 for reporting.
 
@@ -23,7 +24,7 @@ import json
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,13 @@ from addnorm.clinic.prediction import (
     is_better,
     predict_outcome,
 )
-from addnorm.clinic.rehearsal import REHEARSAL_BATCHES, other_plans, rehearse, rehearse_plan
+from addnorm.clinic.rehearsal import (
+    REHEARSAL_BATCHES,
+    other_plans,
+    rehearse,
+    rehearse_alternatives,
+    rehearse_plan,
+)
 from bench.prediction_set import (
     Configuration,
     RealTask,
@@ -215,13 +222,17 @@ def rehearsal_from_json(fields: dict[str, Any]) -> Rehearsal:
     return Rehearsal(**values)
 
 
-def run(folder: Path, out: Path, count: int) -> None:
+def run(folder: Path, out: Path, count: int, steps: int | None, minutes: float) -> None:
     """Train and rehearse every configuration that is not in the files yet."""
     out.mkdir(parents=True, exist_ok=True)
-    tasks = load_tasks(folder)
+    tasks, end = load_tasks(folder), time.time() + 60 * minutes
+    if steps is not None:
+        tasks = {name: replace(task, steps=steps) for name, task in tasks.items()}
     trained, known = read_lines(out / OUTCOMES), read_lines(out / REHEARSALS)
     for number, config in enumerate(draw_configurations(count)):
         key, task = key_of(config), tasks[config["task"]]
+        if time.time() > end:
+            break
         if key not in trained:
             append(out / OUTCOMES, {"key": key, "number": number, **train(config, task, number)})
         if key not in known:
@@ -234,34 +245,56 @@ def run(folder: Path, out: Path, count: int) -> None:
 # ── Advice ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def advise(folder: Path, out: Path, half: int) -> None:
-    """Train the first remedy that the clinic would list for what is predicted to fail."""
-    tasks, done = load_tasks(folder), read_lines(out / ADVICE)
-    for row in read_rows(out):
-        if row.half != half or row.answer != WILL_NOT_TRAIN or row.key in done:
-            continue
-        config, task, number = row.config, tasks[row.config["task"]], row.number
-        model, batches, objective, plan = prepared(config, task, number)
-        with unchanged(model):
-            rehearsals = rehearse_plan(model, batches, objective, plan)
+SEEDS = (0, 20_000)
+"""Added to a configuration's number for its two trainings."""
+
+
+def remedies_of(config: Configuration, task: RealTask, number: int) -> tuple[str, list[str]]:
+    """Return the answer of the clinic, and the remedies that it would list."""
+    model, batches, objective, plan = prepared(config, task, number)
+    with unchanged(model):
+        rehearsals = rehearse_plan(model, batches, objective, plan)
         planned = rehearsals.pop("planned")
-        name = next((name for name, r in rehearsals.items() if is_better(r, planned)), None)
-        line: dict[str, Any] = {"key": row.key, "advice": name}
-        if name is not None:
-            other = other_plans(plan)[name]
-            advised = {**config, "lr": other.lr, "warmup": other.warmup}
-            seeds = (number, number + 20_000)
-            line["planned"] = [row.final, train(config, task, seeds[1])["final"]]
-            line["advised"] = [train(advised, task, seed)["final"] for seed in seeds]
+        answer = predict_outcome(planned).answer
+        if answer == WILL_NOT_TRAIN:
+            others = rehearse_alternatives(model, batches, objective, plan)
+            rehearsals |= {name: other.rehearsal for name, other in others.items()}
+    return answer, [name for name, r in rehearsals.items() if is_better(r, planned)]
+
+
+def with_remedy(config: Configuration, plan: TrainingPlan, name: str) -> Configuration:
+    """Return the configuration that follows a remedy."""
+    if name.startswith("addnorm="):
+        return {**config, "variant": name.removeprefix("addnorm=")}
+    other = other_plans(plan)[name]
+    return {**config, "lr": other.lr, "warmup": other.warmup}
+
+
+def advise(folder: Path, out: Path, half: int, minutes: float) -> None:
+    """Train the plan and every remedy that the clinic would list, until the time is over."""
+    out.mkdir(parents=True, exist_ok=True)
+    tasks, done, end = load_tasks(folder), read_lines(out / ADVICE), time.time() + 60 * minutes
+    for number, config in enumerate(draw_configurations(220)):
+        key, task = key_of(config), tasks[config["task"]]
+        if half_of(config) != half or key in done:
+            continue
+        if time.time() > end:
+            break
+        answer, names = remedies_of(config, task, number)
+        line: dict[str, Any] = {"key": key, "answer": answer, "advised": {}}
+        if names:
+            line["planned"] = [train(config, task, number + seed)["final"] for seed in SEEDS]
+            plan = plan_of(config, task)
+            for name in names:
+                other = with_remedy(config, plan, name)
+                finals = [train(other, task, number + seed)["final"] for seed in SEEDS]
+                line["advised"][name] = finals
         append(out / ADVICE, line)
-        print(json.dumps(line), flush=True)
+        print(number, json.dumps(line), flush=True)
 
 
-def is_worse(line: dict[str, Any]) -> bool:
+def is_worse(planned: list[float], advised: list[float]) -> bool:
     """Return whether the advice ended above the plan by more than the seeds differ."""
-    if line["advice"] is None:
-        return False
-    planned, advised = ([math.inf if v is None else v for v in line[n]] for n in NAMES)
     if not all(map(math.isfinite, advised)):
         return all(map(math.isfinite, planned))
     if not all(map(math.isfinite, planned)):
@@ -270,7 +303,20 @@ def is_worse(line: dict[str, Any]) -> bool:
     return sum(advised) / 2 > sum(planned) / 2 + spread
 
 
-NAMES = ("planned", "advised")
+def report_advice(out: Path, half: int) -> None:
+    """Print how often advice was given, and each case in which it was worse than the plan."""
+    lines = [x for x in read_lines(out / ADVICE).values() if half_of(json.loads(x["key"])) == half]
+    given = [(x, name, v) for x in lines for name, v in x["advised"].items()]
+    better = sum(is_worse(values, x["planned"]) for x, _, values in given)
+    worse = [each for each in given if is_worse(each[0]["planned"], each[2])]
+    advised = sum(bool(x["advised"]) for x in lines)
+    failing = sum(x["answer"] == WILL_NOT_TRAIN for x in lines)
+    print(
+        f"\nadvice: {len(lines)} configurations examined, {failing} predicted to fail, {advised} of "
+        f"them with advice, {len(given)} remedies; clearly better {better}, worse {len(worse)}"
+    )
+    for line, name, values in worse:
+        print(f"worse: {name}: {values} against {line['planned']}\n{line['key']}")
 
 
 # ── The report ────────────────────────────────────────────────────────────────────────────────────
@@ -336,6 +382,9 @@ def matrix(rows: list[Row]) -> Iterator[str]:
 def report(out: Path, half: int) -> None:
     """Print the figures of one half, every error, and the advice."""
     rows = [row for row in read_rows(out) if row.half == half]
+    report_advice(out, half)
+    if not rows:
+        return
     print("\n".join(matrix(rows)))
     for name in ("task", "family", "optimizer", "depth"):
         print(f"\nby {name}:")
@@ -355,12 +404,6 @@ def report(out: Path, half: int) -> None:
             print(
                 f"\nwrong: share {row.share:.2f}, {row.answer}: {row.prediction.reason}\n{row.key}"
             )
-    lines = [line for key, line in read_lines(out / ADVICE).items()]
-    lines = [line for line in lines if half_of(json.loads(line["key"])) == half]
-    given = [line for line in lines if line["advice"] is not None]
-    print(f"\nadvice: {len(given)} of {len(lines)}; worse: {sum(map(is_worse, given))}")
-    for line in filter(is_worse, given):
-        print(json.dumps(line))
 
 
 def main() -> None:
@@ -370,6 +413,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--count", type=int, default=220)
     parser.add_argument("--half", type=int, default=1, choices=(0, 1))
+    parser.add_argument("--steps", type=int, help="steps of every plan, instead of the task's own")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="stop after this time")
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.what == "report":
@@ -377,9 +422,9 @@ def main() -> None:
     elif args.folder is None:
         parser.error(f"{args.what} needs the folder of the data")
     elif args.what == "run":
-        run(args.folder, args.out, args.count)
+        run(args.folder, args.out, args.count, args.steps, args.minutes)
     else:
-        advise(args.folder, args.out, args.half)
+        advise(args.folder, args.out, args.half, args.minutes)
 
 
 if __name__ == "__main__":

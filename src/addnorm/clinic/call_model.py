@@ -7,7 +7,7 @@ dictionary of named ones. The answer is the floating-point tensor that the model
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -108,7 +108,32 @@ class ClinicBatch:
 
 def as_batch(batch: ClinicBatch | Inputs) -> ClinicBatch:
     """Return the batch itself, or inputs as a batch without targets."""
-    return batch if isinstance(batch, ClinicBatch) else ClinicBatch(batch)
+    if isinstance(batch, ClinicBatch):
+        return batch
+    if not isinstance(batch, Tensor | tuple | list | Mapping):
+        raise InputError(
+            "a batch must be a tensor, a tuple of positional arguments, a dictionary of named ones "
+            f"or a ClinicBatch: got {type(batch).__name__}. Try torch.as_tensor."
+        )
+    return ClinicBatch(batch)
+
+
+def require_same_form(batches: Sequence[ClinicBatch]) -> None:
+    """Raise an InputError if a batch has other arguments, or of other types, than the first."""
+    first = _form_of(batches[0])
+    for number, batch in enumerate(batches[1:]):
+        if _form_of(batch) != first:
+            raise InputError(
+                f"every one of more_batches must have the form of the batch, {first}: number "
+                f"{number} has {_form_of(batch)}."
+            )
+
+
+def _form_of(batch: ClinicBatch) -> dict[str, str]:
+    return {
+        name: f"{part.dtype}, {part.ndim} axes" if isinstance(part, Tensor) else type(part).__name__
+        for name, part in batch.arguments.items()
+    }
 
 
 def call_model(model: nn.Module, batch: ClinicBatch) -> Any:
@@ -255,7 +280,7 @@ def require_fit(model: nn.Module, batch: ClinicBatch) -> None:
             f"{name} {tuple(a.shape) if isinstance(a, Tensor) else type(a).__name__}"
             for name, a in batch.arguments.items()
         )
-        reason = (str(error).splitlines() or [""])[0]
+        reason = (str(error).splitlines() or [""])[0].rstrip(".")
         raise InputError(
             f"the batch must be what {type(model).__name__}.forward takes: got {shapes}, and the "
             f"model raised {type(error).__name__}: {reason}. Pass a tensor, a tuple of positional "
@@ -428,9 +453,10 @@ class Objective:
         targets = batch.inputs if batch.targets is None else batch.targets
         try:
             loss = self.loss(output, targets)
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
             raise InputError(
-                f"the loss must also work for {batch.row_count} rows of the batch: {error}. If it "
+                "the loss must be a function of output and targets that also works for "
+                f"{batch.row_count} rows of the batch: {error}. If it "
                 "compares with fixed targets, pass them with the batch: ClinicBatch(inputs, "
                 "targets)."
             ) from error

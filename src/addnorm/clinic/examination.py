@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -15,6 +16,7 @@ from addnorm.clinic.call_model import (
     Objective,
     as_batch,
     complete_batch,
+    require_same_form,
     unwrap,
 )
 from addnorm.clinic.coverage import NOT_EXAMINED, Check, find_coverage
@@ -98,6 +100,27 @@ class Examination:
         return examination_fragment(self)
 
 
+def _require_kinds(model: Any, loss: Any, plan: Any, pad: Any, optimizer: Any) -> None:
+    """Raise an InputError if an argument of `examine` is of another kind."""
+    kinds = (
+        ("model", model, isinstance(model, nn.Module), "an nn.Module"),
+        ("loss", loss, loss is None or callable(loss), "a function of output and targets"),
+        ("plan", plan, isinstance(plan, TrainingPlan | None), "a TrainingPlan"),
+        ("pad", pad, isinstance(pad, int | None), "an integer"),
+        ("optimizer", optimizer, isinstance(optimizer, Optimizer | None), "an optimizer of torch"),
+    )
+    for name, value, fits, kind in kinds:
+        if not fits:
+            instance = " Pass an instance, not the class." if isinstance(value, type) else ""
+            raise InputError(f"{name} must be {kind}: got {_kind_of(value)}.{instance}")
+    if not any(True for _ in model.parameters()):
+        raise InputError("a model must have parameters to be examined: this one has none.")
+
+
+def _kind_of(value: Any) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+
+
 def examine(
     model: nn.Module,
     batch: ClinicBatch | Inputs,
@@ -153,10 +176,10 @@ def examine(
     >>> examination.healthy, examination.names()
     (True, [])
     """
-    if not any(True for _ in model.parameters()):
-        raise InputError("a model must have parameters to be examined: this one has none.")
+    _require_kinds(model, loss, plan, pad, optimizer)
     model = unwrap(model)
     batches = [complete_batch(model, as_batch(each)) for each in (batch, *more_batches)]
+    require_same_form(batches)
     evidence = gather_evidence(
         model,
         batches,
