@@ -2,11 +2,12 @@
 
     python -m bench.time_budget [--minutes 1] [--rounds 2] [--seconds 30] [--part budget|threads]
 
-budget: runs of `addnorm train language --minutes N` beside busy processes; reports the duration of
-the whole command relative to the budget, the learning rate at the end relative to its peak, refits
-and changes of the number of threads. threads: runs through the Python API for a fixed time with the
-number of threads chosen by the run, with one thread and with all, in turn; reports steps per second
-of training. A decoder of width 128 and depth 4 on generated text; nothing is downloaded.
+budget: runs of `addnorm train TASK --minutes N` (--task: a text, labelled texts or a table) beside
+busy processes; reports the duration of the whole command relative to the budget, the learning rate
+at the end relative to its peak, refits and changes of the number of threads. threads: runs through
+the Python API for a fixed time with the number of threads chosen by the run, with one thread and
+with all, in turn; reports steps per second of training. A decoder of width 128 and depth 4 on
+generated text; a classifier and a table model of the default sizes. Nothing is downloaded.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -94,17 +96,48 @@ def write_text(path: Path) -> None:
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+def write_labelled(path: Path) -> None:
+    """Write texts of generated words, labelled by one of their words."""
+    draw = random.Random(2)
+    words = ["".join(draw.choice("abcdefghij") for _ in range(5)) for _ in range(400)]
+    rows = [[draw.choice(words) for _ in range(10)] for _ in range(4000)]
+    lines = (f"{' '.join(row)}\t{words.index(row[0]) % 4}" for row in rows)
+    path.write_text("\n".join(["text\tlabel", *lines]) + "\n", encoding="utf-8")
+
+
+def write_table(path: Path) -> None:
+    """Write rows of ten numbers and a number that follows from three of them."""
+    draw = random.Random(3)
+    rows = [[draw.gauss(0, 1) for _ in range(10)] for _ in range(8000)]
+    lines = [[*row, row[0] + row[1] * row[2] + 0.3 * draw.gauss(0, 1)] for row in rows]
+    names = [f"x{number}" for number in range(10)] + ["y"]
+    text = [",".join(names), *(",".join(f"{value:.5f}" for value in line) for line in lines)]
+    path.write_text("\n".join(text) + "\n", encoding="utf-8")
+
+
+TASKS: dict[str, tuple[str, Callable[[Path], None], list[str]]] = {
+    "language": (
+        "text.txt",
+        write_text,
+        [f"model.{field}" for field in MODEL] + ["train.batch=2048"],
+    ),
+    "classify": ("texts.tsv", write_labelled, []),
+    "table": ("rows.csv", write_table, []),
+}
+"""Of each task: the name of its file, the function that writes it, and its settings."""
+
+
 def environment() -> dict[str, str]:
     """Return the environment without a number of threads."""
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "GOMP_SPINCOUNT")
     return {name: value for name, value in os.environ.items() if name not in names}
 
 
-def run_budget(text: Path, out: Path, minutes: float) -> dict[str, float]:
+def run_budget(task: str, data: Path, out: Path, minutes: float) -> dict[str, float]:
     """Train with the command line for a time; return what became of it."""
-    words = ["train", "language", str(text), "--out", str(out), "--minutes", str(minutes)]
-    words += [word for field in MODEL for word in ("--set", f"model.{field}")]
-    words += ["--set", "train.batch=2048"]
+    words = ["train", task, str(data), "--out", str(out), "--minutes", str(minutes)]
+    words += ["--target", "y"] if task == "table" else []
+    words += [word for setting in TASKS[task][2] for word in ("--set", setting)]
     start = time.monotonic()
     subprocess.run(
         [sys.executable, "-m", "addnorm", *words, "--json"],
@@ -150,17 +183,19 @@ def run_threads(text: Path, out: Path, minutes: float, threads: int) -> float:
     return float(steps) / max(float(seconds), 1e-9)
 
 
-def show_budget(folder: Path, text: Path, minutes: float, names: list[str]) -> None:
+def show_budget(folder: Path, task: str, minutes: float, names: list[str]) -> None:
+    data = folder / TASKS[task][0]
+    TASKS[task][1](data)
     print(
-        "| load of the bench | command / budget | s before the summary | steps | evaluations | "
-        "rate at the end / peak | refits | thread changes | load average |"
+        "| task | load of the bench | command / budget | s before the summary | steps | "
+        "evaluations | rate at the end / peak | refits | thread changes | load average |"
     )
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for number, name in enumerate(names):
         with BusyProcess(name, 60 * minutes):
-            row = run_budget(text, folder / f"budget-{number}", minutes)
+            row = run_budget(task, data, folder / f"budget-{number}", minutes)
         print(
-            f"| {name} | {row['ratio']:.3f} | {row['before']:.0f} | {row['steps']} | "
+            f"| {task} | {name} | {row['ratio']:.3f} | {row['before']:.0f} | {row['steps']} | "
             f"{row['evaluations']} | {row['end']:.3f} | {row['refits']} | {row['threads']} | "
             f"{row['load']:.1f} |",
             flush=True,
@@ -195,15 +230,16 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=2, help="runs of each number of threads")
     parser.add_argument("--part", choices=["budget", "threads"], help="only this part")
+    parser.add_argument("--task", choices=TASKS, default="language", help="of the budgets")
     parser.add_argument("--load", action="append", choices=LOADS, help="only these loads")
     args = parser.parse_args()
     print(f"load of the machine before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
     with tempfile.TemporaryDirectory() as name:
         folder, text = Path(name), Path(name) / "text.txt"
-        write_text(text)
         if args.part != "threads":
-            show_budget(folder, text, args.minutes, args.load or list(LOADS))
+            show_budget(folder, args.task, args.minutes, args.load or list(LOADS))
         if args.part != "budget":
+            write_text(text)
             names = args.load or ["no load of ours", "one busy process"]
             show_threads(folder, text, args.seconds, args.rounds, names)
 

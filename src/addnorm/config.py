@@ -17,6 +17,8 @@ from addnorm.section import Options, Section, SectionDoc, parse_toml, read_value
 
 SCHEMA = 2
 """Version of the configuration format."""
+MAX_DEPTH = 10_000
+"""Most blocks of a stack. The deepest published Transformers have 1,000 (DeepNet, 2203.00555)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +170,9 @@ class ModelConfig(Section):
             self.require(getattr(self, name) > 0, name, "must be positive", "Try 8 or more.")
         for name in ("depth", "segments", "outputs", "vocab", "full_every", "segment_memory"):
             self.require(getattr(self, name) >= 0, name, "must not be negative", "Try 0 or more.")
+        for name in ("depth", "decoder_depth"):
+            few = (getattr(self, name) or 0) <= MAX_DEPTH
+            self.require(few, name, f"must be at most {MAX_DEPTH:,}", "Try 6 to 1000.")
         self.require_positive("kv_heads", "head_width", "ffn_width", "window", "target_vocab")
         self.require_positive("decoder_depth", "attention_scale", "attention_cap", "logit_cap")
         self.require_positive("embed_width", "span")
@@ -593,6 +598,13 @@ class RunConfig(Section):
         self.require_one_of("precision", ("auto", "float32", "bfloat16"))
         self.require_one_of("parallel", ("ddp", "fsdp"))
         self.require_positive("minutes", "threads")
+        # The seeds that NumPy, scikit-learn and torch accept; torch crashes with too many threads.
+        for name, least, most in (("seed", 0, 2**32 - 1), ("threads", 1, 1024)):
+            value = getattr(self, name)
+            holds = value is None or least <= value <= most
+            self.require(holds, name, f"must be {least} to {most}", f"Try {least}.")
+        holds = self.minutes is None or self.minutes <= 525_600
+        self.require(holds, "minutes", "must be at most 525600, a year", "Try 10.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from torch import nn
 
 from addnorm.training import checkpoint
 from addnorm.training.loop import Loop, Observer, Step, TrainingState
-from addnorm.training.pace import Extension
+from addnorm.training.pace import SUMMARY_CPU, Extension
 from addnorm.training.schedule import make_schedule
 from addnorm.training.threads import ThreadTuner
 from tests.training.test_loop import Counting, make, same, weights
@@ -245,3 +245,16 @@ def test_a_change_of_threads_is_recorded_and_restored(tmp_path: Path) -> None:
     again.state.finished = False
     again.run()
     assert set(used) == {1} and again.state.threads == loop.state.threads
+
+
+@pytest.mark.trains
+def test_the_summary_is_given_more_time_on_a_busy_machine() -> None:
+    """The process gets a quarter of a core: what ends the run takes four times its CPU time."""
+    loop, _ = timed(80, lambda s: 1.0, refit=True, max_seconds=60.0)
+    loop.cpu_clock = lambda: loop.clock() / 4
+    state = loop.run()
+    assert state.pace.slowdowns == [pytest.approx(4.0)] * 3
+    kept = state.pace.summary(60.0)
+    assert kept == pytest.approx(4 * SUMMARY_CPU + 5 * state.pace.evaluations[-1])
+    assert kept > 7.5 == replace(state.pace, slowdowns=[]).summary(60.0)
+    assert 54 <= state.total_seconds + kept <= 62

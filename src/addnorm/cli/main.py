@@ -1,6 +1,7 @@
 """The parser and the table of commands. It imports no heavy package, so that --help is fast."""
 
 import argparse
+import atexit
 import csv
 import importlib
 import os
@@ -8,6 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -451,6 +453,15 @@ def describe_failure(error: Exception) -> tuple[str, int] | None:
 
 
 def run() -> NoReturn:
-    """Run the command line and exit."""
+    """Run the command line and exit.
+
+    Torch's modules take most of a second of CPU time to be destroyed one by one. So the process
+    ends after the functions of `atexit`, once everything is written.
+    """
     reduce_thread_spinning()
-    sys.exit(main())
+    code = main()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # closed by the caller
+            stream.flush()
+    os._exit(code)

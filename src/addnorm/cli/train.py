@@ -202,11 +202,11 @@ def _print_summary(run: Any, summary: dict[str, Any]) -> None:
     if "results" in summary:
         print_results(summary["results"])
     state = "trained" if summary["finished"] else "stopped"
-    speed = summary["tokens"] / max(summary["training_seconds"], 1e-9)
-    print(
-        f"{state} after {summary['steps']:,} steps, {format_duration(summary['seconds'])}, "
-        f"{speed:,.0f} {find_task(run.task).unit}/s"
-    )
+    line = f"{state} after {summary['steps']:,} steps, {format_duration(summary['seconds'])}"
+    if summary["training_seconds"] > 0:
+        speed = summary["tokens"] / summary["training_seconds"]
+        line += f", {speed:,.0f} {find_task(run.task).unit}/s"
+    print(line)
     print(f"model: {run.path / 'best'}   page: {run.path / 'summary.html'}")
 
 

@@ -98,8 +98,8 @@ def sample_index(logits: Tensor, uniform: Tensor) -> Tensor:
     return torch.searchsorted(cumulative, threshold, right=True).squeeze(1)
 
 
-LOWEST_TEMPERATURE = 1e-6
-"""Smallest temperature: logits divided by it stay finite in float32."""
+LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 1e-6, 1e6
+"""Between these, logits divided by the temperature stay finite, and −∞ stays −∞, in float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +124,11 @@ class Sampler:
                 f"temperature must be {LOWEST_TEMPERATURE:g} or more, so that logits stay finite: "
                 f"got {self.temperature:g}. For the likeliest token use sampler='greedy' "
                 "(--temperature 0)."
+            )
+        if self.temperature > HIGHEST_TEMPERATURE:
+            raise InputError(
+                f"temperature must be at most {HIGHEST_TEMPERATURE:g}: got {self.temperature:g}. "
+                "At 10 most tokens are already about equally likely."
             )
         if self.top_k is not None and self.top_k < 1:
             raise InputError(f"top_k must be 1 or more: got {self.top_k}. Try 40.")

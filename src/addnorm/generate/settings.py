@@ -42,6 +42,8 @@ PENALTIES: dict[str, Callable[[float, float], float]] = {
 
 OUTPUT_LIMIT = 1_000_000
 """Most tokens of an output, besides a multiple of its source: some memory is reserved for each."""
+MAX_BEAM = 1000
+"""Most hypotheses of a sequence: memory and time grow with their number."""
 _NUMBERS = (
     (Integral, "an integer", ("beam", "nbest", "seed", "batch_tokens", "read_ahead", "workers")),
     (Integral | None, "an integer or None", ("top_k",)),
@@ -104,6 +106,10 @@ class Decoding:
                 f"nbest must be 1 or more, and at most beam: got nbest={self.nbest}, "
                 f"beam={self.beam}. Try beam={max(self.nbest, 1)}."
             )
+        if self.beam > MAX_BEAM:
+            raise InputError(f"beam must be at most {MAX_BEAM:,}: got {self.beam:,}. Try 5.")
+        if abs(self.seed) > 2**62:  # sequence i uses seed + i, which must fit into 64 bits
+            raise InputError(f"seed must be at most 2**62: got {self.seed}. Try 0.")
         choose("penalty", self.penalty, PENALTIES)
         if not 0 <= self.alpha < inf:
             raise InputError(

@@ -394,6 +394,8 @@ def require_unused(path: str | Path) -> Path:
 
     A directory whose run was killed before run.json was written counts as free.
     """
+    if path == "":  # an unset variable of a shell; as a Path it would be the working directory
+        raise SavedError("--out must name a directory: it is empty. Try runs/mine.")
     path = Path(path)
     if (path / LOCK_FILE).exists() and not (path / RECORD).exists() and stale_lock(path):
         sweep_unfinished(path)

@@ -32,7 +32,7 @@ def write_summary(
         "epochs": progress.epoch,
         "tokens": progress.tokens,
         "seconds": round(progress.total_seconds, 1),
-        "training_seconds": round(progress.training_seconds, 1),
+        "training_seconds": round(progress.training_seconds, 4),
         "parameters": parameters,
         "metric": task.metric,
         "best_step": progress.best_step,

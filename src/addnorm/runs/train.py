@@ -95,9 +95,11 @@ def plan_run(
     facts = data.facts()
     config = resolve(request, facts)
     find_precision(config, device)
+    times, timed = None, config.run.minutes is not None or measure
+    if train and timed and parallel.rank() == 0:
+        data = data.prepare(config, say)
     task = data.bind(config)
     model = task.make_model(None if start is None else start[0], say).to(device)
-    times, timed = None, config.run.minutes is not None or measure
     tuner = choose_threads(config, task, model, say) if timed or train else None
     if timed:
         say("measuring the speed of a few steps.")
@@ -337,6 +339,7 @@ def _train_loop(
         on_best=partial(save_best, run, task),
         forward=forward,
         tuner=tuner,
+        cpu_clock=time.process_time,
         began=began,
     )
     torch.manual_seed(config.run.seed * 1000 + parallel.rank())
@@ -350,6 +353,8 @@ def _train_loop(
     progress = loop.state if done else run_loop()
     written = run.summary.get("finished") and run.summary["steps"] == progress.step
     if parallel.rank() == 0 and not (done and written):
+        if config.run.minutes is not None and planned is not None:
+            task = task.until(began + 60 * config.run.minutes)
         write_summary(run, task, progress, model.count(), say)
     return Outcome(run, progress)
 

@@ -55,7 +55,8 @@ class TableClassifier(ClassifierMixin, TableEstimator):  # type: ignore[misc]
         count = len(self.classes_)
         if count == 1:
             raise InputError(
-                f"y must have at least two classes: the target has one class, {self.classes_[0]!r}."
+                "y must have at least two classes: the target has one class, "
+                f"{str(self.classes_[0])!r}."
             )
         return target, count
 

@@ -196,6 +196,8 @@ class Task(ABC):
 
     needs_training = True
     """Whether the model is trained; if not, it is evaluated and saved as it is."""
+    deadline: float = math.inf
+    """Time of `time.perf_counter()` before which the page of the run must be computed."""
     notes: list[str]
     """Sentences on what was read, detected and decided."""
     labels: Sequence[str] = ()
@@ -306,10 +308,24 @@ class Task(ABC):
         self.evaluate(model)
         return time.perf_counter() - start
 
+    def prepare(self, config: Config, say: Say) -> Self:
+        """Return this task with the work done that a time budget includes and no model changes.
+
+        Called before the steps of a run in minutes are measured.
+        """
+        return self
+
+    def until(self, deadline: float) -> Self:
+        """Return a copy whose page is computed before a time of `time.perf_counter()`."""
+        limited = copy.copy(self)
+        limited.deadline = deadline
+        return limited
+
     @property
     def page_seconds(self) -> float:
         """Time limit of each part of the page that is computed; a second for each run.minutes."""
-        return min(PAGE_SECONDS, self.config.run.minutes or PAGE_SECONDS)
+        left = self.deadline - time.perf_counter()
+        return max(0.0, min(PAGE_SECONDS, self.config.run.minutes or PAGE_SECONDS, left / 2))
 
     @abstractmethod
     def cost(self, model: nn.Module) -> Metrics:

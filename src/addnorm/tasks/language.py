@@ -125,7 +125,7 @@ class TrainedLanguageModel(TrainedText):
         """
         model, tokenizer = self.decoder, self.tokenizer
         assert isinstance(model, Decoder)
-        count = min(PROMPT_TOKENS, model.config.length // 2, len(ids) - 1)
+        count = max(1, min(PROMPT_TOKENS, model.config.length // 2, len(ids) - 1))
         settings = Decoding(
             max_tokens=SAMPLE_TOKENS, sampler="sample", temperature=SAMPLE_TEMPERATURE
         )
@@ -262,6 +262,9 @@ class Language(TextTask):
         losses, windows = self.losses_by_position(trained.model)
         add_perplexity(page, losses, windows)
         page.section("Samples")
+        if not self.page_seconds:
+            page.text("No samples: the time was over. `addnorm generate RUN` continues a prompt.")
+            return
         page.text(
             f"Continuations of held-out text, with temperature {SAMPLE_TEMPERATURE}: the prompt, "
             "what the model wrote, and the text itself."

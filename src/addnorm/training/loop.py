@@ -254,6 +254,7 @@ class Loop:
     forward : the model as `parallel.distribute` returns it, if there are several processes
     tuner : chooses the number of threads; None to leave it alone
     clock : returns the time in seconds
+    cpu_clock : returns the CPU time of this process in seconds; None not to measure the load
     began : time of the clock from which this process counts as time of the run; now if None
     """
 
@@ -270,6 +271,7 @@ class Loop:
         forward: nn.Module | None = None,
         tuner: ThreadTuner | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        cpu_clock: Callable[[], float] | None = None,
         began: float | None = None,
     ) -> None:
         self.model, self.task, self.optimizer, self.settings = model, task, optimizer, settings
@@ -280,7 +282,7 @@ class Loop:
         self.averages: dict[str, Tensor] = {}
         self.saved_cases = 0
         self.stop_requested = False
-        self.tuner, self.clock, self.began = tuner, clock, began
+        self.tuner, self.clock, self.cpu_clock, self.began = tuner, clock, cpu_clock, began
 
     @property
     def segment(self) -> Segment:
@@ -350,6 +352,7 @@ class Loop:
         """Count the time since `began`; it is not of the steps of the present window."""
         state = self.state
         now = self.clock()
+        self._window_clocks = (now, self.cpu_clock() if self.cpu_clock else 0.0)
         self._zero = (now if self.began is None else self.began) - state.total_seconds
         before = state.other_seconds
         self._count_other_seconds()
@@ -387,6 +390,7 @@ class Loop:
         state, settings = self.state, self.settings
         if not state.pace.close_window(self.segment, state.step, total, excluded):
             return
+        self._measure_slowdown()
         own = not self.segment.extension
         segment = refit(
             self.segment,
@@ -400,6 +404,15 @@ class Loop:
             state.segments.append(segment)
             facts = {"steps": segment.last_step, "evaluate_every": segment.evaluate_every}
             self.notify("on_change", "refit", {**facts, "step_seconds": state.pace.step})
+
+    def _measure_slowdown(self) -> None:
+        """Store how much longer the window took than its CPU time: 1 on idle cores."""
+        if self.cpu_clock is None:
+            return
+        before, self._window_clocks = self._window_clocks, (self.clock(), self.cpu_clock())
+        clock, cpu = (now - then for now, then in zip(self._window_clocks, before, strict=True))
+        slowdown = max(1.0, clock / cpu) if cpu > 0 else 1.0
+        self.state.pace.add("slowdowns", _mean_over_workers(slowdown))
 
     def _begin_extensions(self) -> None:
         """Begin the extensions whose step is reached; the run is then not finished yet."""

@@ -23,7 +23,9 @@ MAX_EVALUATING = 0.2
 LONG_WINDOW, SHORT_WINDOW = 0.02, 0.005
 """Longest and shortest time between refits, as shares of the budget."""
 MAX_SUMMARY = 8.0
-"""Most seconds to keep for the summary."""
+"""Most seconds to keep for the summary on idle cores; longer if the cores are shared."""
+SUMMARY_CPU = 0.5
+"""Seconds of CPU time from the last evaluation to the end of the process, besides evaluations."""
 REFIT_TOLERANCE = 0.02
 """Relative change of the remaining steps below which nothing is refitted."""
 
@@ -81,6 +83,7 @@ class Pace:
     evaluations : Seconds of the last evaluations.
     ratios : The same in numbers of steps, at the pace of that time.
     saves : Seconds of the last checkpoints.
+    slowdowns : Seconds of the clock per second of CPU time in each of the last windows, 1 or more.
     windows : Number of windows so far.
     window_step, window_seconds : Steps and seconds of the run at the start of the present window.
     window_excluded : Seconds of evaluations and checkpoints before the present window.
@@ -90,6 +93,7 @@ class Pace:
     evaluations: list[float] = field(default_factory=list)
     ratios: list[float] = field(default_factory=list)
     saves: list[float] = field(default_factory=list)
+    slowdowns: list[float] = field(default_factory=list)
     windows: int = 0
     window_step: int = 0
     window_seconds: float = 0.0
@@ -115,10 +119,13 @@ class Pace:
     def summary(self, budget: float) -> float:
         """Return the seconds to keep for the summary, which comes after the last evaluation.
 
-        It costs a few evaluations, and its parts have time limits. A rough value is enough: it is
-        at most an eighth of the budget.
+        It costs a few evaluations, and its parts have time limits; writing the page and ending the
+        process take longer beside other processes. A rough value is enough: it is at most an
+        eighth of the budget, and a quarter on a busy machine.
         """
-        return min(0.5 + 5 * _high(self.evaluations), MAX_SUMMARY, budget / 8)
+        slowdown = statistics.median(self.slowdowns) if self.slowdowns else 1.0
+        seconds = SUMMARY_CPU * slowdown + 5 * _high(self.evaluations)
+        return min(seconds, MAX_SUMMARY * slowdown, budget / 8 * min(slowdown, 2.0))
 
     def may_evaluate(self, seconds: float, excluded: float) -> bool:
         """Return whether evaluations and checkpoints stay within their share after another one."""
