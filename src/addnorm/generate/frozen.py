@@ -157,9 +157,7 @@ class PackedLinear(FrozenLinear):
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise.default(
-            x, self.packed, self.bias, "none", [], ""
-        )
+        return torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.bias, "none", [], "")
 
 
 def can_pack() -> bool:

@@ -6,8 +6,8 @@
 
 A number is scaled as in data/table/scaling.py, a category looked up by the operator LabelEncoder;
 a value that training did not have has the code of rare values, as in addnorm. Dates, attention
-over rows (SAINT) and instant models are refused. Φ⁻¹ is not an operator of ONNX: it is computed by P. J. Acklam's
-rational approximation (2003), whose relative error is below 1.2e-9.
+over rows (SAINT) and instant models are refused. Φ⁻¹ is not an operator of ONNX: it is computed by
+P. J. Acklam's rational approximation (2003), whose relative error is below 1.2e-9.
 """
 
 import copy
