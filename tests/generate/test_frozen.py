@@ -19,6 +19,7 @@ from addnorm.generate.frozen import (
     Int8Linear,
     PackedLinear,
     find_engine,
+    is_onednn_exact,
 )
 from tests.conftest import VARIANTS, draw, inputs, make
 from tests.generate.naive import BEGIN, END
@@ -244,10 +245,14 @@ def test_an_int8_model_decodes() -> None:
 
 
 def test_a_wide_matrix_has_its_own_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    engines = ["qnnpack", "x86", "fbgemm"]
+    engines = ["qnnpack", "x86", "fbgemm", "onednn"]
     monkeypatch.setattr("addnorm.generate.frozen.available_engines", lambda: engines)
     assert find_engine(outputs=20, inputs=10) == "x86"
     assert find_engine(outputs=10, inputs=10) == "fbgemm"
+    for exact, engine in ((True, "onednn"), (False, "x86")):
+        monkeypatch.setattr("addnorm.generate.frozen.is_onednn_exact", lambda exact=exact: exact)
+        assert find_engine(outputs=81, inputs=10) == engine
+        assert find_engine(outputs=80, inputs=10) == "x86"
     del engines[1:]
     assert find_engine(outputs=20, inputs=10) == find_engine(outputs=5, inputs=10) == "qnnpack"
 
@@ -262,6 +267,28 @@ def test_all_engines_agree(engine: str, monkeypatch: pytest.MonkeyPatch) -> None
     before = torch.backends.quantized.engine
     assert error(quantise(model)(ids), model(ids)) < 0.05
     assert torch.backends.quantized.engine == before
+
+
+@pytest.mark.parametrize("share", (1.0, 0.5))
+def test_sums_of_onednn_that_overflow_are_noticed(
+    share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums of pairs that stop at 2^15 are about half of what they should be."""
+
+    class Product:
+        default = staticmethod(lambda x, packed, reduce_range: share * torch.full((32, 64), 64.0))
+
+    monkeypatch.setattr("torch.ops.quantized.linear_dynamic", Product)
+    monkeypatch.setattr("addnorm.generate.frozen.pack_int8", lambda *arguments: None)
+    assert is_onednn_exact.__wrapped__() == (share == 1.0)
+
+
+def test_the_vocabulary_is_multiplied_exactly() -> None:
+    """Whatever engine is chosen here: int8 sums of the greatest products do not overflow."""
+    linear = Int8Linear(torch.ones(600, 64), None)
+    torch.testing.assert_close(
+        linear(torch.ones(3, 64)), torch.full((3, 600), 64.0), rtol=0.01, atol=0
+    )
 
 
 def test_a_torch_build_without_an_engine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

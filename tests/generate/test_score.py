@@ -7,6 +7,7 @@ import torch
 
 from addnorm.errors import InputError
 from addnorm.generate import Decoding, score, translate
+from addnorm.generate.search import log_total
 from tests.conftest import PAD, VOCAB, make
 from tests.generate import naive
 from tests.generate.naive import BEGIN, END
@@ -108,3 +109,16 @@ def test_invalid_pairs_are_refused() -> None:
         list(score(decoder, [[3]], [[4], [4]]))
     with pytest.raises(InputError, match=r"^score needs a model in evaluation mode"):
         score(decoder.train(), [], [])
+
+
+def test_log_totals_are_those_of_torch() -> None:
+    logits = torch.randn(11, 300, generator=torch.Generator().manual_seed(0)) * 20
+    logits[3, :299] = float("-inf")
+    logits[5] += 1e4
+    expected = logits.double().logsumexp(dim=1, keepdim=True)
+    torch.testing.assert_close(log_total(logits).double(), expected, rtol=1e-6, atol=1e-6)
+    for value in ("nan", "inf"):
+        damaged = logits.clone()
+        damaged[7, 1] = float(value)
+        with pytest.raises(InputError, match="finite logits"):
+            log_total(damaged)

@@ -81,3 +81,13 @@ def test_dates_and_other_forms_are_refused(
         run.export(tmp_path / "out", to="torch")
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--to", "onnx"]) == 2
     assert "dates are not written" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_instant_models_are_refused(tmp_path: Path) -> None:
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(name)
+    data = {"a": [*range(20)], "y": ["a", "b"] * 10}
+    run = addnorm.train("table", data, target="y", progress=False, set={"table.model": "instant"})
+    with pytest.raises(ConfigError, match="an instant model reads its training rows"):
+        run.export(tmp_path / "out", to="onnx")
+    assert not (tmp_path / "out").exists()

@@ -524,3 +524,38 @@ def test_no_dropout_in_evaluation() -> None:
     assert not torch.equal(attention(x, context), attention(x, context))
     attention.eval()
     assert torch.equal(attention(x, context), attention(x, context))
+
+
+@pytest.mark.parametrize("padded", (False, True))
+def test_few_queries_are_mixed_as_by_the_kernel(
+    padded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(16, 4, 2, 8, generator=generator)
+    k, v = (torch.randn(16, 4, 9, 8, generator=generator) for _ in range(2))
+    real = torch.rand(16, 9, generator=generator) < 0.7
+    real[3] = False  # sees no key
+    mask = Mask.padding(real) if padded else Mask()
+    called = []
+    kernel = scores.F.scaled_dot_product_attention
+    monkeypatch.setattr(
+        scores.F,
+        "scaled_dot_product_attention",
+        lambda *a, **b: called.append(1) or kernel(*a, **b),
+    )
+
+    def mix(rows: slice) -> Tensor:
+        part = mask if not padded else Mask.padding(real[rows])
+        table = AttentionTable(part, 2, 9)
+        score = scores.DotScore(0.3)
+        return scores.mix_values(q[rows], k[rows], v[rows], score, table, nn.Identity(), 0.0)
+
+    with torch.no_grad():
+        short = mix(slice(None))
+        assert not called
+        by_kernel = torch.cat([mix(slice(i, i + 1)) for i in range(16)])
+    assert len(called) == 16
+    torch.testing.assert_close(short, by_kernel, rtol=0, atol=1e-6)
+    assert mix(slice(None)).shape == short.shape and len(called) == 17  # with gradients
+    if padded:
+        assert bool((short[3] == 0).all())

@@ -1,10 +1,12 @@
 """Engines answer the verbs of a run as torch does, and are made once."""
 
+import csv
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,6 +14,7 @@ import addnorm
 from addnorm.cli.main import main
 from addnorm.errors import ConfigError, InputError
 from addnorm.generate import Decoding
+from addnorm.interop.engines import Engine
 from addnorm.runs import engines
 from addnorm.runs.engines import fastest_engine, use_engine
 from addnorm.runs.run import Run
@@ -20,6 +23,11 @@ from tests.runs.common import lines, quiet, request_for, train, write
 
 pytestmark = pytest.mark.parity
 pytest.importorskip("ctranslate2")
+SMALL = {"train.steps": 1, "model.width": 16, "model.depth": 1, "model.heads": 2}
+
+
+class NoEngine(Engine):
+    name = "none"
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +154,53 @@ def test_onnx_answers_as_torch_does(runs: dict[str, Path]) -> None:
         run.translate("ba")
 
 
+@pytest.mark.slow
+@pytest.mark.trains
+@pytest.mark.parametrize("target", ["kind", "price"])
+def test_onnx_predicts_tables_as_torch_does(
+    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(name)
+    rng = np.random.default_rng(0)
+    rows = 1100  # more than one call of onnxruntime
+    data = {
+        "size": [f"{x:.2f}" if x > -1 else "" for x in rng.normal(size=rows)],
+        "town": rng.choice(["Rome", "Oslo", "", "a, b"], rows).tolist(),
+        "kind": rng.choice(["old", "new"], rows).tolist(),
+        "price": rng.normal(size=rows).round(5).tolist(),
+    }
+    left_out = {"kind", "price"} - {target}
+    used = {name: column for name, column in data.items() if name not in left_out}
+    path = tmp_path / "run"
+    run = addnorm.train("table", used, target=target, progress=False, out=path, set=SMALL)
+    with (tmp_path / "rows.csv").open("w") as file:
+        writer = csv.writer(file)
+        writer.writerow(["town", "size", "more"])
+        writer.writerows([*zip(data["town"], data["size"], range(rows), strict=True)])
+        writer.writerow(["Paris", "inf", 0])
+    words = ["predict", str(path), str(tmp_path / "rows.csv")]
+    words += ["--proba"] if target == "kind" else []
+    assert main(words) == 0
+    expected = [*csv.reader(capsys.readouterr().out.splitlines())]
+    assert main([*words, "--engine", "onnx"]) == 0
+    out, err = capsys.readouterr()
+    assert "engine onnx: run in onnxruntime" in err
+    found = [*csv.reader(out.splitlines())]
+    assert found[0] == expected[0] and len(found) == len(expected) == rows + 2
+    numbers = [[float(cell) for cell in row if "." in cell] for row in found[1:]]
+    others = [[float(cell) for cell in row if "." in cell] for row in expected[1:]]
+    np.testing.assert_allclose(numbers, others, rtol=0, atol=1e-4)
+    # In Python the same, from what the first use has written.
+    run = Run.open(path)
+    by_torch = run.predict(used)
+    use_engine(run, "onnx", pytest.fail)
+    if target == "kind":
+        assert (run.predict(used) == by_torch).mean() > 0.99
+    else:
+        np.testing.assert_allclose(run.predict(used), by_torch, rtol=0, atol=1e-4)
+
+
 @pytest.mark.trains
 def test_what_an_engine_cannot_do_is_refused(
     runs: dict[str, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
@@ -158,13 +213,11 @@ def test_what_an_engine_cannot_do_is_refused(
     with pytest.raises(ConfigError, match="computes in float32"):
         use_engine(Run.open(runs["translate"], int8=True), "onnx", quiet)
     table = addnorm.train(
-        "table",
-        {"a": [*range(40)], "b": ["x", "y"] * 20},
-        target="b",
-        progress=False,
-        set={"train.steps": 1, "model.width": 16, "model.depth": 1, "model.heads": 2},
+        "table", {"a": [*range(40)], "b": ["x", "y"] * 20}, target="b", progress=False, set=SMALL
     )
-    with pytest.raises(ConfigError, match="is for text models: this run is for table"):
-        use_engine(table, "onnx", quiet)
+    with pytest.raises(ConfigError, match=r"this run is for table\. Try torch or onnx\."):
+        use_engine(table, "ctranslate2", quiet)
+    with pytest.raises(ConfigError, match="the engine none does not predict"):
+        NoEngine().predict({})
     words = ["classify", str(runs["classify"]), str(tmp_path / "none"), "--engine", "ctranslate2"]
     assert main(words) == 2 and "CTranslate2" in capsys.readouterr().err

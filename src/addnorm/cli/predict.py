@@ -32,11 +32,13 @@ def _add_run(parser: argparse.ArgumentParser, *, int8: bool = False) -> None:
         )
 
 
-def _add_engine(parser: argparse.ArgumentParser, default: str) -> None:
+def _add_engine(
+    parser: argparse.ArgumentParser, default: str, names: str = "torch, ctranslate2 or onnx"
+) -> None:
     parser.add_argument(
         "--engine",
         metavar="NAME",
-        help=f"what computes the answer: torch, ctranslate2 or onnx (default: {default})",
+        help=f"what computes the answer: {names} (default: {default})",
     )
 
 
@@ -169,6 +171,7 @@ def add_predict_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--proba", action="store_true", help="also output the probability of each class"
     )
+    _add_engine(parser, "torch", "torch or onnx")
     _add_json(parser, "print one line of JSON per row")
 
 

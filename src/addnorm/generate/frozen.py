@@ -16,6 +16,7 @@ a sentence may differ slightly from batch to batch. The arithmetic is torch's ow
 import copy
 import warnings
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -27,9 +28,15 @@ from addnorm.models.build import Model
 PACKED_ROWS = 80
 """Number of vectors that the packed layout is optimised for; it is correct for any number."""
 
-ENGINES = {"wide": ("x86", "fbgemm", "qnnpack"), "narrow": ("fbgemm", "x86", "qnnpack")}
-"""torch's int8 engines in order of preference: x86 is faster for matrices with more outputs than
-inputs, such as that of the vocabulary, fbgemm for the others."""
+ENGINES = {
+    "vocabulary": ("onednn", "x86", "fbgemm", "qnnpack"),
+    "wide": ("x86", "fbgemm", "qnnpack"),
+    "narrow": ("fbgemm", "x86", "qnnpack"),
+}
+"""torch's int8 engines in order of preference. x86 is faster for matrices with more outputs than
+inputs, fbgemm for the others; onednn for the matrix of a vocabulary, where it is exact."""
+VOCABULARY_SHAPE = 8
+"""A matrix with more than this many times as many outputs as inputs is that of a vocabulary."""
 
 
 def pack(model: Model) -> Model:
@@ -150,7 +157,7 @@ class PackedLinear(FrozenLinear):
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        return torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.bias, "none", [], "")
 
 
 def can_pack() -> bool:
@@ -177,7 +184,7 @@ class Int8Linear(FrozenLinear):
         self.packed = pack_int8(weight.detach().float(), bias, engine)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.ops.quantized.linear_dynamic(x, self.packed, self.reduce_range)
+        return torch.ops.quantized.linear_dynamic.default(x, self.packed, self.reduce_range)
 
 
 def pack_int8(weight: Tensor, bias: Tensor | None, engine: str) -> object:
@@ -199,14 +206,26 @@ def pack_int8(weight: Tensor, bias: Tensor | None, engine: str) -> object:
 def find_engine(outputs: int, inputs: int) -> str:
     """Return the preferred engine of this build of torch for a matrix of this shape."""
     available = available_engines()
-    engines = ENGINES["wide" if outputs > inputs else "narrow"]
+    shape = "wide" if outputs > inputs else "narrow"
+    engines = ENGINES["vocabulary" if outputs > VOCABULARY_SHAPE * inputs else shape]
     for engine in engines:
-        if engine in available:
+        if engine in available and (engine != "onednn" or is_onednn_exact()):
             return engine
     raise InputError(
         f"int8 needs a torch with one of the engines {', '.join(engines)}: this one has "
         f"{', '.join(available) or 'none'}. Decode in float32."
     )
+
+
+@cache
+def is_onednn_exact() -> bool:
+    """Return whether sums of onednn are exact on this CPU: without VNNI they overflow 16 bits.
+
+    Every product is the greatest there is, so that the first two would overflow together.
+    """
+    weight, x = torch.ones(64, 64), torch.ones(32, 64)
+    found = torch.ops.quantized.linear_dynamic.default(x, pack_int8(weight, None, "onednn"), False)
+    return bool((found - x @ weight.T).abs().max() < 0.01 * 64)
 
 
 def available_engines() -> list[str]:

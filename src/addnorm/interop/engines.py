@@ -1,9 +1,9 @@
 """Engines: exported models that answer the verbs of a run in place of torch.
 
-| engine | translate | generate | classify, label |
-|---|---|---|---|
-| ctranslate2 | greedy and beam search | greedy and sampling | |
-| onnx | greedy | greedy and sampling, one step at a time | yes |
+| engine | translate | generate | classify, label | predict |
+|---|---|---|---|---|
+| ctranslate2 | greedy and beam search | greedy and sampling | | |
+| onnx | greedy | greedy and sampling, one step at a time | yes | yes |
 
 Greedy tokens equal those of torch in float32. Beam search of CTranslate2 does not keep the greedy
 path (`Decoding.keep_greedy`), so that it may find another output of about the same score.
@@ -27,6 +27,8 @@ from addnorm.generate.samplers import uniforms
 from addnorm.generate.steps import Ids
 from addnorm.interop.ctranslate2 import piece_names
 
+ROWS_PER_CALL = 1024
+"""Rows of a table that onnxruntime computes at a time."""
 UNKNOWN_SCORE = float("nan")
 """Score of an output whose engine does not compute one."""
 
@@ -50,6 +52,10 @@ class Engine:
     def outputs(self, rows: Sequence[Ids], pad: int) -> list[Tensor]:
         """Return the output of the model for each row of ids, special tokens included."""
         raise self._cannot("classify")
+
+    def predict(self, columns: Mapping[str, np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+        """Return probabilities, (rows, classes), or numbers, (rows,), of parsed columns."""
+        raise self._cannot("predict")
 
     def _cannot(self, verb: str) -> ConfigError:
         return ConfigError(f"the engine {self.name} does not {verb}. Try --engine torch.")
@@ -157,6 +163,14 @@ class CTranslate2Engine(Engine):
         return Hypothesis(ids, UNKNOWN_SCORE, UNKNOWN_SCORE, (), finished=end is not None)
 
 
+def open_session(path: Path) -> Any:
+    """Return a session of onnxruntime with as many threads as torch has."""
+    library: Any = require("onnxruntime", "export")
+    options = library.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    return library.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
 class OnnxEngine(Engine):
     """A directory that `export_onnx` wrote, run by onnxruntime.
 
@@ -170,16 +184,11 @@ class OnnxEngine(Engine):
 
     def __init__(self, directory: Path, config: ModelConfig) -> None:
         self.directory, self.config = directory, config
-        self.library: Any = require("onnxruntime", "export")
         self.sessions: dict[str, Any] = {}
 
     def _run(self, file: str, *inputs: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
         if file not in self.sessions:
-            options = self.library.SessionOptions()
-            options.intra_op_num_threads = torch.get_num_threads()
-            self.sessions[file] = self.library.InferenceSession(
-                str(self.directory / file), options, providers=["CPUExecutionProvider"]
-            )
+            self.sessions[file] = open_session(self.directory / file)
         session = self.sessions[file]
         names = [item.name for item in session.get_inputs()]
         answers: list[np.ndarray[Any, Any]] = session.run(
@@ -262,3 +271,33 @@ class OnnxEngine(Engine):
             ids.append(token)
             logits, state = self._run("step.onnx", np.array([[token]], dtype=np.int64), state)
         return Hypothesis(tuple(ids), sum(total), sum(total), tuple(total), finished=token == end)
+
+
+class OnnxTableEngine(Engine):
+    """A directory that `export_onnx_table` wrote, run by onnxruntime.
+
+    Parameters
+    ----------
+    directory : the directory.
+    """
+
+    name = "onnx"
+
+    def __init__(self, directory: Path) -> None:
+        self.session = open_session(directory / "model.onnx")
+
+    def predict(self, columns: Mapping[str, np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+        inputs = {}
+        for item in self.session.get_inputs():
+            column = columns[item.name]
+            if item.type == "tensor(string)":  # "" is how the graph writes a missing text
+                column = np.array([text or "" for text in column.tolist()], dtype=object)
+            inputs[item.name] = column
+        rows = len(next(iter(inputs.values())))
+        parts = [
+            self.session.run(
+                None, {name: column[i : i + ROWS_PER_CALL] for name, column in inputs.items()}
+            )[0]
+            for i in range(0, rows, ROWS_PER_CALL)
+        ]
+        return np.concatenate(parts)

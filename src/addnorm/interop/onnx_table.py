@@ -5,9 +5,9 @@
     output     probabilities (batch, classes), calibrated, or numbers (batch,)
 
 A number is scaled as in data/table/scaling.py, a category looked up by the operator LabelEncoder;
-a value that training did not have has the code of rare values, as in addnorm. Dates and attention
-over rows (SAINT) are refused. Φ⁻¹ is not an operator of ONNX: it is computed by P. J. Acklam's
-rational approximation (2003), whose relative error is below 1.2e-9.
+a value that training did not have has the code of rare values, as in addnorm. Dates, attention
+over rows (SAINT) and instant models are refused. Φ⁻¹ is not an operator of ONNX: it is computed by
+P. J. Acklam's rational approximation (2003), whose relative error is below 1.2e-9.
 """
 
 import copy
@@ -25,6 +25,7 @@ from addnorm.errors import ConfigError, SavedError, require
 from addnorm.files import new_directory, require_empty, to_json, write_whole
 from addnorm.interop.graphs import MAX_BATCH, quiet_exporter
 from addnorm.interop.onnx import ONNX_TOLERANCE
+from addnorm.models.instant import InstantPredictor
 from addnorm.models.tabular import TabularModel
 
 RawColumns = Mapping[str, Any]
@@ -185,6 +186,11 @@ def export_onnx_table(
     runtime = require("onnxruntime", "export")
     if graph.model.along_rows:
         raise ConfigError("attention over rows depends on the batch: it is not written as ONNX.")
+    if isinstance(graph.model, InstantPredictor):
+        raise ConfigError(
+            "an instant model reads its training rows for each prediction: it is not written as "
+            "ONNX. Train one with table.model=ft."
+        )
     if dates := [rule.column for rule in encoder.numbers if rule.part is not None]:
         raise ConfigError(f"dates are not written as ONNX: {dates[0]!r} is one. Leave it out.")
     directory = require_empty(directory)

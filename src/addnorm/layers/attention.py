@@ -270,6 +270,8 @@ class MemoryAttention(Attention):
         k, v = (self.split(part) for part in self.memory(context.memory).split(self.sizes[1:], -1))
         k = self.key_norm(k)
         if context.cache is not None:
+            # Each head together in memory, because every later step reads them.
+            k, v = k.contiguous(), v.contiguous()
             context.cache.memory[self.layer] = k, v
         return k, v
 

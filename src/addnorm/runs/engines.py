@@ -20,12 +20,12 @@ import torch
 from addnorm.errors import AddnormError, ConfigError, ExtraError, SavedError, nearest, require
 from addnorm.files import read_json, to_json, write_whole
 from addnorm.generate import Decoding
-from addnorm.interop.ctranslate2 import export_ctranslate2, require_expressible
-from addnorm.interop.engines import CTranslate2Engine, Engine, OnnxEngine
-from addnorm.interop.onnx import export_onnx
+from addnorm.interop.ctranslate2 import require_expressible
+from addnorm.interop.engines import CTranslate2Engine, Engine, OnnxEngine, OnnxTableEngine
 from addnorm.models.fold_admin import fold
+from addnorm.runs.imported import export_run
 from addnorm.runs.run import RECORD, Run
-from addnorm.tasks.base import Say, TrainedText
+from addnorm.tasks.base import Say, Trained, TrainedText
 
 ENGINE_NAMES = ("torch", "ctranslate2", "onnx")
 ENGINE_FOLDER = "engines"
@@ -47,18 +47,20 @@ def use_engine(run: Run, name: str, say: Say) -> None:
     """
     if name not in ENGINE_NAMES:
         raise ConfigError(f"there is no engine {name!r}. {nearest(name, ENGINE_NAMES)}")
-    trained = run.trained
-    if not isinstance(trained, TrainedText):
-        if name != "torch":
-            raise ConfigError(f"the engine {name} is for text models: this run is for {run.task}.")
-        return
-    trained.engine = None if name == "torch" else _open_engine(run, trained, name, say)
+    run.trained.engine = None if name == "torch" else _open_engine(run, run.trained, name, say)
 
 
-def _open_engine(run: Run, trained: TrainedText, name: str, say: Say) -> Engine:
+def _open_engine(run: Run, trained: Any, name: str, say: Say) -> Engine:
     precision = "int8" if run.int8 else "float32"
     if name == "onnx" and run.int8:
         raise ConfigError("the engine onnx computes in float32: leave out --int8.")
+    if run.task == "table" and name == "onnx":
+        return OnnxTableEngine(_exported(run, trained, name, precision, say))
+    if not isinstance(trained, TrainedText):
+        other = "torch or onnx" if run.task == "table" else "torch"
+        raise ConfigError(
+            f"the engine {name} is for text models: this run is for {run.task}. Try {other}."
+        )
     directory = _exported(run, trained, name, precision, say)
     config = run.config.model
     if name == "onnx":
@@ -66,7 +68,7 @@ def _open_engine(run: Run, trained: TrainedText, name: str, say: Say) -> Engine:
     return CTranslate2Engine(directory, config, trained.tokenizers, precision=precision)
 
 
-def _exported(run: Run, trained: TrainedText, name: str, precision: str, say: Say) -> Path:
+def _exported(run: Run, trained: Trained, name: str, precision: str, say: Say) -> Path:
     """Return the directory of an engine; export it if there is none for these weights."""
     key = f"{name}-{precision}"
     if (run.path / RECORD).is_file():
@@ -81,11 +83,8 @@ def _exported(run: Run, trained: TrainedText, name: str, precision: str, say: Sa
     shutil.rmtree(folder / key, ignore_errors=True)
     mark.unlink(missing_ok=True)
     # The engine has float weights to start from, whatever the precision of the run.
-    model = Run.open(run.path).trained.model if run.int8 else trained.model
-    if name == "onnx":
-        notes = export_onnx(model, trained.tokenizers, folder / key, labels=run.labels)
-    else:
-        notes = export_ctranslate2(model, trained.tokenizers, folder / key, precision=precision)
+    floats = Run.open(run.path) if run.int8 else run
+    notes = export_run(floats, folder / key, to=name, precision=precision)
     for note in notes:
         say(f"engine {name}: {note}")
     write_whole(mark, f"{to_json({'weights': digest})}\n".encode())
@@ -93,6 +92,7 @@ def _exported(run: Run, trained: TrainedText, name: str, precision: str, say: Sa
 
 
 def _weights_digest(model_path: Path) -> str:
+    """Return the digest of the weights; the file of a table also has its columns."""
     with (model_path / "model.safetensors").open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -146,6 +146,9 @@ class Trained(ABC):
     int8 : whether weights are held as 8-bit integers.
     """
 
+    engine: Any = None
+    """An engine of `addnorm.interop.engines` that computes in place of torch; None for torch."""
+
     def __init__(
         self,
         task: type["Task"],
@@ -673,8 +676,6 @@ class TrainedText(Trained):
     """
 
     task: type[TextTask]
-    engine: Any = None
-    """An engine of `addnorm.interop.engines` that computes in place of torch; None for torch."""
 
     @cached_property
     def tokenizers(self) -> Tokenizers:

@@ -140,12 +140,24 @@ class TrainedTable(Trained):
         data : a file (.csv, .tsv, .parquet, .feather) or a data frame with the columns of the
             training data; the target column is ignored if it is present.
         """
-        return np.asarray(self.estimator.predict(self._rows(data)))
+        rows = self._rows(data)
+        if self.engine is None:
+            return np.asarray(self.estimator.predict(rows))
+        outputs, classes = self._outputs(rows), getattr(self.estimator, "classes_", None)
+        return outputs if classes is None else np.asarray(classes)[outputs.argmax(axis=1)]
 
     def predict_proba(self, data: Any) -> Array:
         """Return the probability of each class of `labels` for each row, (rows, classes)."""
         self.require_classes("predict_proba")
-        return np.asarray(self.estimator.predict_proba(self._rows(data)))
+        return self._outputs(self._rows(data))
+
+    def _outputs(self, rows: Frame) -> Array:
+        """Return probabilities, (rows, classes), or numbers, (rows,), by torch or an engine."""
+        if self.engine is not None:
+            return np.asarray(self.engine.predict(self.estimator.encoder_.parse_columns(rows)))
+        is_classifier = hasattr(self.estimator, "classes_")
+        predict = self.estimator.predict_proba if is_classifier else self.estimator.predict
+        return np.asarray(predict(rows))
 
     def require_classes(self, what: str) -> None:
         """Raise ConfigError if the model predicts numbers."""
@@ -209,12 +221,12 @@ class TrainedTable(Trained):
             classes = getattr(self.estimator, "classes_", None)
             with without_warnings():
                 if classes is None:
-                    scored = {f"{name} (predicted)": self.estimator.predict(rows)}
+                    scored = {f"{name} (predicted)": self._outputs(rows)}
                     if isinstance(self.estimator, InstantRegressor):
                         low, high = self.estimator.predict_interval(rows, 0.9).T
                         scored |= {f"{name} (5 %)": low, f"{name} (95 %)": high}
                 else:
-                    probabilities = self.estimator.predict_proba(rows)
+                    probabilities = self._outputs(rows)
                     best = np.array(classes, dtype=object)[probabilities.argmax(axis=1)]
                     scored = {f"{name} (predicted)": best}
                     if proba:

@@ -120,22 +120,32 @@ class TableEncoder:
 
     def encode(self, frame: Frame) -> EncodedTable:
         """Return the numbers and codes of rows; columns are matched by name."""
-        self.schema.check(frame)
-        rows = len(frame)
+        rows, parsed = len(frame), self.parse_columns(frame)
         numbers = np.empty((rows, len(self.numbers)), dtype=np.float32)
-        parsed: dict[str, Array] = {}
         for i, rule in enumerate(self.numbers):
-            if rule.column not in parsed:
-                parsed[rule.column] = _parse_column_values(frame.columns[rule.column], rule)
             numbers[:, i] = scale(_date_part(parsed[rule.column], rule.part), rule)
         codes = np.empty((rows, len(self.categories)), dtype=np.int64)
         for i, category in enumerate(self.categories):
             known = {value: FIRST_VALUE + n for n, value in enumerate(category.values)}
-            texts = to_texts(frame.columns[category.column])
             codes[:, i] = [
-                MISSING if text is None else known.get(text, OTHER) for text in texts.tolist()
+                MISSING if text is None else known.get(text, OTHER)
+                for text in parsed[category.column].tolist()
             ]
         return EncodedTable(torch.from_numpy(numbers), torch.from_numpy(codes))
+
+    def parse_columns(self, frame: Frame) -> dict[str, Array]:
+        """Return the columns that are used, by name, before they are scaled and numbered.
+
+        A number is float64 with NaN where missing, a date datetime64, a category text or None.
+        """
+        self.schema.check(frame)
+        parsed: dict[str, Array] = {}
+        for rule in self.numbers:
+            if rule.column not in parsed:
+                parsed[rule.column] = _parse_column_values(frame.columns[rule.column], rule)
+        for category in self.categories:
+            parsed[category.column] = to_texts(frame.columns[category.column])
+        return parsed
 
     def unknown_values(self, frame: Frame) -> UnknownCounts:
         """Return values that training did not have or had too rarely, or that are not numeric."""
