@@ -74,6 +74,9 @@ class TabularConfig:
         Whether missing numbers have a learned vector.
     members
         Number of predictors that share the trunk.
+    folds
+        Number of separate models, each trained without one fold of the rows; 1 for one model. With
+        more, `edges` in `embedding_options` has one list of columns for each.
     """
 
     kind: str
@@ -85,6 +88,7 @@ class TabularConfig:
     embedding_options: dict[str, Any] = field(default_factory=dict)
     missing: bool = True
     members: int = 1
+    folds: int = 1
 
     @property
     def columns(self) -> int:
@@ -110,7 +114,7 @@ class TabularModel(nn.Module):
     """Base class of the models: `forward(numbers, codes)` returns (batch, members, outputs)."""
 
     columns: Columns
-    along_rows = False
+    along_rows: bool = False
     """Whether the prediction for a row depends on the other rows of its batch."""
 
     def __init__(self, config: TabularConfig) -> None:
@@ -275,6 +279,43 @@ class TabTransformerModel(TabularModel):
         return self.from_tokens(self.impute(numbers), tokens, maps)
 
 
+class FoldModel(TabularModel):
+    """K models of one kind, for K folds: the outputs of all their members side by side.
+
+    (batch, folds · members, outputs), so that the mean over members is the mean over models, too.
+    Attention maps are those of the last model.
+    """
+
+    def __init__(self, config: TabularConfig) -> None:
+        super().__init__(config)
+        self.models = nn.ModuleList(build_tabular(each) for each in fold_configs(config))
+        self.along_rows = any(model.along_rows for model in self.models)
+
+    def no_decay(self) -> set[nn.Parameter]:
+        return set().union(*(model.no_decay() for model in self.parts()))
+
+    def parts(self) -> list[TabularModel]:
+        """Return the model of each fold."""
+        return [model for model in self.models if isinstance(model, TabularModel)]
+
+    def forward(self, numbers: Tensor, codes: Tensor, maps: Maps | None = None) -> Tensor:
+        """Return the outputs of each member of each model, (batch, folds · members, outputs)."""
+        return torch.cat([model(numbers, codes, maps) for model in self.models], dim=1)
+
+
+def fold_configs(config: TabularConfig) -> list[TabularConfig]:
+    """Return the configuration of the model of each fold."""
+    edges = config.embedding_options.get("edges")
+    return [
+        config.replace(
+            folds=1,
+            embedding_options=config.embedding_options
+            | ({} if edges is None else {"edges": edges[fold]}),
+        )
+        for fold in range(config.folds)
+    ]
+
+
 class MemberHead(nn.Module):
     """y_m = W_m ReLU(x_m) + b_m for each member m: (batch, members, width) to outputs."""
 
@@ -305,11 +346,13 @@ def build_tabular(config: TabularConfig) -> TabularModel:
     >>> build_tabular(config)(torch.zeros(5, 2), torch.zeros(5, 1, dtype=torch.long)).shape
     torch.Size([5, 1, 1])
     """
-    if config.members < 1 or config.outputs < 1:
+    if config.members < 1 or config.outputs < 1 or config.folds < 1:
         raise ConfigError(
-            "members and outputs must be 1 or more: "
-            f"got members={config.members}, outputs={config.outputs}."
+            "members, outputs and folds must be 1 or more: got "
+            f"members={config.members}, outputs={config.outputs}, folds={config.folds}."
         )
+    if config.folds > 1:
+        return FoldModel(config)
     return choose("model", config.kind, TABULAR_MODELS)(config)
 
 

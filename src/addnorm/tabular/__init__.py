@@ -6,7 +6,6 @@ require("sklearn", "tables")
 require("narwhals", "tables")
 
 from addnorm.tabular.estimators import (  # noqa: E402 (after the check that the packages are installed)
-    RECOMMENDED,
     FTTransformerClassifier,
     FTTransformerRegressor,
     SAINTClassifier,
@@ -18,7 +17,6 @@ from addnorm.tabular.instant import InstantClassifier, InstantRegressor  # noqa:
 from addnorm.tabular.saved import load_estimator, save_estimator  # noqa: E402
 
 __all__ = [
-    "RECOMMENDED",
     "FTTransformerClassifier",
     "FTTransformerRegressor",
     "InstantClassifier",

@@ -4,6 +4,8 @@
     number     loss = mean over members of (y − ŷ)², y standardised on the training rows
 
 The losses of the members are averaged, not their outputs (Gorishniy et al. 2024, 2410.24210, §3).
+With K folds, K models are trained side by side, each on the rows outside its fold; they are
+evaluated together, on the out-of-fold prediction of every row.
 """
 
 import sys
@@ -17,10 +19,18 @@ from torch.nn import functional as F
 
 from addnorm.data.table.encode import MISSING, OTHER, EncodedTable
 from addnorm.data.table.frame import Array
-from addnorm.models.tabular import TabularModel
+from addnorm.metrics import classification_metrics
+from addnorm.models.tabular import FoldModel, TabularModel
+from addnorm.training.calibration import probabilities_of
 from addnorm.training.loop import Loop, LoopSettings, LoopTask, Observer, TrainingState
 from addnorm.training.optimizer import OPTIMIZERS
 from addnorm.training.schedule import make_schedule
+
+
+CLASS_METRICS = {"loss": "loss", "logloss": "loss", "accuracy": "accuracy", "auc": "auc", "f1": "f1"}
+"""Names of the metrics that may decide which weights of a classifier are best."""
+NUMBER_METRICS = {"loss": "loss", "rmse": "loss", "mae": "mae"}
+"""The same for a regressor."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +42,8 @@ class Rows:
     """(rows,): class indices as int64, or standardised numbers."""
     weight: Tensor
     """(rows,): 1 on average."""
+    fold: Tensor | None = None
+    """(rows,): the fold of each row, whose model is not trained on it; None without folds."""
 
     def __len__(self) -> int:
         return len(self.target)
@@ -67,7 +79,7 @@ class FitSettings:
     weight_decay, schedule, patience, drop_cells, swap_cells, ema, minutes : as for the estimators.
     warmup : fraction of the steps over which the learning rate rises.
     seed : seed of the order of the rows.
-    metric : metric that decides which weights are best: loss, or accuracy for classes.
+    metric : metric that decides which weights are best: one of CLASS_METRICS or NUMBER_METRICS.
     clip : largest norm of the gradient; 0 for no clipping.
     """
 
@@ -102,8 +114,9 @@ class TableTraining:
         self, train: Rows, valid: Rows | None, settings: FitSettings, classes: int
     ) -> None:
         self.train, self.valid, self.settings, self.classes = train, valid, settings, classes
-        self.metric = settings.metric if classes else "loss"
-        self.higher_is_better = self.metric == "accuracy"
+        names = CLASS_METRICS if classes else NUMBER_METRICS
+        self.metric = names.get(settings.metric, "loss")
+        self.higher_is_better = self.metric in ("accuracy", "auc", "f1")
 
     def plan(self, epoch: int) -> Sequence[Tensor]:
         """Return the row indices of each batch of an epoch, in random order."""
@@ -116,7 +129,8 @@ class TableTraining:
         table = swap_cells(self.train.table.take(part), self.settings.swap_cells)
         numbers, codes = drop_cells(table, self.settings.drop_cells)
         target, weight = self.train.target[part], self.train.weight[part]
-        return {"numbers": numbers, "codes": codes, "target": target, "weight": weight}
+        batch = {"numbers": numbers, "codes": codes, "target": target, "weight": weight}
+        return batch if self.train.fold is None else batch | {"fold": self.train.fold[part]}
 
     def tokens(self, batch: dict[str, Tensor]) -> int:
         """Return the number of rows of a batch."""
@@ -124,24 +138,58 @@ class TableTraining:
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor], total: int) -> Tensor:
         """Return the weighted sum of the losses of a batch over the rows of the whole step."""
+        if "fold" in batch:
+            return self._fold_loss(model, batch, total)
         outputs = model(batch["numbers"], batch["codes"])
         each = losses(outputs, batch["target"], self.classes)
         return (each * batch["weight"]).sum() / total
 
+    def _fold_loss(self, model: nn.Module, batch: dict[str, Tensor], total: int) -> Tensor:
+        """Return the mean over the models of their losses, each on the rows outside its fold."""
+        assert isinstance(model, FoldModel)
+        sums = []
+        for fold, part in enumerate(model.parts()):
+            inside = batch["fold"] != fold
+            outputs = part(batch["numbers"][inside], batch["codes"][inside])
+            each = losses(outputs, batch["target"][inside], self.classes)
+            sums.append((each * batch["weight"][inside]).sum())
+        return torch.stack(sums).sum() / (total * (len(sums) - 1))
+
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Return the loss, and the accuracy of classes, on the held-out rows."""
+        """Return the loss and other metrics on the held-out rows, or on all rows out of fold."""
         assert isinstance(model, TabularModel)
-        if self.valid is None:
+        rows = self.train if self.train.fold is not None else self.valid
+        if rows is None:
             return {"loss": 0.0}  # without held-out rows the last weights are kept
-        outputs = predict_outputs(model, self.valid.table, self.settings.batch)
-        outputs = outputs.mean(dim=1, keepdim=True)
-        each = losses(outputs, self.valid.target, self.classes)
-        weight = self.valid.weight
-        metrics = {"loss": float((each * weight).sum() / weight.sum())}
+        outputs = held_out_outputs(model, rows, self.settings.batch)
+        each = losses(outputs[:, None], rows.target, self.classes)
+        metrics = {"loss": float((each * rows.weight).sum() / rows.weight.sum())}
         if self.classes:
-            correct = (likeliest_class(outputs[:, 0]) == self.valid.target).float()
-            metrics["accuracy"] = float((correct * weight).sum() / weight.sum())
+            correct = (likeliest_class(outputs) == rows.target).float()
+            metrics["accuracy"] = float((correct * rows.weight).sum() / rows.weight.sum())
+        if self.metric in ("auc", "f1"):
+            probabilities = probabilities_of(outputs, 1.0).numpy()
+            figures = classification_metrics(probabilities, rows.target.numpy())
+            metrics[self.metric] = figures[self.metric]
+        if self.metric == "mae":
+            distance = (outputs[:, 0] - rows.target).abs()
+            metrics["mae"] = float((distance * rows.weight).sum() / rows.weight.sum())
         return metrics
+
+
+def held_out_outputs(model: TabularModel, rows: Rows, batch: int) -> Tensor:
+    """Return the mean output of the members, (rows, outputs), for rows that training held out.
+
+    Of rows with folds, each is predicted by the model that was not trained on it.
+    """
+    if rows.fold is None:
+        return predict_outputs(model, rows.table, batch).mean(dim=1)
+    assert isinstance(model, FoldModel)
+    outputs = torch.empty(len(rows), model.config.outputs)
+    for fold, part in enumerate(model.parts()):
+        inside = torch.nonzero(rows.fold == fold)[:, 0]
+        outputs[inside] = predict_outputs(part, rows.table.take(inside), batch).mean(dim=1)
+    return outputs
 
 
 def losses(outputs: Tensor, target: Tensor, classes: int) -> Tensor:
@@ -224,7 +272,7 @@ def predict_outputs(model: TabularModel, table: EncodedTable, batch: int) -> Ten
     model.eval()
     rows, config, device = len(table), model.config, next(model.parameters()).device
     if not rows:
-        return torch.empty(0, config.members, config.outputs)
+        return torch.empty(0, config.members * config.folds, config.outputs)
     parts = []
     for start in range(0, rows, batch):
         stop = min(start + batch, rows)
@@ -290,8 +338,9 @@ def fit_network(
     task = TableTraining(rows, valid, settings, classes)
     logger = FitLogger(verbose)
     groups = model.parameter_groups(settings.weight_decay)
+    held_out = valid is not None or rows.fold is not None
     progress, stopped = run_loop(
-        model, groups, task, settings, rows=len(rows), held_out=valid is not None, logger=logger
+        model, groups, task, settings, rows=len(rows), held_out=held_out, logger=logger
     )
     return FitResult(progress, logger.notes, stopped)
 
@@ -333,10 +382,13 @@ def run_loop(
         steps=steps,
         schedule=make_schedule(settings.schedule, warmup=warmup, steps=steps),
         clip=settings.clip,
-        evaluate_every=per_epoch if held_out else 0,
+        evaluate_every=per_epoch if held_out else steps,
         patience=settings.patience,
         ema=settings.ema,
         max_seconds=60 * (settings.minutes or 0.0),
+        refit=settings.minutes is not None,
+        max_steps=steps,
+        fixed_evaluations=not held_out,
     )
     loop = Loop(model, task, optimizer, loop_settings, observers=[logger], on_best=save_best)
     progress = loop.run()

@@ -67,6 +67,7 @@ class InstantEstimator(TableEstimator):
 
     kind = "instant"
     scaling, impute, rare, valid, split = "standard", "none", None, 0.0, "random"
+    effort, folds, metric, class_weight = "normal", 1, "loss", None
 
     def __init__(
         self,

@@ -62,10 +62,15 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and value > 0
 
 
+def _is_share(value: Any) -> bool:
+    return _is_finite_number(value) and 0 < value < 1
+
+
 FITTED_VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "mean_": (_is_finite_number, "a finite number"),
     "scale_": (_is_positive, "a finite number above 0"),
     "temperature_": (_is_positive, "a finite number above 0"),
+    "threshold_": (_is_share, "a number between 0 and 1"),
     "n_features_in_": (_is_count, "a whole number above 0"),
     "n_iter_": (_is_count, "a whole number above 0"),
     "batch_": (_is_count, "a whole number above 0"),

@@ -103,8 +103,10 @@ TASKS: dict[str, TaskEntry] = {
                 for name in (
                     *("target", "model", "schema", "groups", "split"),
                     *("test", "compare", "unlabelled", "pretrain"),
+                    *("effort", "folds", "class_weight"),
                 )
             },
+            "metric": "train.metric",
         },
         verbs=("predict", "predict_proba", "explain"),
         examples=(

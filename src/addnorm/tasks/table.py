@@ -36,9 +36,13 @@ from addnorm.models.tabular import TabularModel, trunk_of
 from addnorm.report import Page
 from addnorm.tabular import load_estimator, save_estimator
 from addnorm.tabular.base import TableEstimator
-from addnorm.tabular.choices import choose_batch, choose_epochs
+from addnorm.tabular.choices import (
+    TRUNK_PARAMETERS,
+    choose_batch,
+    choose_epochs,
+    default_parameters,
+)
 from addnorm.tabular.compare import compare
-from addnorm.tabular.estimators import RECOMMENDED
 from addnorm.tabular.explain import Explanation, RowExplanation, explain_row, explain_table
 from addnorm.tabular.fitting import FitResult, FitSettings, SplitRows, TableTraining
 from addnorm.tabular.holdout import hold_out, require_one_split
@@ -75,8 +79,8 @@ ESTIMATOR_NAMES = {
 ENCODER_FILE = "columns.json"
 NOT_NUMERIC = "column .* are not numeric"
 """The warning of a column encoder, which is reported as a note instead."""
-TRUNK_SIZES = ("width", "depth", "heads", "ffn_width")
-"""Fields of the model that `RECOMMENDED` may set."""
+TRAINING_FIELDS = ("weight_decay", "schedule", "patience", "ema")
+"""Parameters of the estimators that are fields of the same name in the section train."""
 ROWS_PER_CHUNK = 20_000
 """Rows that are predicted at a time."""
 
@@ -272,7 +276,7 @@ class Table(Task):
 
     name = "table"
     trained = TrainedTable
-    metrics = ("loss", "accuracy")
+    metrics = ("loss", "logloss", "accuracy", "auc", "f1", "rmse", "mae")
     unit = "rows"
     epochs = 100.0
     train_defaults: ClassVar[dict[str, Any]] = {
@@ -379,11 +383,11 @@ class Table(Task):
 
     @classmethod
     def defaults(cls, request: Config, facts: DataFacts, preset: str | None) -> Config:
-        """Return recommended settings for FT-Transformer, and published ones for the others."""
-        kind, task = request.table.model, "classes" if facts.details["classes"] else "number"
-        settings = dict(RECOMMENDED[task]) if kind == "ft" else {}
+        """Return the defaults of the estimators: see tabular/choices.py."""
+        kind, effort = request.table.model, request.table.effort
+        settings = default_parameters(kind, effort)
         estimator = ALL_ESTIMATORS[f"{ESTIMATOR_NAMES[kind]}Classifier"]
-        fields = {name: settings[name] for name in TRUNK_SIZES if name in settings}
+        fields = {name: settings[name] for name in TRUNK_PARAMETERS if name in settings}
         if issubclass(estimator, InstantEstimator):
             network = load_network(request.table.weights)
             settings, model = {"epochs": 1, "members": 4}, network.config.trunk
@@ -395,15 +399,14 @@ class Table(Task):
             model = facts.start
         batch = request.train.batch or choose_batch(facts.size)
         per_epoch = -(-facts.size // batch)
-        chosen = choose_epochs(facts.size, batch, facts.details["held_out"])
+        chosen = choose_epochs(facts.size, batch, facts.details["held_out"], kind, effort)
         epochs = request.train.epochs or settings.get("epochs", chosen)
         steps = request.train.steps or max(1, round(epochs * per_epoch))
         evaluate = per_epoch if facts.details["held_out"] else steps
         train = cls.train_defaults | {
             "lr": settings.get("learning_rate", estimator.rate),
-            "weight_decay": settings.get("weight_decay", 1e-5),
-            "patience": settings.get("patience", 16),
-            "ema": settings.get("ema", 0.0),
+            **{name: settings[name] for name in TRAINING_FIELDS if name in settings},
+            "warmup": round(settings.get("warmup", 0.0) * steps),
             "batch": batch,
             "steps": steps,
             "evaluate_every": evaluate,
@@ -615,6 +618,10 @@ def parameters_of(config: Config) -> dict[str, Any]:
         "ema": train.ema,
         "batch_size": train.batch,
         "patience": train.patience,
+        "effort": table.effort,
+        "folds": table.folds,
+        "metric": train.metric,
+        "class_weight": table.class_weight,
         "valid": config.data.valid_fraction,
         "random_state": config.run.seed,
     }
