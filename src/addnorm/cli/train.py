@@ -30,6 +30,8 @@ FILE_OPTIONS = {
     *("table.schema", "table.test", "table.unlabelled"),
 }
 """Fields whose option takes a file."""
+WHOLE_NUMBER_OPTIONS = {"table.folds"}
+"""Fields that are unset by default, and whose option takes a whole number."""
 OPTIONAL_VALUES = {"table.compare": "default"}
 """Fields whose option may be given without a value, which is then this one."""
 
@@ -62,7 +64,8 @@ def add_task_flags(task: str) -> Callable[[argparse.ArgumentParser], None]:
             else:
                 metavar = "COLUMN" if path in COLUMN_OPTIONS else name.upper()
                 metavar = "FILE" if path in FILE_OPTIONS else metavar
-                number = int if isinstance(value, int) else str
+                whole = isinstance(value, int) or path in WHOLE_NUMBER_OPTIONS
+                number = int if whole else str
                 optional: Any = {}
                 if path in OPTIONAL_VALUES:
                     optional = {"nargs": "?", "const": OPTIONAL_VALUES[path]}
