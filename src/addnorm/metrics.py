@@ -2,7 +2,7 @@
 
 BLEU, chrF and ROUGE of texts; precision, recall and F1 of labelled spans; accuracy, macro F1, AUC,
 log loss, Brier score and expected calibration error (ECE) of class probabilities; RMSE, MAE and R²
-of numeric predictions.
+of numeric predictions, pinball loss of quantiles, coverage and width of intervals.
 Probabilities have the shape (rows, classes); labels are class indices, shape (rows,).
 """
 
@@ -313,6 +313,29 @@ def regression_metrics(predictions: ArrayLike, targets: ArrayLike) -> dict[str, 
         "mae": float(np.abs(error).mean()),
         "r2": 1 - square / variance if variance else float("nan"),
     }
+
+
+def pinball_loss(quantiles: ArrayLike, levels: ArrayLike, targets: ArrayLike) -> float:
+    """Return the mean over rows and levels of max(q (y − ŷ), (q − 1)(y − ŷ)).
+
+    Koenker, Bassett 1978. Its mean over all levels is half the CRPS.
+
+    >>> pinball_loss([[1.0]], [0.9], [3.0])
+    1.8
+    """
+    predicted, level = np.asarray(quantiles, dtype=float), np.asarray(levels, dtype=float)
+    actual = np.asarray(targets, dtype=float)
+    _require_equal_counts(len(predicted), len(actual))
+    error = actual[:, None] - predicted
+    return float(np.maximum(level * error, (level - 1) * error).mean())
+
+
+def interval_metrics(intervals: ArrayLike, targets: ArrayLike) -> tuple[float, float]:
+    """Return the share of targets within intervals (rows, 2), ends included; and the mean width."""
+    ends, actual = np.asarray(intervals, dtype=float), np.asarray(targets, dtype=float)
+    _require_equal_counts(len(ends), len(actual))
+    inside = (ends[:, 0] <= actual) & (actual <= ends[:, 1])
+    return float(inside.mean()), float((ends[:, 1] - ends[:, 0]).mean())
 
 
 def _require_equal_counts(predictions: int, references: int) -> None:

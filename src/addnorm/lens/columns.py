@@ -72,14 +72,14 @@ def embed_columns(model: TabularModel, numbers: Tensor, codes: Tensor) -> Tensor
 
 
 def outputs_from(model: TabularModel, tokens: Tensor) -> Tensor:
-    """Return the mean output of the members, (rows, outputs), from tokens."""
+    """Return the mean output of the members, or the number they predict, (rows, outputs)."""
     if isinstance(model, FTTransformerModel):
-        return model.head(model.hidden(tokens)).mean(dim=1)
+        return model.answers(model.from_hidden(model.hidden(tokens)))
     if isinstance(model, InstantPredictor):
         return model.from_tokens(tokens)[:, 0]
     assert isinstance(model, TabTransformerModel)
     count = model.config.numbers
-    return model.from_tokens(tokens[:, :count, 0], tokens[:, count:]).mean(dim=1)
+    return model.answers(model.from_tokens(tokens[:, :count, 0], tokens[:, count:]))
 
 
 def scores_from(model: TabularModel, tokens: Tensor) -> Tensor:

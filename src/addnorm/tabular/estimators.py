@@ -6,16 +6,28 @@ import numpy as np
 import torch
 from sklearn.base import ClassifierMixin, RegressorMixin  # type: ignore[import-untyped]
 from sklearn.utils.multiclass import check_classification_targets  # type: ignore[import-untyped]
+from sklearn.utils.validation import check_is_fitted  # type: ignore[import-untyped]
 from torch import Tensor
 
 from addnorm.data.table.encode import EncodedTable
 from addnorm.data.table.frame import Array
-from addnorm.errors import InputError, nearest
+from addnorm.errors import ConfigError, InputError, nearest
 from addnorm.metrics import classification_metrics, regression_metrics, reliability_bins
-from addnorm.tabular.base import TableEstimator
+from addnorm.tabular.base import PREDICT_BATCH, TableEstimator
+from addnorm.tabular.conformal import MIN_ROWS as MIN_CALIBRATION_ROWS
+from addnorm.tabular.conformal import calibration_knots
+from addnorm.tabular.distribution import (
+    NumberDistribution,
+    check_levels,
+    make_target_bins,
+    number_metrics,
+)
 from addnorm.tabular.fitting import Rows
 from addnorm.tabular.inputs import to_labels, to_targets
 from addnorm.training.calibration import fit_temperature, probabilities_of
+
+POINTS = ("mean", "median")
+"""What `predict` of a regressor may return."""
 
 
 class TableClassifier(ClassifierMixin, TableEstimator):  # type: ignore[misc]
@@ -98,7 +110,11 @@ class TableClassifier(ClassifierMixin, TableEstimator):  # type: ignore[misc]
 
 
 class TableRegressor(RegressorMixin, TableEstimator):  # type: ignore[misc]
-    """Base class of the regressors."""
+    """Base class of the regressors: a distribution over bins, calibrated on held-out rows."""
+
+    edges_: tuple[float, ...] = ()
+    """Edges of the bins, in units of the target; empty if the model predicts one number."""
+    has_bins = True
 
     def fit(
         self, X: Any, y: Any, sample_weight: Any = None, eval_set: Any = None, groups: Any = None
@@ -114,7 +130,7 @@ class TableRegressor(RegressorMixin, TableEstimator):  # type: ignore[misc]
         sample_weight : array of shape (n_rows,), default=None
             Weight of each row in the loss. None weights all rows equally.
         eval_set : tuple (X, y), default=None
-            Rows for early stopping, in place of a part of X.
+            Rows for early stopping and calibration, in place of a part of X.
         groups : array of shape (n_rows,), default=None
             Group of each row. Rows of one group are held out together.
 
@@ -135,6 +151,21 @@ class TableRegressor(RegressorMixin, TableEstimator):  # type: ignore[misc]
         self.mean_ = float(np.average(target, weights=weight if weight.any() else None))
         variance = np.average((target - self.mean_) ** 2, weights=weight if weight.any() else None)
         self.scale_ = float(variance**0.5) or 1.0
+        if self.has_bins:
+            self.target_bins_ = make_target_bins(target, weight)
+            self.edges_ = tuple(self.target_bins_.edges.tolist())
+
+    def standardised_edges(self) -> tuple[float, ...]:
+        """Return the edges of the bins of a standardised target."""
+        return tuple(((np.array(self.edges_) - self.mean_) / self.scale_).tolist())
+
+    def _edges(self) -> Tensor | None:
+        return torch.tensor(self.standardised_edges()) if self.edges_ else None
+
+    def _head(self, classes: int) -> dict[str, Any]:
+        if not self.edges_:
+            return super()._head(classes)
+        return {"outputs": len(self.edges_) - 1, "edges": self.standardised_edges()}
 
     def _targets(self, target: Array) -> Tensor:
         return torch.from_numpy((target - self.mean_) / self.scale_).float()
@@ -144,17 +175,82 @@ class TableRegressor(RegressorMixin, TableEstimator):  # type: ignore[misc]
         return rows.table, rows.target.double().numpy() * self.scale_ + self.mean_
 
     def _calibrate(self, valid: Rows) -> None:
-        outputs = self._predict_encoded(valid.table)[:, 0].double().numpy()
-        target = valid.target.double().numpy()
-        self.report_["valid"] = regression_metrics(outputs * self.scale_, target * self.scale_)
+        target = self.labelled(valid)[1]
+        if not self.edges_:
+            outputs = self._predict_encoded(valid.table)[:, 0].double().numpy()
+            self.report_["valid"] = regression_metrics(outputs * self.scale_ + self.mean_, target)
+            return
+        self.model_.config = self.model_.config.replace(calibration=())
+        before = self._distribution(valid.table)
+        knots = calibration_knots(before.pit(target, self.seed_))
+        self.model_.config = self.model_.config.replace(calibration=knots)
+        after = self._distribution(valid.table)
+        self.report_["target"] = self.target_bins_.describe()
+        self.report_["uncalibrated"] = number_metrics(before, target)
+        self.report_["valid"] = number_metrics(after, target)
+        if not knots:
+            self.report_["notes"].append(
+                f"intervals are not calibrated: {len(valid)} rows are held out, and "
+                f"{MIN_CALIBRATION_ROWS} are needed."
+            )
 
     def evaluate(self, X: Any, y: Any) -> dict[str, float]:
-        """Return the regression metrics of metrics.py on labelled rows."""
-        return regression_metrics(self.predict(X), self._encode_target(y))
+        """Return the regression metrics of metrics.py on labelled rows, and those of intervals."""
+        target = self._encode_target(y)
+        if not self.predicts_distribution:
+            return regression_metrics(self.predict(X), target)
+        return number_metrics(self.predict_distribution(X), target)
 
-    def predict(self, X: Any) -> Array:
-        """Return the predicted number of each row."""
+    def predict(self, X: Any, point: str = "mean") -> Array:
+        """Return the predicted number of each row.
+
+        Parameters
+        ----------
+        X : array, data frame or path
+            Rows.
+        point : {"mean", "median"}, default="mean"
+            Which number of the predicted distribution: its mean has the smallest squared error,
+            its median the smallest absolute error.
+        """
+        if point not in POINTS:
+            raise ConfigError(f"point must be mean or median: got {point!r}. Try median.")
+        check_is_fitted(self)
+        if self.edges_ or point == "median":
+            distribution = self.predict_distribution(X)
+            return distribution.mean if point == "mean" else distribution.median
         return self._predict(X)[:, 0].double().numpy() * self.scale_ + self.mean_
+
+    @property
+    def predicts_distribution(self) -> bool:
+        """Whether the fitted model predicts a distribution, not only one number."""
+        return bool(self.edges_)
+
+    def predict_distribution(self, X: Any) -> NumberDistribution:
+        """Return the predicted distribution of each row: mean, quantiles, cdf, crps, samples."""
+        check_is_fitted(self)
+        if not self.predicts_distribution:
+            raise ConfigError(
+                "this model predicts one number for a row: it was saved before distributions were "
+                "predicted. Train it again for quantiles and intervals."
+            )
+        return self._distribution(self.encoder_.encode(self._frame(X, fitting=False)))
+
+    def _distribution(self, table: EncodedTable) -> NumberDistribution:
+        parts = [
+            self.model_.bin_probabilities(part.double())
+            for part in torch.split(self._outputs(table), PREDICT_BATCH)
+        ]
+        return NumberDistribution(torch.cat(parts).numpy(), np.array(self.edges_))
+
+    def predict_quantiles(self, X: Any, levels: Any = (0.05, 0.5, 0.95)) -> Array:
+        """Return quantiles of the predicted distribution of each row, (rows, levels)."""
+        several = check_levels(levels)
+        return self.predict_distribution(X).quantile(several)
+
+    def predict_interval(self, X: Any, level: float = 0.9) -> Array:
+        """Return low and high ends, (rows, 2), between which a share `level` of targets falls."""
+        check_levels(level, "level")
+        return self.predict_distribution(X).interval(level)
 
 
 class FTTransformerClassifier(TableClassifier):

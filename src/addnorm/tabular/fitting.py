@@ -1,11 +1,13 @@
 """Train a model for tables: losses, batches, early stopping and the best weights.
 
     classes    loss = mean over members of the cross-entropy
-    number     loss = mean over members of (y − ŷ)², y standardised on the training rows
+    number     loss = mean over members of the cross-entropy of a smoothed label over bins
+                      (models/bins.py) + 5 (y − ŷ)², y standardised, ŷ the mean of the bins
 
 The losses of the members are averaged, not their outputs (Gorishniy et al. 2024, 2410.24210, §3).
 """
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,10 +19,14 @@ from torch.nn import functional as F
 
 from addnorm.data.table.encode import MISSING, OTHER, EncodedTable
 from addnorm.data.table.frame import Array
+from addnorm.models.bins import bin_means, positions_of, smoothed_labels
 from addnorm.models.tabular import TabularModel
 from addnorm.training.loop import Loop, LoopSettings, LoopTask, Observer, TrainingState
 from addnorm.training.optimizer import OPTIMIZERS
 from addnorm.training.schedule import make_schedule
+
+SQUARED_ERROR = 5.0
+"""Weight of the squared error of a number's mean beside the cross-entropy of its bins."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,8 @@ class Rows:
     """(rows,): class indices as int64, or standardised numbers."""
     weight: Tensor
     """(rows,): 1 on average."""
+    edges: Tensor | None = None
+    """(bins + 1,): edges of the bins of a standardised number; None for classes."""
 
     def __len__(self) -> int:
         return len(self.target)
@@ -125,7 +133,7 @@ class TableTraining:
     def loss(self, model: nn.Module, batch: dict[str, Tensor], total: int) -> Tensor:
         """Return the weighted sum of the losses of a batch over the rows of the whole step."""
         outputs = model(batch["numbers"], batch["codes"])
-        each = losses(outputs, batch["target"], self.classes)
+        each = losses(outputs, batch["target"], self.classes, self.train.edges)
         return (each * batch["weight"]).sum() / total
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
@@ -134,8 +142,8 @@ class TableTraining:
         if self.valid is None:
             return {"loss": 0.0}  # without held-out rows the last weights are kept
         outputs = predict_outputs(model, self.valid.table, self.settings.batch)
-        outputs = outputs.mean(dim=1, keepdim=True)
-        each = losses(outputs, self.valid.target, self.classes)
+        outputs = mean_of_members(outputs, self.train.edges)
+        each = losses(outputs, self.valid.target, self.classes, self.train.edges)
         weight = self.valid.weight
         metrics = {"loss": float((each * weight).sum() / weight.sum())}
         if self.classes:
@@ -144,9 +152,19 @@ class TableTraining:
         return metrics
 
 
-def losses(outputs: Tensor, target: Tensor, classes: int) -> Tensor:
-    """Return the loss of each row, the mean over the members of (rows, members, outputs)."""
+def losses(outputs: Tensor, target: Tensor, classes: int, edges: Tensor | None = None) -> Tensor:
+    """Return the loss of each row, the mean over the members of (rows, members, outputs).
+
+    Parameters
+    ----------
+    outputs : outputs of the network.
+    target : class indices, or standardised numbers.
+    classes : number of classes; 0 for a number.
+    edges : edges of the bins of a number; None if the output is the number itself.
+    """
     members = outputs.shape[1]
+    if not classes and edges is not None:
+        return _bin_losses(outputs, target.to(outputs.dtype), edges.to(outputs))
     if classes > 2:
         repeated = target[:, None].expand(-1, members)
         return F.cross_entropy(outputs.transpose(1, 2), repeated, reduction="none").mean(dim=1)
@@ -156,6 +174,28 @@ def losses(outputs: Tensor, target: Tensor, classes: int) -> Tensor:
     else:
         each = (outputs[..., 0] - expanded).square()
     return each.mean(dim=1)
+
+
+def _bin_losses(outputs: Tensor, target: Tensor, edges: Tensor) -> Tensor:
+    logs = outputs.log_softmax(dim=-1)
+    label = smoothed_labels(positions_of(target, edges), edges)
+    entropy = -(label[:, None] * logs).sum(dim=-1).mean(dim=1)
+    error = logs.exp() @ bin_means(edges) - target[:, None]
+    return entropy + SQUARED_ERROR * error.square().mean(dim=1)
+
+
+def mean_of_members(outputs: Tensor, edges: Tensor | None = None) -> Tensor:
+    """Return (rows, 1, outputs): the mean output, or of bins the logarithm of the mean probability.
+
+    Parameters
+    ----------
+    outputs : outputs of the network, (rows, members, outputs).
+    edges : edges of the bins of a number; None for classes.
+    """
+    if edges is None:
+        return outputs.mean(dim=1, keepdim=True)
+    logs = outputs.log_softmax(dim=-1).logsumexp(dim=1, keepdim=True)
+    return logs - math.log(outputs.shape[1])
 
 
 def likeliest_class(outputs: Tensor) -> Tensor:
