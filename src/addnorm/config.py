@@ -604,6 +604,9 @@ class TableConfig(Section):
     training)."""
     target: str | None = None
     """Column to predict."""
+    task: str | None = None
+    """What the target is: classes, number, or ordinal (numbers of which only the order counts);
+    inferred if unset."""
     schema: str | None = None
     """File with the type of each column, as `addnorm schema` writes it; inferred if unset."""
     groups: str | None = None
@@ -650,6 +653,8 @@ class TableConfig(Section):
             ("impute", ("none", "median", "mean")),
         ):
             self.require_one_of(name, choices)
+        if self.task is not None:
+            self.require_one_of("task", ("classes", "number", "ordinal"))
         if self.embedding is not None:
             self.require_one_of("embedding", ("linear", "periodic", "piecewise", "hidden"))
         if self.pretrain is not None:

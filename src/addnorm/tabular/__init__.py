@@ -8,6 +8,7 @@ require("narwhals", "tables")
 from addnorm.tabular.estimators import (  # noqa: E402 (after the check that the packages are installed)
     RECOMMENDED,
     FTTransformerClassifier,
+    FTTransformerOrdinal,
     FTTransformerRegressor,
     SAINTClassifier,
     SAINTRegressor,
@@ -20,6 +21,7 @@ from addnorm.tabular.saved import load_estimator, save_estimator  # noqa: E402
 __all__ = [
     "RECOMMENDED",
     "FTTransformerClassifier",
+    "FTTransformerOrdinal",
     "FTTransformerRegressor",
     "InstantClassifier",
     "InstantRegressor",

@@ -90,6 +90,8 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     kind = "ft"
     rate = 1e-4
     number_embedding = "linear"
+    ordered = False
+    """Whether the classes have an order."""
 
     def __init__(
         self,
@@ -400,8 +402,9 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         self.encoder_ = self._encoder(part, self._schema(part)) if encoder is None else encoder
         table = self.encoder_.encode(part)
         self._learn_scale(target[inside], weight[inside])
-        edges = self._edges()
-        rows = Rows(table, self._targets(target[inside]), normalise_weights(weight[inside]), edges)
+        head: dict[str, Any] = {"edges": self._edges(), "ordered": self.ordered}
+        weights = normalise_weights(weight[inside])
+        rows = Rows(table, self._targets(target[inside]), weights, **head)
         valid = None
         if eval_set is not None:
             valid = self._rows(*to_pair(eval_set))
@@ -409,7 +412,7 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             other = self.encoder_.encode(frame.take(held))
             if weight[held].any():
                 held_weight = normalise_weights(weight[held])
-                valid = Rows(other, self._targets(target[held]), held_weight, edges)
+                valid = Rows(other, self._targets(target[held]), held_weight, **head)
         notes = [
             *frame.notes,
             *describe_columns(self.encoder_.schema),
@@ -533,7 +536,7 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             raise InputError(
                 f"X and y must have the same number of rows: got {len(table)} and {len(target)}."
             )
-        return Rows(table, target, torch.ones(len(table)), self._edges())
+        return Rows(table, target, torch.ones(len(table)), self._edges(), self.ordered)
 
     @abstractmethod
     def evaluate(self, X: Any, y: Any) -> dict[str, float]:

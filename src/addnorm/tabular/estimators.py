@@ -12,7 +12,12 @@ from torch import Tensor
 from addnorm.data.table.encode import EncodedTable
 from addnorm.data.table.frame import Array
 from addnorm.errors import ConfigError, InputError, nearest
-from addnorm.metrics import classification_metrics, regression_metrics, reliability_bins
+from addnorm.metrics import (
+    classification_metrics,
+    ordinal_metrics,
+    regression_metrics,
+    reliability_bins,
+)
 from addnorm.tabular.base import PREDICT_BATCH, TableEstimator
 from addnorm.tabular.conformal import MIN_ROWS as MIN_CALIBRATION_ROWS
 from addnorm.tabular.conformal import calibration_knots
@@ -88,8 +93,8 @@ class TableClassifier(ClassifierMixin, TableEstimator):  # type: ignore[misc]
         before = probabilities_of(outputs, 1.0).numpy()
         after = probabilities_of(outputs, self.temperature_).numpy()
         self.report_["temperature"] = self.temperature_
-        self.report_["uncalibrated"] = classification_metrics(before, target)
-        self.report_["valid"] = classification_metrics(after, target)
+        self.report_["uncalibrated"] = self.class_metrics(before, target)
+        self.report_["valid"] = self.class_metrics(after, target)
         self.report_["reliability"] = {
             "as trained": reliability_bins(before, target),
             "calibrated": reliability_bins(after, target),
@@ -97,7 +102,11 @@ class TableClassifier(ClassifierMixin, TableEstimator):  # type: ignore[misc]
 
     def evaluate(self, X: Any, y: Any) -> dict[str, float]:
         """Return the classification metrics of metrics.py on labelled rows."""
-        return classification_metrics(self.predict_proba(X), self._encode_target(y))
+        return self.class_metrics(self.predict_proba(X), self._encode_target(y))
+
+    def class_metrics(self, probabilities: Array, target: Array) -> dict[str, float]:
+        """Return the metrics of probabilities (rows, classes) for class indices."""
+        return classification_metrics(probabilities, target)
 
     def predict_proba(self, X: Any) -> Array:
         """Return the calibrated probability of each class of `classes_`, (rows, classes)."""
@@ -269,6 +278,43 @@ class FTTransformerClassifier(TableClassifier):
     """
 
 
+class FTTransformerOrdinal(TableClassifier):
+    """FT-Transformer for ordered classes, which are numbers: marks, grades, stars.
+
+    Probabilities are those of classes, trained so that a distant class costs more than a near one;
+    `classes_` is in the order of the numbers. Of the numbers only the order is used.
+
+    Examples
+    --------
+    >>> X = np.random.default_rng(0).normal(size=(64, 2))
+    >>> model = FTTransformerOrdinal(width=8, depth=1, epochs=3, random_state=0)
+    >>> model.fit(X, 9 + (X[:, 0] > 0) + (X[:, 0] > 1)).classes_
+    array([ 9, 10, 11])
+    """
+
+    ordered = True
+
+    def learn_target(self, y: Any) -> tuple[Array, int]:
+        """Set `classes_` in ascending order of their numbers; return indices, and their number."""
+        target, count = super().learn_target(y)
+        try:
+            numbers = np.array([float(label) for label in self.classes_])
+        except ValueError:
+            raise InputError(
+                f"an ordinal target must be numbers: got {self.classes_[0]!r}. Number the levels "
+                "in their order, or try classes."
+            ) from None
+        order = np.argsort(numbers, kind="stable")
+        self.classes_ = self.classes_[order]
+        return np.argsort(order)[target], count
+
+    def class_metrics(self, probabilities: Array, target: Array) -> dict[str, float]:
+        """Return the metrics of classes, and those of their order."""
+        numbers = np.array([float(label) for label in self.classes_])
+        figures = classification_metrics(probabilities, target)
+        return figures | ordinal_metrics(probabilities, target, numbers)
+
+
 class FTTransformerRegressor(TableRegressor):
     """FT-Transformer for regression; the defaults are those of the paper.
 
@@ -317,6 +363,7 @@ ESTIMATORS: dict[str, type[TableClassifier] | type[TableRegressor]] = {
     kind.__name__: kind
     for kind in (
         FTTransformerClassifier,
+        FTTransformerOrdinal,
         FTTransformerRegressor,
         TabTransformerClassifier,
         TabTransformerRegressor,

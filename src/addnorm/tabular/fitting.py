@@ -1,6 +1,7 @@
 """Train a model for tables: losses, batches, early stopping and the best weights.
 
     classes    loss = mean over members of the cross-entropy
+    ordinal    loss = mean over members and thresholds k of −log P([y ≤ k])
     number     loss = mean over members of the cross-entropy of a smoothed label over bins
                       (models/bins.py) + 5 (y − ŷ)², y standardised, ŷ the mean of the bins
 
@@ -21,6 +22,7 @@ from addnorm.data.table.encode import MISSING, OTHER, EncodedTable
 from addnorm.data.table.frame import Array
 from addnorm.models.bins import bin_means, positions_of, smoothed_labels
 from addnorm.models.tabular import TabularModel
+from addnorm.training.calibration import logits_of
 from addnorm.training.loop import Loop, LoopSettings, LoopTask, Observer, TrainingState
 from addnorm.training.optimizer import OPTIMIZERS
 from addnorm.training.schedule import make_schedule
@@ -40,6 +42,8 @@ class Rows:
     """(rows,): 1 on average."""
     edges: Tensor | None = None
     """(bins + 1,): edges of the bins of a standardised number; None for classes."""
+    ordered: bool = False
+    """Whether the classes have an order."""
 
     def __len__(self) -> int:
         return len(self.target)
@@ -133,8 +137,14 @@ class TableTraining:
     def loss(self, model: nn.Module, batch: dict[str, Tensor], total: int) -> Tensor:
         """Return the weighted sum of the losses of a batch over the rows of the whole step."""
         outputs = model(batch["numbers"], batch["codes"])
-        each = losses(outputs, batch["target"], self.classes, self.train.edges)
+        each = self.losses(outputs, batch["target"])
         return (each * batch["weight"]).sum() / total
+
+    def losses(self, outputs: Tensor, target: Tensor) -> Tensor:
+        """Return the loss of each row."""
+        if self.train.ordered:
+            return ordinal_losses(outputs, target)
+        return losses(outputs, target, self.classes, self.train.edges)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Return the loss, and the accuracy of classes, on the held-out rows."""
@@ -143,7 +153,7 @@ class TableTraining:
             return {"loss": 0.0}  # without held-out rows the last weights are kept
         outputs = predict_outputs(model, self.valid.table, self.settings.batch)
         outputs = mean_of_members(outputs, self.train.edges)
-        each = losses(outputs, self.valid.target, self.classes, self.train.edges)
+        each = self.losses(outputs, self.valid.target)
         weight = self.valid.weight
         metrics = {"loss": float((each * weight).sum() / weight.sum())}
         if self.classes:
@@ -174,6 +184,24 @@ def losses(outputs: Tensor, target: Tensor, classes: int, edges: Tensor | None =
     else:
         each = (outputs[..., 0] - expanded).square()
     return each.mean(dim=1)
+
+
+def ordinal_losses(outputs: Tensor, target: Tensor) -> Tensor:
+    """Return the loss of each row for ordered classes, the mean over members and thresholds.
+
+        −Σ_k ([y ≤ k] log F_k + [y > k] log(1 − F_k)) / (K − 1),   F_k = p_0 + … + p_k
+
+    Every threshold is a question with two answers (Frank, Hall 2001), so that an error of two
+    classes costs more than one of one class; the sum is the loss of CORAL (Cao et al. 2020,
+    1901.07884, eq. 4). p is one softmax, so F rises whatever the network says.
+    """
+    logs = logits_of(outputs.flatten(0, 1)).log_softmax(dim=1)
+    below = logs.logcumsumexp(dim=1)[:, :-1]
+    above = logs.flip(1).logcumsumexp(dim=1).flip(1)[:, 1:]
+    steps = torch.arange(below.shape[1], device=target.device)
+    repeated = target.repeat_interleave(outputs.shape[1])
+    each = torch.where(repeated[:, None] <= steps, below, above).mean(dim=1)
+    return -each.view(len(target), -1).mean(dim=1)
 
 
 def _bin_losses(outputs: Tensor, target: Tensor, edges: Tensor) -> Tensor:
