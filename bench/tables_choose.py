@@ -1,4 +1,4 @@
-"""Settings of FT-Transformer for tables on held-out rows of the development tables, test rows unseen.
+"""Settings for tables, compared on held-out rows of the development tables; test rows unseen.
 
     python -m bench.tables_choose DATA --out F.jsonl [--tables NAME …] [--settings NAME …]
 

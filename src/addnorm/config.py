@@ -605,6 +605,9 @@ class TableConfig(Section):
     training)."""
     target: str | None = None
     """Column to predict."""
+    task: str | None = None
+    """What the target is: classes, number, or ordinal (numbers of which only the order counts);
+    inferred if unset."""
     schema: str | None = None
     """File with the type of each column, as `addnorm schema` writes it; inferred if unset."""
     groups: str | None = None
@@ -661,6 +664,8 @@ class TableConfig(Section):
             ("effort", ("low", "normal", "high", "published")),
         ):
             self.require_one_of(name, choices)
+        if self.task is not None:
+            self.require_one_of("task", ("classes", "number", "ordinal"))
         if self.embedding is not None:
             self.require_one_of("embedding", ("linear", "periodic", "piecewise", "hidden"))
         if self.pretrain is not None:

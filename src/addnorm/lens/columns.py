@@ -79,17 +79,17 @@ def embed_columns(model: TabularModel, numbers: Tensor, codes: Tensor) -> Tensor
 
 
 def outputs_from(model: TabularModel, tokens: Tensor) -> Tensor:
-    """Return the mean output of the members, (rows, outputs), from tokens."""
+    """Return the mean output of the members, or the number they predict, (rows, outputs)."""
     if isinstance(model, FoldModel):
         parts = zip(model.parts(), tokens.chunk(model.config.folds, dim=-1), strict=True)
         return torch.stack([outputs_from(each, part) for each, part in parts]).mean(dim=0)
     if isinstance(model, FTTransformerModel):
-        return model.head(model.hidden(tokens)).mean(dim=1)
+        return model.answers(model.from_hidden(model.hidden(tokens)))
     if isinstance(model, InstantPredictor):
         return model.from_tokens(tokens)[:, 0]
     assert isinstance(model, TabTransformerModel)
     count = model.config.numbers
-    return model.from_tokens(tokens[:, :count, 0], tokens[:, count:]).mean(dim=1)
+    return model.answers(model.from_tokens(tokens[:, :count, 0], tokens[:, count:]))
 
 
 def scores_from(model: TabularModel, tokens: Tensor) -> Tensor:

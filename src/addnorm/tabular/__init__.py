@@ -7,6 +7,7 @@ require("narwhals", "tables")
 
 from addnorm.tabular.estimators import (  # noqa: E402 (after the check that the packages are installed)
     FTTransformerClassifier,
+    FTTransformerOrdinal,
     FTTransformerRegressor,
     SAINTClassifier,
     SAINTRegressor,
@@ -18,6 +19,7 @@ from addnorm.tabular.saved import load_estimator, save_estimator  # noqa: E402
 
 __all__ = [
     "FTTransformerClassifier",
+    "FTTransformerOrdinal",
     "FTTransformerRegressor",
     "InstantClassifier",
     "InstantRegressor",

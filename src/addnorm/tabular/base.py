@@ -48,7 +48,6 @@ from addnorm.tabular.holdout import (
     describe_groups,
     hold_out,
     make_folds,
-    require_one_split,
 )
 from addnorm.tabular.inputs import (
     as_frame,
@@ -73,12 +72,18 @@ class Pretrained:
     body: TabularModel
     history: list[dict[str, float]]
 
-    def make_model(self, classes: int) -> TabularModel:
+    def make_model(self, classes: int, head: dict[str, Any] | None = None) -> TabularModel:
         """Return a model with the pre-trained weights and a new head."""
-        model = build_tabular(replace(self.body.config, outputs=classes if classes > 2 else 1))
+        head = head or {"outputs": outputs_for(classes)}
+        model = build_tabular(replace(self.body.config, **head))
         weights = {n: t for n, t in self.body.state_dict().items() if not n.startswith("head.")}
         model.load_state_dict(weights, strict=False)
         return model
+
+
+def outputs_for(classes: int) -> int:
+    """Return the number of outputs for classes: one for two of them, and for a single number."""
+    return classes if classes > 2 else 1
 
 
 def with_parameters(text: str, constructor: str) -> str:
@@ -102,6 +107,8 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     kind = "ft"
     rate = 1e-4
     number_embedding = "linear"
+    ordered = False
+    """Whether the classes have an order."""
 
     def __init__(
         self,
@@ -456,19 +463,20 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         self._learn_scale(target[inside], weight[inside])
         fold = None
         if folds > 1:
-            require_one_split(self.split, group_names is not None)
-            numbers = make_folds(
-                len(frame), folds, classes=labels, groups=group_names, seed=self.seed_
+            fold = torch.from_numpy(
+                make_folds(len(frame), folds, classes=labels, groups=group_names, seed=self.seed_)
             )
-            fold = torch.from_numpy(numbers)
-        rows = Rows(table, self._targets(target[inside]), normalise_weights(weight[inside]), fold)
+        head: dict[str, Any] = {"edges": self._edges(), "ordered": self.ordered}
+        weights = normalise_weights(weight[inside])
+        rows = Rows(table, self._targets(target[inside]), weights, fold=fold, **head)
         valid = rows if fold is not None else None
         if eval_set is not None:
             valid = self._rows(*to_pair(eval_set))
         elif len(held):
             other = self.encoder_.encode(frame.take(held))
             if weight[held].any():
-                valid = Rows(other, self._targets(target[held]), normalise_weights(weight[held]))
+                held_weight = normalise_weights(weight[held])
+                valid = Rows(other, self._targets(target[held]), held_weight, **head)
         notes = [
             *frame.notes,
             *describe_columns(self.encoder_.schema),
@@ -497,12 +505,17 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     ) -> TabularModel:
         """Return an untrained model for these rows, or the pre-trained one with a new head."""
         pretrained = getattr(self, "pretrained_", None)
+        head = self._head(classes)
         if pretrained is not None:
-            return pretrained.make_model(classes)
+            return pretrained.make_model(classes, head)
         network = choose_network(
             self, split.rows.table, split.target, self.bins, classes, trunk, split.rows.fold
         )
-        return build_tabular(network)
+        return build_tabular(replace(network, **head))
+
+    def _head(self, classes: int) -> dict[str, Any]:
+        """Return the fields of the network's configuration that depend on the target."""
+        return {"outputs": outputs_for(classes)}
 
     def finish(self, split: SplitRows, fitted: FitResult) -> None:
         """Calibrate on the held-out rows, and set the training report."""
@@ -606,7 +619,8 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             raise InputError(
                 f"X and y must have the same number of rows: got {len(table)} and {len(target)}."
             )
-        return Rows(table, target, torch.ones(len(table)))
+        weight = torch.ones(len(table))
+        return Rows(table, target, weight, edges=self._edges(), ordered=self.ordered)
 
     @abstractmethod
     def evaluate(self, X: Any, y: Any) -> dict[str, float]:
@@ -618,6 +632,10 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
 
     def _learn_scale(self, target: Array, weight: Array) -> None:
         """Set mean and scale of a numeric target from the training rows."""
+
+    def _edges(self) -> Tensor | None:
+        """Return the edges of the bins of a standardised number, if the network predicts bins."""
+        return None
 
     def _targets(self, target: Array) -> Tensor:
         """Return targets as the loss takes them."""
@@ -634,12 +652,16 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     # ── Predicting ────────────────────────────────────────────────────────────────────────────────
 
     def _predict(self, X: Any) -> Tensor:
-        """Return the mean output of the members, (rows, outputs)."""
+        """Return the mean output of the members, or the number they predict, (rows, outputs)."""
         check_is_fitted(self)
         return self._predict_encoded(self.encoder_.encode(self._frame(X, fitting=False)))
 
     def _predict_encoded(self, table: EncodedTable) -> Tensor:
-        return predict_outputs(self.model_, table, self._predict_batch()).mean(dim=1)
+        return self.model_.answers(self._outputs(table))
+
+    def _outputs(self, table: EncodedTable) -> Tensor:
+        """Return the outputs of every member, (rows, members, outputs)."""
+        return predict_outputs(self.model_, table, self._predict_batch())
 
     def _predict_batch(self) -> int:
         return self.batch_ if self.model_.along_rows else PREDICT_BATCH

@@ -7,16 +7,33 @@ import torch
 from sklearn.base import ClassifierMixin, RegressorMixin  # type: ignore[import-untyped]
 from sklearn.utils.class_weight import compute_sample_weight  # type: ignore[import-untyped]
 from sklearn.utils.multiclass import check_classification_targets  # type: ignore[import-untyped]
+from sklearn.utils.validation import check_is_fitted  # type: ignore[import-untyped]
 from torch import Tensor
 
 from addnorm.data.table.encode import EncodedTable
 from addnorm.data.table.frame import Array
 from addnorm.errors import ConfigError, InputError, nearest
-from addnorm.metrics import classification_metrics, regression_metrics, reliability_bins
-from addnorm.tabular.base import TableEstimator
+from addnorm.metrics import (
+    classification_metrics,
+    ordinal_metrics,
+    regression_metrics,
+    reliability_bins,
+)
+from addnorm.tabular.base import PREDICT_BATCH, TableEstimator
+from addnorm.tabular.conformal import MIN_ROWS as MIN_CALIBRATION_ROWS
+from addnorm.tabular.conformal import calibration_knots
+from addnorm.tabular.distribution import (
+    NumberDistribution,
+    check_levels,
+    make_target_bins,
+    number_metrics,
+)
 from addnorm.tabular.fitting import Rows
 from addnorm.tabular.inputs import to_labels, to_targets
 from addnorm.training.calibration import fit_temperature, probabilities_of
+
+POINTS = ("mean", "median")
+"""What `predict` of a regressor may return."""
 
 
 class TableClassifier(ClassifierMixin, TableEstimator):  # type: ignore[misc]
@@ -82,15 +99,15 @@ class TableClassifier(ClassifierMixin, TableEstimator):  # type: ignore[misc]
         return np.asarray(compute_sample_weight(self.class_weight, self.classes_[target]))
 
     def _calibrate(self, valid: Rows, outputs: Tensor) -> None:
-        target = valid.target.numpy()
+        outputs, target = outputs.mean(dim=1), valid.target.numpy()
         self.temperature_ = fit_temperature(outputs, valid.target, valid.weight)
         before = probabilities_of(outputs, 1.0).numpy()
         after = probabilities_of(outputs, self.temperature_).numpy()
         self.report_["temperature"] = self.temperature_
         if self.metric == "f1" and len(self.classes_) == 2:
             self.threshold_ = self.report_["threshold"] = best_threshold(after[:, 1], target)
-        self.report_["uncalibrated"] = classification_metrics(before, target)
-        self.report_["valid"] = classification_metrics(after, target)
+        self.report_["uncalibrated"] = self.class_metrics(before, target)
+        self.report_["valid"] = self.class_metrics(after, target)
         self.report_["reliability"] = {
             "as trained": reliability_bins(before, target),
             "calibrated": reliability_bins(after, target),
@@ -98,7 +115,11 @@ class TableClassifier(ClassifierMixin, TableEstimator):  # type: ignore[misc]
 
     def evaluate(self, X: Any, y: Any) -> dict[str, float]:
         """Return the classification metrics of metrics.py on labelled rows."""
-        return classification_metrics(self.predict_proba(X), self._encode_target(y))
+        return self.class_metrics(self.predict_proba(X), self._encode_target(y))
+
+    def class_metrics(self, probabilities: Array, target: Array) -> dict[str, float]:
+        """Return the metrics of probabilities (rows, classes) for class indices."""
+        return classification_metrics(probabilities, target)
 
     def predict_proba(self, X: Any) -> Array:
         """Return the calibrated probability of each class of `classes_`, (rows, classes)."""
@@ -109,7 +130,7 @@ class TableClassifier(ClassifierMixin, TableEstimator):  # type: ignore[misc]
         return np.asarray(self.classes_[self._decide(self.predict_proba(X))])
 
     def _decide(self, probabilities: Array) -> Array:
-        """Return the class index of each row: the likeliest, or by the threshold if there is one."""
+        """Return the class index of each row: the likeliest, or by the threshold if any."""
         threshold = getattr(self, "threshold_", None)
         if threshold is None:
             return np.asarray(probabilities.argmax(axis=1))
@@ -136,7 +157,11 @@ def best_threshold(probability: Array, target: Array) -> float:
 
 
 class TableRegressor(RegressorMixin, TableEstimator):  # type: ignore[misc]
-    """Base class of the regressors."""
+    """Base class of the regressors: a distribution over bins, calibrated on held-out rows."""
+
+    edges_: tuple[float, ...] = ()
+    """Edges of the bins, in units of the target; empty if the model predicts one number."""
+    has_bins = True
 
     def fit(
         self, X: Any, y: Any, sample_weight: Any = None, eval_set: Any = None, groups: Any = None
@@ -152,7 +177,7 @@ class TableRegressor(RegressorMixin, TableEstimator):  # type: ignore[misc]
         sample_weight : array of shape (n_rows,), default=None
             Weight of each row in the loss. None weights all rows equally.
         eval_set : tuple (X, y), default=None
-            Rows for early stopping, in place of a part of X.
+            Rows for early stopping and calibration, in place of a part of X.
         groups : array of shape (n_rows,), default=None
             Group of each row. Rows of one group are held out together.
 
@@ -173,6 +198,21 @@ class TableRegressor(RegressorMixin, TableEstimator):  # type: ignore[misc]
         self.mean_ = float(np.average(target, weights=weight if weight.any() else None))
         variance = np.average((target - self.mean_) ** 2, weights=weight if weight.any() else None)
         self.scale_ = float(variance**0.5) or 1.0
+        if self.has_bins:
+            self.target_bins_ = make_target_bins(target, weight)
+            self.edges_ = tuple(self.target_bins_.edges.tolist())
+
+    def standardised_edges(self) -> tuple[float, ...]:
+        """Return the edges of the bins of a standardised target."""
+        return tuple(((np.array(self.edges_) - self.mean_) / self.scale_).tolist())
+
+    def _edges(self) -> Tensor | None:
+        return torch.tensor(self.standardised_edges()) if self.edges_ else None
+
+    def _head(self, classes: int) -> dict[str, Any]:
+        if not self.edges_:
+            return super()._head(classes)
+        return {"outputs": len(self.edges_) - 1, "edges": self.standardised_edges()}
 
     def _targets(self, target: Array) -> Tensor:
         return torch.from_numpy((target - self.mean_) / self.scale_).float()
@@ -182,17 +222,84 @@ class TableRegressor(RegressorMixin, TableEstimator):  # type: ignore[misc]
         return rows.table, rows.target.double().numpy() * self.scale_ + self.mean_
 
     def _calibrate(self, valid: Rows, outputs: Tensor) -> None:
-        means = outputs[:, 0].double().numpy()
-        target = valid.target.double().numpy()
-        self.report_["valid"] = regression_metrics(means * self.scale_, target * self.scale_)
+        target = self.labelled(valid)[1]
+        if not self.edges_:
+            means = outputs.mean(dim=1)[:, 0].double().numpy()
+            self.report_["valid"] = regression_metrics(means * self.scale_ + self.mean_, target)
+            return
+        self.model_.config = self.model_.config.replace(calibration=())
+        before = self._distribution(outputs)
+        knots = calibration_knots(before.pit(target, self.seed_))
+        self.model_.config = self.model_.config.replace(calibration=knots)
+        after = self._distribution(outputs)
+        self.report_["target"] = self.target_bins_.describe()
+        self.report_["uncalibrated"] = number_metrics(before, target)
+        self.report_["valid"] = number_metrics(after, target)
+        if not knots:
+            self.report_["notes"].append(
+                f"intervals are not calibrated: {len(valid)} rows are held out, and "
+                f"{MIN_CALIBRATION_ROWS} are needed."
+            )
 
     def evaluate(self, X: Any, y: Any) -> dict[str, float]:
-        """Return the regression metrics of metrics.py on labelled rows."""
-        return regression_metrics(self.predict(X), self._encode_target(y))
+        """Return the regression metrics of metrics.py on labelled rows, and those of intervals."""
+        target = self._encode_target(y)
+        if not self.predicts_distribution:
+            return regression_metrics(self.predict(X), target)
+        return number_metrics(self.predict_distribution(X), target)
 
-    def predict(self, X: Any) -> Array:
-        """Return the predicted number of each row."""
+    def predict(self, X: Any, point: str = "mean") -> Array:
+        """Return the predicted number of each row.
+
+        Parameters
+        ----------
+        X : array, data frame or path
+            Rows.
+        point : {"mean", "median"}, default="mean"
+            Which number of the predicted distribution: its mean has the smallest squared error,
+            its median the smallest absolute error.
+        """
+        if point not in POINTS:
+            raise ConfigError(f"point must be mean or median: got {point!r}. Try median.")
+        check_is_fitted(self)
+        if self.edges_ or point == "median":
+            distribution = self.predict_distribution(X)
+            return distribution.mean if point == "mean" else distribution.median
         return self._predict(X)[:, 0].double().numpy() * self.scale_ + self.mean_
+
+    @property
+    def predicts_distribution(self) -> bool:
+        """Whether the fitted model predicts a distribution, not only one number."""
+        return bool(self.edges_)
+
+    def predict_distribution(self, X: Any) -> NumberDistribution:
+        """Return the predicted distribution of each row: mean, quantiles, cdf, crps, samples."""
+        check_is_fitted(self)
+        if not self.predicts_distribution:
+            raise ConfigError(
+                "this model predicts one number for a row: it was saved before distributions were "
+                "predicted. Train it again for quantiles and intervals."
+            )
+        table = self.encoder_.encode(self._frame(X, fitting=False))
+        return self._distribution(self._outputs(table))
+
+    def _distribution(self, outputs: Tensor) -> NumberDistribution:
+        """Return the distributions that outputs (rows, members, bins) are the logits of."""
+        parts = [
+            self.model_.bin_probabilities(part.double())
+            for part in torch.split(outputs, PREDICT_BATCH)
+        ]
+        return NumberDistribution(torch.cat(parts).numpy(), np.array(self.edges_))
+
+    def predict_quantiles(self, X: Any, levels: Any = (0.05, 0.5, 0.95)) -> Array:
+        """Return quantiles of the predicted distribution of each row, (rows, levels)."""
+        several = check_levels(levels)
+        return self.predict_distribution(X).quantile(several)
+
+    def predict_interval(self, X: Any, level: float = 0.9) -> Array:
+        """Return low and high ends, (rows, 2), between which a share `level` of targets falls."""
+        check_levels(level, "level")
+        return self.predict_distribution(X).interval(level)
 
 
 class FTTransformerClassifier(TableClassifier):
@@ -210,6 +317,43 @@ class FTTransformerClassifier(TableClassifier):
     >>> model.fit(X, X[:, 0] > 0).predict_proba(X[:3]).shape
     (3, 2)
     """
+
+
+class FTTransformerOrdinal(TableClassifier):
+    """FT-Transformer for ordered classes, which are numbers: marks, grades, stars.
+
+    Probabilities are those of classes, trained so that a distant class costs more than a near one;
+    `classes_` is in the order of the numbers. Of the numbers only the order is used.
+
+    Examples
+    --------
+    >>> X = np.random.default_rng(0).normal(size=(64, 2))
+    >>> model = FTTransformerOrdinal(width=8, depth=1, epochs=3, random_state=0)
+    >>> model.fit(X, 9 + (X[:, 0] > 0) + (X[:, 0] > 1)).classes_
+    array([ 9, 10, 11])
+    """
+
+    ordered = True
+
+    def learn_target(self, y: Any) -> tuple[Array, int]:
+        """Set `classes_` in ascending order of their numbers; return indices, and their number."""
+        target, count = super().learn_target(y)
+        try:
+            numbers = np.array([float(label) for label in self.classes_])
+        except ValueError:
+            raise InputError(
+                f"an ordinal target must be numbers: got {self.classes_[0]!r}. Number the levels "
+                "in their order, or try classes."
+            ) from None
+        order = np.argsort(numbers, kind="stable")
+        self.classes_ = self.classes_[order]
+        return np.argsort(order)[target], count
+
+    def class_metrics(self, probabilities: Array, target: Array) -> dict[str, float]:
+        """Return the metrics of classes, and those of their order."""
+        numbers = np.array([float(label) for label in self.classes_])
+        figures = classification_metrics(probabilities, target)
+        return figures | ordinal_metrics(probabilities, target, numbers)
 
 
 class FTTransformerRegressor(TableRegressor):
@@ -256,6 +400,7 @@ ESTIMATORS: dict[str, type[TableClassifier] | type[TableRegressor]] = {
     kind.__name__: kind
     for kind in (
         FTTransformerClassifier,
+        FTTransformerOrdinal,
         FTTransformerRegressor,
         TabTransformerClassifier,
         TabTransformerRegressor,

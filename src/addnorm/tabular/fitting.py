@@ -1,13 +1,16 @@
 """Train a model for tables: losses, batches, early stopping and the best weights.
 
     classes    loss = mean over members of the cross-entropy
-    number     loss = mean over members of (y − ŷ)², y standardised on the training rows
+    ordinal    loss = mean over members and thresholds k of −log P([y ≤ k])
+    number     loss = mean over members of the cross-entropy of a smoothed label over bins
+                      (models/bins.py) + 5 (y − ŷ)², y standardised, ŷ the mean of the bins
 
 The losses of the members are averaged, not their outputs (Gorishniy et al. 2024, 2410.24210, §3).
 With K folds, K models are trained side by side, each on the rows outside its fold; they are
 evaluated together, on the out-of-fold prediction of every row.
 """
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,15 +22,25 @@ from torch.nn import functional as F
 
 from addnorm.data.table.encode import MISSING, OTHER, EncodedTable
 from addnorm.data.table.frame import Array
-from addnorm.metrics import classification_metrics
+from addnorm.metrics import classification_metrics, regression_metrics
+from addnorm.models.bins import bin_means, positions_of, smoothed_labels
 from addnorm.models.tabular import FoldModel, TabularModel
-from addnorm.training.calibration import probabilities_of
+from addnorm.training.calibration import logits_of, probabilities_of
 from addnorm.training.loop import Loop, LoopSettings, LoopTask, Observer, TrainingState
 from addnorm.training.optimizer import OPTIMIZERS
 from addnorm.training.schedule import make_schedule
 
+SQUARED_ERROR = 5.0
+"""Weight of the squared error of a number's mean beside the cross-entropy of its bins."""
 
-CLASS_METRICS = {"loss": "loss", "logloss": "loss", "accuracy": "accuracy", "auc": "auc", "f1": "f1"}
+
+CLASS_METRICS = {
+    "loss": "loss",
+    "logloss": "loss",
+    "accuracy": "accuracy",
+    "auc": "auc",
+    "f1": "f1",
+}
 """Names of the metrics that may decide which weights of a classifier are best."""
 NUMBER_METRICS = {"loss": "loss", "rmse": "loss", "mae": "mae"}
 """The same for a regressor."""
@@ -44,6 +57,10 @@ class Rows:
     """(rows,): 1 on average."""
     fold: Tensor | None = None
     """(rows,): the fold of each row, whose model is not trained on it; None without folds."""
+    edges: Tensor | None = None
+    """(bins + 1,): edges of the bins of a standardised number; None for classes."""
+    ordered: bool = False
+    """Whether the classes have an order."""
 
     def __len__(self) -> int:
         return len(self.target)
@@ -141,7 +158,7 @@ class TableTraining:
         if "fold" in batch:
             return self._fold_loss(model, batch, total)
         outputs = model(batch["numbers"], batch["codes"])
-        each = losses(outputs, batch["target"], self.classes)
+        each = self.losses(outputs, batch["target"])
         return (each * batch["weight"]).sum() / total
 
     def _fold_loss(self, model: nn.Module, batch: dict[str, Tensor], total: int) -> Tensor:
@@ -151,9 +168,15 @@ class TableTraining:
         for fold, part in enumerate(model.parts()):
             inside = batch["fold"] != fold
             outputs = part(batch["numbers"][inside], batch["codes"][inside])
-            each = losses(outputs, batch["target"][inside], self.classes)
+            each = self.losses(outputs, batch["target"][inside])
             sums.append((each * batch["weight"][inside]).sum())
         return torch.stack(sums).sum() / (total * (len(sums) - 1))
+
+    def losses(self, outputs: Tensor, target: Tensor) -> Tensor:
+        """Return the loss of each row."""
+        if self.train.ordered:
+            return ordinal_losses(outputs, target)
+        return losses(outputs, target, self.classes, self.train.edges)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Return the loss and other metrics on the held-out rows, or on all rows out of fold."""
@@ -161,8 +184,11 @@ class TableTraining:
         rows = self.train if self.train.fold is not None else self.valid
         if rows is None:
             return {"loss": 0.0}  # without held-out rows the last weights are kept
-        outputs = held_out_outputs(model, rows, self.settings.batch)
-        each = losses(outputs[:, None], rows.target, self.classes)
+        outputs = mean_of_members(
+            held_out_outputs(model, rows, self.settings.batch), self.train.edges
+        )
+        each = self.losses(outputs, rows.target)
+        outputs = outputs[:, 0]
         metrics = {"loss": float((each * rows.weight).sum() / rows.weight.sum())}
         if self.classes:
             correct = (likeliest_class(outputs) == rows.target).float()
@@ -171,30 +197,43 @@ class TableTraining:
             probabilities = probabilities_of(outputs, 1.0).numpy()
             figures = classification_metrics(probabilities, rows.target.numpy())
             metrics[self.metric] = figures[self.metric]
-        if self.metric == "mae":
-            distance = (outputs[:, 0] - rows.target).abs()
-            metrics["mae"] = float((distance * rows.weight).sum() / rows.weight.sum())
+        if self.metric in ("rmse", "mae"):
+            numbers = outputs[:, 0]
+            if self.train.edges is not None:
+                numbers = outputs.softmax(dim=1) @ bin_means(self.train.edges)
+            figures = regression_metrics(numbers.numpy(), rows.target.numpy())
+            metrics[self.metric] = figures[self.metric]
         return metrics
 
 
 def held_out_outputs(model: TabularModel, rows: Rows, batch: int) -> Tensor:
-    """Return the mean output of the members, (rows, outputs), for rows that training held out.
+    """Return the outputs of every member, (rows, members, outputs), for rows that are held out.
 
     Of rows with folds, each is predicted by the model that was not trained on it.
     """
     if rows.fold is None:
-        return predict_outputs(model, rows.table, batch).mean(dim=1)
+        return predict_outputs(model, rows.table, batch)
     assert isinstance(model, FoldModel)
-    outputs = torch.empty(len(rows), model.config.outputs)
+    outputs = torch.empty(len(rows), model.config.members, model.config.outputs)
     for fold, part in enumerate(model.parts()):
         inside = torch.nonzero(rows.fold == fold)[:, 0]
-        outputs[inside] = predict_outputs(part, rows.table.take(inside), batch).mean(dim=1)
+        outputs[inside] = predict_outputs(part, rows.table.take(inside), batch)
     return outputs
 
 
-def losses(outputs: Tensor, target: Tensor, classes: int) -> Tensor:
-    """Return the loss of each row, the mean over the members of (rows, members, outputs)."""
+def losses(outputs: Tensor, target: Tensor, classes: int, edges: Tensor | None = None) -> Tensor:
+    """Return the loss of each row, the mean over the members of (rows, members, outputs).
+
+    Parameters
+    ----------
+    outputs : outputs of the network.
+    target : class indices, or standardised numbers.
+    classes : number of classes; 0 for a number.
+    edges : edges of the bins of a number; None if the output is the number itself.
+    """
     members = outputs.shape[1]
+    if not classes and edges is not None:
+        return _bin_losses(outputs, target.to(outputs.dtype), edges.to(outputs))
     if classes > 2:
         repeated = target[:, None].expand(-1, members)
         return F.cross_entropy(outputs.transpose(1, 2), repeated, reduction="none").mean(dim=1)
@@ -204,6 +243,46 @@ def losses(outputs: Tensor, target: Tensor, classes: int) -> Tensor:
     else:
         each = (outputs[..., 0] - expanded).square()
     return each.mean(dim=1)
+
+
+def ordinal_losses(outputs: Tensor, target: Tensor) -> Tensor:
+    """Return the loss of each row for ordered classes, the mean over members and thresholds.
+
+        −Σ_k ([y ≤ k] log F_k + [y > k] log(1 − F_k)) / (K − 1),   F_k = p_0 + … + p_k
+
+    Every threshold is a question with two answers (Frank, Hall 2001), so that an error of two
+    classes costs more than one of one class; the sum is the loss of CORAL (Cao et al. 2020,
+    1901.07884, eq. 4). p is one softmax, so F rises whatever the network says.
+    """
+    logs = logits_of(outputs.flatten(0, 1)).log_softmax(dim=1)
+    below = logs.logcumsumexp(dim=1)[:, :-1]
+    above = logs.flip(1).logcumsumexp(dim=1).flip(1)[:, 1:]
+    steps = torch.arange(below.shape[1], device=target.device)
+    repeated = target.repeat_interleave(outputs.shape[1])
+    each = torch.where(repeated[:, None] <= steps, below, above).mean(dim=1)
+    return -each.view(len(target), -1).mean(dim=1)
+
+
+def _bin_losses(outputs: Tensor, target: Tensor, edges: Tensor) -> Tensor:
+    logs = outputs.log_softmax(dim=-1)
+    label = smoothed_labels(positions_of(target, edges), edges)
+    entropy = -(label[:, None] * logs).sum(dim=-1).mean(dim=1)
+    error = logs.exp() @ bin_means(edges) - target[:, None]
+    return entropy + SQUARED_ERROR * error.square().mean(dim=1)
+
+
+def mean_of_members(outputs: Tensor, edges: Tensor | None = None) -> Tensor:
+    """Return (rows, 1, outputs): the mean output, or of bins the logarithm of the mean probability.
+
+    Parameters
+    ----------
+    outputs : outputs of the network, (rows, members, outputs).
+    edges : edges of the bins of a number; None for classes.
+    """
+    if edges is None:
+        return outputs.mean(dim=1, keepdim=True)
+    logs = outputs.log_softmax(dim=-1).logsumexp(dim=1, keepdim=True)
+    return logs - math.log(outputs.shape[1])
 
 
 def likeliest_class(outputs: Tensor) -> Tensor:
