@@ -499,7 +499,8 @@ class TrainConfig(Section):
     keep_checkpoints: int = 2
     """Number of checkpoints to keep."""
     metric: str = "loss"
-    """Metric that selects the best weights: loss, bleu, accuracy or f1, as the task has them."""
+    """Metric that selects the best weights: loss, bleu, accuracy, auc, f1 or mae, as the task has
+    them."""
     patience: int = 0
     """Evaluations without a better metric before stopping; 0 for never."""
     average_checkpoints: int = 0
@@ -616,6 +617,9 @@ class TableConfig(Section):
     training)."""
     target: str | None = None
     """Column to predict."""
+    task: str | None = None
+    """What the target is: classes, number, or ordinal (numbers of which only the order counts);
+    inferred if unset."""
     schema: str | None = None
     """File with the type of each column, as `addnorm schema` writes it; inferred if unset."""
     groups: str | None = None
@@ -649,6 +653,15 @@ class TableConfig(Section):
     """Fraction of cells hidden at random in training."""
     swap_cells: float = 0.0
     """Fraction of cells replaced by another row's value in training."""
+    effort: str = "normal"
+    """Time for a better model: low (fewer epochs), normal, high (more epochs, 5 folds), or
+    published (network and training of the publication)."""
+    folds: int | None = None
+    """Number of models, each trained without one fold of the rows, whose outputs are averaged; 1
+    is one model with held-out rows; set by the effort if unset."""
+    class_weight: str | None = None
+    """Weights of the classes in the loss: balanced (inversely proportional to their rows); equal
+    if unset."""
     weights: str | None = None
     """File with the weights of an instant model; those of the package if unset."""
 
@@ -660,13 +673,18 @@ class TableConfig(Section):
             ("bins", ("target", "quantile")),
             ("scaling", ("quantile", "robust", "standard", "none")),
             ("impute", ("none", "median", "mean")),
+            ("effort", ("low", "normal", "high", "published")),
         ):
             self.require_one_of(name, choices)
+        if self.task is not None:
+            self.require_one_of("task", ("classes", "number", "ordinal"))
         if self.embedding is not None:
             self.require_one_of("embedding", ("linear", "periodic", "piecewise", "hidden"))
         if self.pretrain is not None:
             self.require_one_of("pretrain", ("masked", "replaced", "contrastive"))
-        self.require_positive("members", "min_count")
+        if self.class_weight is not None:
+            self.require_one_of("class_weight", ("balanced",))
+        self.require_positive("members", "min_count", "folds")
         for name in ("drop_cells", "swap_cells"):
             holds = 0 <= getattr(self, name) < 1
             self.require(holds, name, "must be at least 0 and below 1", "Try 0.02.")

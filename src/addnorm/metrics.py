@@ -2,7 +2,7 @@
 
 BLEU, chrF and ROUGE of texts; precision, recall and F1 of labelled spans; accuracy, macro F1, AUC,
 log loss, Brier score and expected calibration error (ECE) of class probabilities; RMSE, MAE and R²
-of numeric predictions.
+of numeric predictions, pinball loss of quantiles, coverage and width of intervals.
 Probabilities have the shape (rows, classes); labels are class indices, shape (rows,).
 """
 
@@ -229,6 +229,39 @@ def brier_score(probabilities: NDArray[Any], labels: NDArray[Any]) -> float:
     return float(squares.sum(axis=1).mean() / (2 if classes == 2 else 1))
 
 
+def ordinal_metrics(
+    probabilities: ArrayLike, labels: ArrayLike, numbers: ArrayLike
+) -> dict[str, float]:
+    """Return what ordered classes add: MAE, quadratic-weighted kappa, ranked probability score.
+
+        MAE    mean distance of the likeliest class from the label, in units of the classes
+        kappa  1 − Σ (i − j)² observed_ij / Σ (i − j)² expected_ij   (Cohen 1968)
+        RPS    mean Σ_k (F_k − [y ≤ k])² / (K − 1)                   (Epstein 1969)
+
+    Parameters
+    ----------
+    probabilities : (rows, classes), the classes in their order.
+    labels : class indices.
+    numbers : the number that each class stands for.
+
+    >>> ordinal_metrics([[0.5, 0.5, 0.0]], [1], [3, 4, 5])["rps"]
+    0.125
+    """
+    p, y = np.asarray(probabilities, dtype=float), np.asarray(labels)
+    _require_equal_counts(len(p), len(y))
+    predicted, value, count = p.argmax(axis=1), np.asarray(numbers, dtype=float), p.shape[1]
+    steps = np.arange(count)
+    distance = (predicted - y) ** 2
+    shares = (np.bincount(part, minlength=count) / len(y) for part in (predicted, y))
+    by_chance = float(np.outer(*shares).ravel() @ ((steps[:, None] - steps) ** 2).ravel())
+    misses = np.cumsum(p, axis=1)[:, :-1] - (y[:, None] <= steps[:-1])
+    return {
+        "mae": float(np.abs(value[predicted] - value[y]).mean()),
+        "kappa": 1 - float(distance.mean()) / by_chance if by_chance else float("nan"),
+        "rps": float((misses**2).sum(axis=1).mean() / max(count - 1, 1)),
+    }
+
+
 def auc(scores: NDArray[Any], positive: NDArray[Any]) -> float:
     """Return the probability that a positive row scores above a negative one; ties count half.
 
@@ -313,6 +346,29 @@ def regression_metrics(predictions: ArrayLike, targets: ArrayLike) -> dict[str, 
         "mae": float(np.abs(error).mean()),
         "r2": 1 - square / variance if variance else float("nan"),
     }
+
+
+def pinball_loss(quantiles: ArrayLike, levels: ArrayLike, targets: ArrayLike) -> float:
+    """Return the mean over rows and levels of max(q (y − ŷ), (q − 1)(y − ŷ)).
+
+    Koenker, Bassett 1978. Its mean over all levels is half the CRPS.
+
+    >>> pinball_loss([[1.0]], [0.9], [3.0])
+    1.8
+    """
+    predicted, level = np.asarray(quantiles, dtype=float), np.asarray(levels, dtype=float)
+    actual = np.asarray(targets, dtype=float)
+    _require_equal_counts(len(predicted), len(actual))
+    error = actual[:, None] - predicted
+    return float(np.maximum(level * error, (level - 1) * error).mean())
+
+
+def interval_metrics(intervals: ArrayLike, targets: ArrayLike) -> tuple[float, float]:
+    """Return the share of targets within intervals (rows, 2), ends included; and the mean width."""
+    ends, actual = np.asarray(intervals, dtype=float), np.asarray(targets, dtype=float)
+    _require_equal_counts(len(ends), len(actual))
+    inside = (ends[:, 0] <= actual) & (actual <= ends[:, 1])
+    return float(inside.mean()), float((ends[:, 1] - ends[:, 0]).mean())
 
 
 def _require_equal_counts(predictions: int, references: int) -> None:

@@ -11,16 +11,15 @@ from torch import Tensor
 from addnorm import ModelConfig
 from addnorm.errors import InputError, SavedError
 from addnorm.layers.addnorm import ADDNORMS
+from addnorm.models.bins import bin_means, quantiles_of
 from addnorm.models.instant import (
     FEATURES,
     InstantConfig,
     InstantModel,
     Vote,
-    bin_means,
     cell_features,
     column_stats,
     make_predictor,
-    quantiles_of,
     read_instant,
     standardise_target,
     write_instant,

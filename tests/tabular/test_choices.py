@@ -94,7 +94,7 @@ def test_the_network_has_the_requested_sizes() -> None:
     config, trunk = model.model_.config, model.model_.config.trunk
     assert (trunk.width, trunk.depth, trunk.heads) == (24, 3, 4) and config.members == 2
     assert trunk.ffn_width == 32, "4/3 of the width, as published"
-    assert config.numbers == len(model.encoder_.numbers) and config.outputs == 1
+    assert config.numbers == len(model.encoder_.numbers) and config.outputs == 16
     explicit = FTTransformerRegressor(**QUICK | parameters | {"epochs": 1, "ffn_width": 10})
     assert explicit.fit(X, X.columns["noise"]).model_.config.trunk.ffn_width == 10
 

@@ -67,7 +67,7 @@ def test_permutation_importance_is_the_mean_increase_of_the_loss(
 
     def loss(x: np.ndarray[Any, Any], codes: np.ndarray[Any, Any]) -> float:
         with torch.no_grad():
-            value = model.model_(torch.from_numpy(x), torch.from_numpy(codes)).mean(dim=1)
+            value = model.model_.answers(model.model_(torch.from_numpy(x), torch.from_numpy(codes)))
         total = 0.0
         for y, t in zip(value, target, strict=True):
             if task == "numbers":
@@ -282,7 +282,8 @@ def test_gradients_of_numbers_in_tab_transformer() -> None:
     result, _, _ = expected_gradients(body, table, table.take(torch.tensor([4])), draws=1, steps=1)
     for row in range(5):
         point = ((filled[4] + filled[row]) / 2).requires_grad_()
-        body.from_tokens(point[None], ((words[4] + words[row]) / 2)[None]).sum().backward()
+        outputs = body.from_tokens(point[None], ((words[4] + words[row]) / 2)[None])
+        body.answers(outputs).sum().backward()
         assert point.grad is not None
         expected = ((filled[row] - filled[4]) * point.grad).tolist()
         assert result[row, : len(filled[0])].tolist() == pytest.approx(expected, abs=1e-5)

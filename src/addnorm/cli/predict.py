@@ -18,6 +18,7 @@ from addnorm.files import to_json
 if TYPE_CHECKING:
     from addnorm.data.table.frame import Array
     from addnorm.tabular.explain import Explanation, RowExplanation
+    from addnorm.tasks.table import NumberColumns
 
 
 COUNTS = ("spans", "words")
@@ -170,6 +171,20 @@ def add_predict_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--proba", action="store_true", help="also output the probability of each class"
+    )
+    parser.add_argument(
+        "--intervals",
+        metavar="LEVELS",
+        help="also output both ends of intervals of a predicted number, such as 0.8,0.95",
+    )
+    parser.add_argument(
+        "--quantiles", metavar="LEVELS", help="also output quantiles, such as 0.1,0.5,0.9"
+    )
+    parser.add_argument(
+        "--point",
+        choices=("mean", "median"),
+        default="mean",
+        help="which number of the distribution is predicted (default mean)",
     )
     _add_engine(parser, "torch", "torch or onnx")
     _add_json(parser, "print one line of JSON per row")
@@ -385,10 +400,18 @@ def predict(args: argparse.Namespace) -> None:
         raise ConfigError(f"-o must differ from the file that is read: both are {args.out!r}.")
     if args.proba:
         trained.require_classes("--proba")
+    extras = _number_columns(args)
+    for flag in ("intervals", "quantiles"):
+        if getattr(extras, flag):
+            trained.require_distribution(f"--{flag}")
+    if args.point == "median":
+        trained.require_distribution("--point median")
     unknown = UnknownValues(trained.estimator.encoder_)
     done = 0
     if args.out is None:
-        for part, scored in trained.iter_predictions(args.file, proba=args.proba, unknown=unknown):
+        for part, scored in trained.iter_predictions(
+            args.file, proba=args.proba, unknown=unknown, extras=extras
+        ):
             _print_scored(scored, done, args.json)
             done += len(part)
         for note in unknown.describe():
@@ -396,7 +419,7 @@ def predict(args: argparse.Namespace) -> None:
         return
     with ReadingBar() as bar, open_table_writer(args.out) as sink:
         for part, scored in trained.iter_predictions(
-            args.file, proba=args.proba, unknown=unknown, on_read=bar.read
+            args.file, proba=args.proba, unknown=unknown, on_read=bar.read, extras=extras
         ):
             clash = [name for name in scored if name in part.columns]
             if clash:
@@ -412,6 +435,33 @@ def predict(args: argparse.Namespace) -> None:
         print(to_json({"rows": done, "out": args.out, "columns": list(scored)}, indent=None))
         return
     say(f"{done:,} rows predicted: {args.out}")
+
+
+def _number_columns(args: argparse.Namespace) -> "NumberColumns":
+    """Return the columns of a predicted number that the flags ask for."""
+    from addnorm.tasks.table import NumberColumns
+
+    return NumberColumns(
+        args.point,
+        _read_levels("--intervals", args.intervals),
+        _read_levels("--quantiles", args.quantiles),
+    )
+
+
+def _read_levels(flag: str, text: str | None) -> tuple[float, ...]:
+    """Return the levels of a flag: numbers between 0 and 1, separated by commas."""
+    if text is None:
+        return ()
+    try:
+        levels = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        levels = (0.0,)
+    if not all(0 < level < 1 for level in levels):
+        raise ConfigError(
+            f"{flag} must be numbers between 0 and 1, separated by commas: got {text!r}. "
+            f"Try {flag} 0.8,0.95."
+        )
+    return levels
 
 
 def explain(args: argparse.Namespace) -> None:

@@ -30,6 +30,10 @@ FILE_OPTIONS = {
     *("table.schema", "table.test", "table.unlabelled"),
 }
 """Fields whose option takes a file."""
+WHOLE_NUMBER_OPTIONS = {"table.folds"}
+"""Fields that are unset by default, and whose option takes a whole number."""
+FLAG_NAMES = {"table.task": "--task"}
+"""Fields whose flag is not named like the option; the name of this one is that of the run's."""
 OPTIONAL_VALUES = {"table.compare": "default"}
 """Fields whose option may be given without a value, which is then this one."""
 
@@ -56,13 +60,14 @@ def add_task_flags(task: str) -> Callable[[argparse.ArgumentParser], None]:
             value = getattr(getattr(plain, section), field)
             kind: Any = type(getattr(plain, section))
             text = _as_phrase(describe(kind)[field])
-            flag = f"--{name.replace('_', '-')}"
+            flag = FLAG_NAMES.get(path, f"--{name.replace('_', '-')}")
             if isinstance(value, bool):
                 parser.add_argument(flag, action="store_true", default=None, help=text)
             else:
                 metavar = "COLUMN" if path in COLUMN_OPTIONS else name.upper()
                 metavar = "FILE" if path in FILE_OPTIONS else metavar
-                number = int if isinstance(value, int) else str
+                whole = isinstance(value, int) or path in WHOLE_NUMBER_OPTIONS
+                number = int if whole else str
                 optional: Any = {}
                 if path in OPTIONAL_VALUES:
                     optional = {"nargs": "?", "const": OPTIONAL_VALUES[path]}

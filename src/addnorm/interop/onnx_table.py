@@ -155,7 +155,7 @@ class TableGraph(nn.Module):
     def forward(self, numbers: Tensor, codes: Tensor) -> Tensor:
         scaled = [part(numbers[:, i]) for i, part in enumerate(self.scalings)]
         inputs = torch.stack(scaled, dim=1).float() if scaled else numbers.float()
-        outputs = self.model(inputs, codes).mean(dim=1)
+        outputs = self.model.answers(self.model(inputs, codes))
         if self.temperature is None:
             return outputs[:, 0].double() * self.scale + self.mean
         if outputs.shape[1] == 1:  # one logit of two classes

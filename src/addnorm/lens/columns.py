@@ -22,7 +22,12 @@ from torch import Tensor
 from addnorm.errors import InputError
 from addnorm.lens.attribution import gauss_legendre
 from addnorm.models.instant import InstantPredictor
-from addnorm.models.tabular import FTTransformerModel, TabTransformerModel, TabularModel
+from addnorm.models.tabular import (
+    FoldModel,
+    FTTransformerModel,
+    TabTransformerModel,
+    TabularModel,
+)
 
 CHUNK = 1024
 """Rows in one forward pass."""
@@ -59,8 +64,10 @@ def embed_columns(model: TabularModel, numbers: Tensor, codes: Tensor) -> Tensor
     """Return one vector for each token of a row, (rows, tokens, width).
 
     Numbers that do not pass through the stack (TabTransformer) are tokens with the number in the
-    first element.
+    first element. The vectors of the models of several folds are joined.
     """
+    if isinstance(model, FoldModel):
+        return torch.cat([embed_columns(each, numbers, codes) for each in model.parts()], dim=-1)
     if isinstance(model, FTTransformerModel | InstantPredictor):
         return model.tokens(numbers, codes)
     assert isinstance(model, TabTransformerModel)
@@ -72,14 +79,17 @@ def embed_columns(model: TabularModel, numbers: Tensor, codes: Tensor) -> Tensor
 
 
 def outputs_from(model: TabularModel, tokens: Tensor) -> Tensor:
-    """Return the mean output of the members, (rows, outputs), from tokens."""
+    """Return the mean output of the members, or the number they predict, (rows, outputs)."""
+    if isinstance(model, FoldModel):
+        parts = zip(model.parts(), tokens.chunk(model.config.folds, dim=-1), strict=True)
+        return torch.stack([outputs_from(each, part) for each, part in parts]).mean(dim=0)
     if isinstance(model, FTTransformerModel):
-        return model.head(model.hidden(tokens)).mean(dim=1)
+        return model.answers(model.from_hidden(model.hidden(tokens)))
     if isinstance(model, InstantPredictor):
         return model.from_tokens(tokens)[:, 0]
     assert isinstance(model, TabTransformerModel)
     count = model.config.numbers
-    return model.from_tokens(tokens[:, :count, 0], tokens[:, count:]).mean(dim=1)
+    return model.answers(model.from_tokens(tokens[:, :count, 0], tokens[:, count:]))
 
 
 def scores_from(model: TabularModel, tokens: Tensor) -> Tensor:

@@ -46,6 +46,7 @@ from addnorm.layers.key_value import ProductKeyMemory
 from addnorm.layers.masks import Mask
 from addnorm.layers.positions import Positions
 from addnorm.layers.rows import KnownRowAttention, RowCache, RowContext
+from addnorm.models.bins import bin_means
 from addnorm.models.build import make_positions, make_qk_norm, make_score, make_stack, make_sublayer
 from addnorm.models.saved import read_tensors, require_matching_tensors, write_tensors
 from addnorm.models.tabular import TabularConfig, TabularModel
@@ -642,22 +643,6 @@ def make_predictor(
     predictor.known_numbers, predictor.known_codes = numbers, codes
     predictor.known_target, predictor.kept = target, kept
     return predictor.eval()
-
-
-def bin_means(edges: Tensor) -> Tensor:
-    """Return the middle of each bin."""
-    return (edges[1:] + edges[:-1]) / 2
-
-
-def quantiles_of(probabilities: Tensor, edges: Tensor, levels: Tensor) -> Tensor:
-    """Return quantiles, (rows, levels), of distributions that are uniform within each bin."""
-    below = torch.cat((torch.zeros_like(probabilities[:, :1]), probabilities.cumsum(dim=1)), dim=1)
-    below = below / below[:, -1:]
-    targets = levels.expand(len(probabilities), -1).contiguous()
-    place = torch.searchsorted(below, targets, right=True).clamp(1, probabilities.shape[1]) - 1
-    low, high = below.gather(1, place), below.gather(1, place + 1)
-    share = ((targets - low) / (high - low).clamp(min=1e-12)).clamp(0, 1)
-    return edges[place] + share * (edges[place + 1] - edges[place])
 
 
 # ── On disk ───────────────────────────────────────────────────────────────────────────────────────

@@ -33,6 +33,7 @@ from addnorm.layers.init import INITS, init_stack_, torch_linear_
 from addnorm.layers.positions import Positions
 from addnorm.layers.rows import ROW_FEEDFORWARDS, RowAttention
 from addnorm.layers.stack import AnySublayer
+from addnorm.models.bins import EXTRA_OUTPUTS, bin_means, recalibrated, shaped_logits
 from addnorm.models.build import (
     MakeSublayer,
     make_norm,
@@ -65,7 +66,7 @@ class TabularConfig:
     categories
         Number of codes of each categorical column.
     outputs
-        Number of classes, or 1 for regression.
+        Number of classes, or of bins of a number; 1 for two classes.
     trunk
         Configuration of the stack.
     embedding, embedding_options
@@ -74,6 +75,14 @@ class TabularConfig:
         Whether missing numbers have a learned vector.
     members
         Number of predictors that share the trunk.
+    folds
+        Number of separate models, each trained without one fold of the rows; 1 for one model. With
+        more, `edges` in `embedding_options` has one list of columns for each.
+    edges
+        Edges of the bins of a standardised number; empty for classes, and for a model that
+        predicts one number.
+    calibration
+        (stated, observed) of a number's distribution, found on held-out rows; see models/bins.py.
     """
 
     kind: str
@@ -85,6 +94,14 @@ class TabularConfig:
     embedding_options: dict[str, Any] = field(default_factory=dict)
     missing: bool = True
     members: int = 1
+    folds: int = 1
+    edges: tuple[float, ...] = ()
+    calibration: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def head_outputs(self) -> int:
+        """Number of outputs of the last matrix."""
+        return self.outputs + (EXTRA_OUTPUTS if self.edges else 0)
 
     @property
     def columns(self) -> int:
@@ -110,12 +127,39 @@ class TabularModel(nn.Module):
     """Base class of the models: `forward(numbers, codes)` returns (batch, members, outputs)."""
 
     columns: Columns
-    along_rows = False
+    along_rows: bool = False
     """Whether the prediction for a row depends on the other rows of its batch."""
+
+    edges: Tensor | None
+    """(bins + 1,): edges of the bins of a standardised number, if it predicts bins."""
 
     def __init__(self, config: TabularConfig) -> None:
         super().__init__()
         self.config = config
+        edges = torch.tensor(config.edges) if config.edges else None
+        self.register_buffer("edges", edges, persistent=False)
+
+    def outputs_of(self, raw: Tensor) -> Tensor:
+        """Return the outputs (batch, members, outputs) of those of the last matrix."""
+        return raw if self.edges is None else shaped_logits(raw)
+
+    def bin_probabilities(self, outputs: Tensor) -> Tensor:
+        """Return calibrated probabilities of bins, (batch, bins), the mean over the members."""
+        probabilities = outputs.softmax(dim=-1).mean(dim=1)
+        if not self.config.calibration:
+            return probabilities
+        knots = probabilities.new_tensor(self.config.calibration)
+        return recalibrated(probabilities, knots[:, 0], knots[:, 1])
+
+    def answers(self, outputs: Tensor) -> Tensor:
+        """Return the answer for (batch, members, outputs): mean logits, or the mean number.
+
+        Logits have the shape (batch, outputs), a number (batch, 1).
+        """
+        if self.edges is None:
+            return outputs.mean(dim=1)
+        means = bin_means(self.edges.to(outputs.dtype))
+        return (self.bin_probabilities(outputs) @ means)[:, None]
 
     def count(self) -> int:
         """Return the number of parameters."""
@@ -151,7 +195,7 @@ class FTTransformerModel(TabularModel):
         self.summary = uniform(1, c.width, width=c.width)
         self.scale = make_scale(config) if config.members > 1 else None
         self.side = self.make_trunk(config)
-        self.head = MemberHead(c.width, config.outputs, config.members)
+        self.head = MemberHead(c.width, config.head_outputs, config.members)
         init_side_(self.side, c)
 
     def make_trunk(self, config: TabularConfig) -> Side:
@@ -191,7 +235,11 @@ class FTTransformerModel(TabularModel):
 
     def forward(self, numbers: Tensor, codes: Tensor, maps: Maps | None = None) -> Tensor:
         """Return the outputs of each member, (batch, members, outputs)."""
-        return self.head(self.hidden(self.tokens(numbers, codes), maps))
+        return self.from_hidden(self.hidden(self.tokens(numbers, codes), maps))
+
+    def from_hidden(self, hidden: Tensor) -> Tensor:
+        """Return the outputs of each member from its summary, (batch, members, outputs)."""
+        return self.outputs_of(self.head(hidden))
 
 
 class SaintModel(FTTransformerModel):
@@ -244,7 +292,7 @@ class TabTransformerModel(TabularModel):
             nn.ReLU(),
             nn.Linear(4 * inputs, 2 * inputs),
             nn.ReLU(),
-            nn.Linear(2 * inputs, config.outputs * config.members),
+            nn.Linear(2 * inputs, config.head_outputs * config.members),
         )
 
     def tokens(self, numbers: Tensor, codes: Tensor) -> Tensor:
@@ -267,12 +315,51 @@ class TabTransformerModel(TabularModel):
         parts = [self.states(tokens, maps).flatten(1)] if self.config.categories else []
         parts += [self.norm(numbers)] if self.config.numbers else []
         outputs = self.head(torch.cat(parts, dim=1))
-        return outputs.unflatten(1, (self.config.members, self.config.outputs))
+        raw = outputs.unflatten(1, (self.config.members, self.config.head_outputs))
+        return self.outputs_of(raw)
 
     def forward(self, numbers: Tensor, codes: Tensor, maps: Maps | None = None) -> Tensor:
         """Return the outputs of each member, (batch, members, outputs)."""
         tokens = self.tokens(numbers, codes) if self.config.categories else numbers
         return self.from_tokens(self.impute(numbers), tokens, maps)
+
+
+class FoldModel(TabularModel):
+    """K models of one kind, for K folds: the outputs of all their members side by side.
+
+    (batch, folds · members, outputs), so that the mean over members is the mean over models, too.
+    Attention maps are those of the last model.
+    """
+
+    def __init__(self, config: TabularConfig) -> None:
+        super().__init__(config)
+        self.models = nn.ModuleList(build_tabular(each) for each in fold_configs(config))
+        self.along_rows = any(model.along_rows for model in self.models)
+
+    def no_decay(self) -> set[nn.Parameter]:
+        return set().union(*(model.no_decay() for model in self.parts()))
+
+    def parts(self) -> list[TabularModel]:
+        """Return the model of each fold."""
+        return [model for model in self.models if isinstance(model, TabularModel)]
+
+    def forward(self, numbers: Tensor, codes: Tensor, maps: Maps | None = None) -> Tensor:
+        """Return the outputs of each member of each model, (batch, folds · members, outputs)."""
+        return torch.cat([model(numbers, codes, maps) for model in self.models], dim=1)
+
+
+def fold_configs(config: TabularConfig) -> list[TabularConfig]:
+    """Return the configuration of the model of each fold."""
+    edges = config.embedding_options.get("edges")
+    return [
+        config.replace(
+            folds=1,
+            calibration=(),
+            embedding_options=config.embedding_options
+            | ({} if edges is None else {"edges": edges[fold]}),
+        )
+        for fold in range(config.folds)
+    ]
 
 
 class MemberHead(nn.Module):
@@ -305,11 +392,13 @@ def build_tabular(config: TabularConfig) -> TabularModel:
     >>> build_tabular(config)(torch.zeros(5, 2), torch.zeros(5, 1, dtype=torch.long)).shape
     torch.Size([5, 1, 1])
     """
-    if config.members < 1 or config.outputs < 1:
+    if config.members < 1 or config.outputs < 1 or config.folds < 1:
         raise ConfigError(
-            "members and outputs must be 1 or more: "
-            f"got members={config.members}, outputs={config.outputs}."
+            "members, outputs and folds must be 1 or more: got "
+            f"members={config.members}, outputs={config.outputs}, folds={config.folds}."
         )
+    if config.folds > 1:
+        return FoldModel(config)
     return choose("model", config.kind, TABULAR_MODELS)(config)
 
 

@@ -178,7 +178,9 @@ def _table_subject(
     from addnorm.tabular.fitting import losses
 
     loss = Objective(
-        lambda output, targets: losses(answer_of(output), targets, classes).mean(),
+        lambda output, targets: losses(
+            answer_of(output), targets, classes, getattr(model, "edges", None)
+        ).mean(),
         "the loss of the table's targets",
         by_rows=False,
     )

@@ -61,6 +61,7 @@ def train(
     compare: bool | str | None = None,
     unlabelled: str | Path | TableLike | None = None,
     pretrain: str | None = None,
+    target_kind: str | None = None,
     board: bool = False,
     clinic: bool = False,
 ) -> Run:
@@ -89,6 +90,8 @@ def train(
     set : settings, as {"model.depth": 4} or ["model.depth=4"].
     model, schema, groups, split, test, compare, unlabelled, pretrain : options of tables; see
         `addnorm train table --help`.
+    target_kind : what the target of a table is: classes, number or ordinal (`--task` on the
+        command line); inferred if None.
     board : also write figures for TensorBoard.
     clinic : examine the model while it trains, and warn early.
 
@@ -115,7 +118,7 @@ def train(
         **{"text": text, "label": label, "size": size, "start": start},
         **{"minutes": minutes, "seed": seed, "model": model, "schema": schema},
         **{"groups": groups, "split": split, "test": test, "compare": compare},
-        **{"unlabelled": unlabelled, "pretrain": pretrain},
+        **{"unlabelled": unlabelled, "pretrain": pretrain, "target_kind": target_kind},
     }
     if isinstance(compare, bool):
         named["compare"] = "default" if compare else "none"

@@ -6,8 +6,8 @@ require("sklearn", "tables")
 require("narwhals", "tables")
 
 from addnorm.tabular.estimators import (  # noqa: E402 (after the check that the packages are installed)
-    RECOMMENDED,
     FTTransformerClassifier,
+    FTTransformerOrdinal,
     FTTransformerRegressor,
     SAINTClassifier,
     SAINTRegressor,
@@ -18,8 +18,8 @@ from addnorm.tabular.instant import InstantClassifier, InstantRegressor  # noqa:
 from addnorm.tabular.saved import load_estimator, save_estimator  # noqa: E402
 
 __all__ = [
-    "RECOMMENDED",
     "FTTransformerClassifier",
+    "FTTransformerOrdinal",
     "FTTransformerRegressor",
     "InstantClassifier",
     "InstantRegressor",

@@ -29,9 +29,26 @@ from addnorm.data.table.infer import infer
 from addnorm.data.table.schema import Column, Schema
 from addnorm.errors import ConfigError, InputError
 from addnorm.models.tabular import TabularModel, build_tabular
-from addnorm.tabular.choices import check_parameters, choose_network, choose_settings
-from addnorm.tabular.fitting import FitResult, Rows, SplitRows, fit_network, predict_outputs
-from addnorm.tabular.holdout import describe_groups, hold_out
+from addnorm.tabular.choices import (
+    check_parameters,
+    choose_network,
+    choose_settings,
+    count_folds,
+)
+from addnorm.tabular.fitting import (
+    FitResult,
+    Rows,
+    SplitRows,
+    fit_network,
+    held_out_outputs,
+    predict_outputs,
+)
+from addnorm.tabular.holdout import (
+    MIN_ROWS_TO_SPLIT,
+    describe_groups,
+    hold_out,
+    make_folds,
+)
 from addnorm.tabular.inputs import (
     as_frame,
     describe_columns,
@@ -55,12 +72,18 @@ class Pretrained:
     body: TabularModel
     history: list[dict[str, float]]
 
-    def make_model(self, classes: int) -> TabularModel:
+    def make_model(self, classes: int, head: dict[str, Any] | None = None) -> TabularModel:
         """Return a model with the pre-trained weights and a new head."""
-        model = build_tabular(replace(self.body.config, outputs=classes if classes > 2 else 1))
+        head = head or {"outputs": outputs_for(classes)}
+        model = build_tabular(replace(self.body.config, **head))
         weights = {n: t for n, t in self.body.state_dict().items() if not n.startswith("head.")}
         model.load_state_dict(weights, strict=False)
         return model
+
+
+def outputs_for(classes: int) -> int:
+    """Return the number of outputs for classes: one for two of them, and for a single number."""
+    return classes if classes > 2 else 1
 
 
 def with_parameters(text: str, constructor: str) -> str:
@@ -84,6 +107,8 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     kind = "ft"
     rate = 1e-4
     number_embedding = "linear"
+    ordered = False
+    """Whether the classes have an order."""
 
     def __init__(
         self,
@@ -101,24 +126,29 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         embedding: str | None = None,
         embedding_options: dict[str, Any] | None = None,
         bins: str = "target",
-        members: int = 1,
+        members: int | None = None,
         scaling: str = "quantile",
         impute: str = "none",
         rare: int | None = None,
-        drop_cells: float = 0.02,
-        swap_cells: float = 0.0,
+        drop_cells: float | None = None,
+        swap_cells: float | None = None,
         learning_rate: float | None = None,
-        weight_decay: float = 1e-5,
-        schedule: str = "constant",
-        warmup: float = 0.0,
-        ema: float = 0.0,
+        weight_decay: float | None = None,
+        schedule: str | None = None,
+        warmup: float | None = None,
+        ema: float | None = None,
         batch_size: int | None = None,
         epochs: int | None = None,
-        patience: int = 16,
+        patience: int | None = None,
         minutes: float | None = None,
+        effort: str = "normal",
+        folds: int | None = None,
+        metric: str = "loss",
+        class_weight: Any = None,
         valid: float | None = None,
         split: str = "random",
         schema: Any = None,
+        device: str | None = None,
         random_state: Any = None,
         verbose: bool = False,
     ) -> None:
@@ -127,14 +157,15 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         Parameters
         ----------
         width : int, default=None
-            Width of the tokens. Parameters of the network that are None are those of its
-            publication.
+            Width of the tokens. Parameters that are None are those that addnorm recommends for
+            FT-Transformer, and those of the publication for the others or with
+            effort="published".
         depth : int, default=None
             Number of blocks.
         heads : int, default=None
             Attention heads; must divide the width.
         ffn_width : int, default=None
-            Inner width of the feed-forward layers. None is 4/3 of the width for FT-Transformer, 4
+            Inner width of the feed-forward layers. None is twice the width for FT-Transformer, 4
             times the width for the others.
         addnorm : str, default=None
             Arrangement of the residual connections and norms, such as "pre" or "post".
@@ -149,15 +180,16 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         ffn_dropout : float, default=None
             Dropout inside the feed-forward layers.
         embedding : {"linear", "periodic", "piecewise", "hidden"}, default=None
-            How a number becomes a token. None is the published embedding.
+            How a number becomes a token. None is "piecewise" for FT-Transformer, otherwise the
+            published embedding.
         embedding_options : dict, default=None
             Options of the embedding: `frequencies` and `sigma` of "periodic", `bins` (their
             number, 48 by default) of "piecewise", `units` of "hidden".
         bins : {"target", "quantile"}, default="target"
             Where the bin edges of "piecewise" are placed: at the thresholds of a decision tree for
             the target, or at quantiles.
-        members : int, default=1
-            Predictors that share the trunk, as in TabM; their predictions are averaged.
+        members : int, default=None
+            Predictors that share the trunk, as in TabM; their predictions are averaged. None is 1.
         scaling : {"quantile", "robust", "standard", "none"}, default="quantile"
             Scaling of numbers.
         impute : {"none", "median", "mean"}, default="none"
@@ -165,30 +197,47 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         rare : int, default=None
             Rows in which a category must occur to have its own code. None is 1, or 5 from 1,000
             rows on.
-        drop_cells : float, default=0.02
-            Fraction of cells hidden at random in each training batch.
-        swap_cells : float, default=0.0
-            Fraction of cells replaced by another row's value in each training batch.
+        drop_cells : float, default=None
+            Fraction of cells hidden at random in each training batch. None is 0.02.
+        swap_cells : float, default=None
+            Fraction of cells replaced by another row's value in each training batch. None is 0.1
+            for FT-Transformer, otherwise 0.
         learning_rate : float, default=None
             Peak learning rate of AdamW. None is that of the publication.
-        weight_decay : float, default=1e-5
+        weight_decay : float, default=None
             Weight decay of the matrices; embeddings, norms and biases have none.
-        schedule : {"constant", "linear", "cosine", "inverse-sqrt", "noam"}, default="constant"
-            Learning rate after the warm-up.
-        warmup : float, default=0.0
+        schedule : {"constant", "linear", "cosine", "inverse-sqrt", "noam"}, default=None
+            Learning rate after the warm-up. None is "cosine" for FT-Transformer, which ends at 0,
+            otherwise "constant".
+        warmup : float, default=None
             Fraction of the steps over which the learning rate rises linearly.
-        ema : float, default=0.0
+        ema : float, default=None
             Decay of an exponential moving average of the weights; 0 for none.
         batch_size : int, default=None
             Rows of a batch. None is 32 to 512, by the number of rows.
         epochs : int, default=None
-            Largest number of passes over the rows. None is 10 to 100 with held-out rows, 10 to 30
-            without, by the number of rows.
-        patience : int, default=16
+            Largest number of passes over the rows. None depends on the number of rows and on the
+            effort.
+        patience : int, default=None
             Epochs without improvement on the held-out rows after which training stops; 0 for no
-            early stopping.
+            early stopping. In any case the weights that were best on the held-out rows are kept.
         minutes : float, default=None
-            Time limit of training. None is no limit.
+            Time limit of training: if the epochs do not fit, the schedule is shortened so that it
+            ends with the time. None is no limit.
+        effort : {"low", "normal", "high", "published"}, default="normal"
+            Time for a better model: "low" trains for fewer epochs, "high" for more and with
+            `folds`=5. "published" sets network and training as in the publication.
+        folds : int, default=None
+            Number of models, each trained without one fold of the rows; their outputs are
+            averaged, and calibration uses out-of-fold predictions of all rows. 1 is one model
+            with held-out rows; None is 1, or 5 for effort="high".
+        metric : str, default="loss"
+            What decides on the held-out rows which weights are best: "loss" (or "logloss"),
+            "accuracy", "auc" or "f1" for classes; "loss" (or "rmse") or "mae" for numbers. With
+            "f1" and two classes, the threshold of `predict` is also chosen.
+        class_weight : dict or "balanced", default=None
+            Weight of each class in the loss, for classifiers; "balanced" is inversely
+            proportional to its rows.
         valid : float, default=None
             Fraction of the rows to hold out for early stopping and calibration. None is 0 below 30
             rows, 0.2 below 10,000 and 0.1 from there on.
@@ -197,6 +246,8 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         schema : Schema, path or dict, default=None
             Kind of each column: a schema, the path of a schema file, or a dictionary from column
             to kind that overrides what is inferred. None infers all kinds from the rows.
+        device : str, default=None
+            Where to train and predict, such as "cuda". None is the CPU.
         random_state : int, RandomState instance or None, default=None
             Seed of the split, the initial weights and the training; an int makes `fit`
             reproducible.
@@ -231,9 +282,14 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         self.epochs = epochs
         self.patience = patience
         self.minutes = minutes
+        self.effort = effort
+        self.folds = folds
+        self.metric = metric
+        self.class_weight = class_weight
         self.valid = valid
         self.split = split
         self.schema = schema
+        self.device = device
         self.random_state = random_state
         self.verbose = verbose
 
@@ -242,6 +298,11 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         super().__init_subclass__(**options)
         if cls.__init__ is TableEstimator.__init__ and cls.__doc__ and cls.__init__.__doc__:
             cls.__doc__ = with_parameters(cls.__doc__, cls.__init__.__doc__)
+
+    @classmethod
+    def published(cls, **parameters: Any) -> Self:
+        """Return an estimator with network and training of the publication."""
+        return cls(effort="published", **parameters)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -315,6 +376,7 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             weight = _check_sample_weight(sample_weight, target, dtype=np.float64)
             if not (weight >= 0).all():
                 raise InputError(f"sample_weight must be 0 or more: got {weight.min():g}.")
+        weight = weight * self._class_weights(target)
         rng_state = torch.get_rng_state()
         try:
             torch.manual_seed(self.seed_)
@@ -351,13 +413,17 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         groups: Any,
     ) -> None:
         split = self.split_rows(frame, target, classes, weight, eval_set, groups)
-        self.model_ = self.make_model(split, classes)
+        self.model_ = self.make_model(split, classes).to(torch.device(self.device or "cpu"))
         settings = choose_settings(self, len(split.rows), split.valid is not None)
         fitted = fit_network(
             self.model_, split.rows, split.valid, settings, classes, verbose=self.verbose
         )
         self.batch_ = settings.batch
         self.finish(split, fitted)
+
+    def _class_weights(self, target: Array) -> Array:
+        """Return the weight of each row that its class has; 1 for regression."""
+        return np.ones(len(target))
 
     def split_rows(
         self,
@@ -381,7 +447,8 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         groups : the group of each row; rows of one group stay on the same side of the split.
         encoder : a fitted column encoder; by default one is fitted on the training rows.
         """
-        share = 0.0 if eval_set is not None else self.valid
+        folds = self._folds(len(frame), eval_set is not None)
+        share = 0.0 if eval_set is not None or folds > 1 else self.valid
         labels = target if classes else None
         group_names = to_groups(groups, len(frame))
         inside, held = hold_out(
@@ -394,31 +461,61 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         self.encoder_ = self._encoder(part, self._schema(part)) if encoder is None else encoder
         table = self.encoder_.encode(part)
         self._learn_scale(target[inside], weight[inside])
-        rows = Rows(table, self._targets(target[inside]), normalise_weights(weight[inside]))
-        valid = None
+        fold = None
+        if folds > 1:
+            fold = torch.from_numpy(
+                make_folds(len(frame), folds, classes=labels, groups=group_names, seed=self.seed_)
+            )
+        head: dict[str, Any] = {"edges": self._edges(), "ordered": self.ordered}
+        weights = normalise_weights(weight[inside])
+        rows = Rows(table, self._targets(target[inside]), weights, fold=fold, **head)
+        valid = rows if fold is not None else None
         if eval_set is not None:
             valid = self._rows(*to_pair(eval_set))
         elif len(held):
             other = self.encoder_.encode(frame.take(held))
             if weight[held].any():
-                valid = Rows(other, self._targets(target[held]), normalise_weights(weight[held]))
+                held_weight = normalise_weights(weight[held])
+                valid = Rows(other, self._targets(target[held]), held_weight, **head)
         notes = [
             *frame.notes,
             *describe_columns(self.encoder_.schema),
-            *describe_groups(group_names, held, eval_set is not None),
+            *(describe_groups(group_names, held, eval_set is not None) if folds < 2 else []),
             *describe_unlearnt(getattr(self, "classes_", ()), target[inside]),
         ]
         return SplitRows(rows, valid, target[inside], notes)
+
+    def _folds(self, rows: int, eval_set: bool) -> int:
+        """Return the number of folds; 1 if there are none, or too few rows for the default."""
+        folds = count_folds(self)
+        if folds < 2 or (self.folds is None and (eval_set or rows < MIN_ROWS_TO_SPLIT)):
+            return 1
+        if eval_set:
+            raise ConfigError("folds and eval_set exclude one another: pass one of them.")
+        if self.split == "time":
+            if self.folds is None:
+                return 1
+            raise ConfigError("folds are random: they exclude split='time'. Leave one out.")
+        if getattr(self, "pretrained_", None) is not None:
+            raise ConfigError("folds cannot start from pre-trained weights. Leave one out.")
+        return folds
 
     def make_model(
         self, split: SplitRows, classes: int, trunk: ModelConfig | None = None
     ) -> TabularModel:
         """Return an untrained model for these rows, or the pre-trained one with a new head."""
         pretrained = getattr(self, "pretrained_", None)
+        head = self._head(classes)
         if pretrained is not None:
-            return pretrained.make_model(classes)
-        network = choose_network(self, split.rows.table, split.target, self.bins, classes, trunk)
-        return build_tabular(network)
+            return pretrained.make_model(classes, head)
+        network = choose_network(
+            self, split.rows.table, split.target, self.bins, classes, trunk, split.rows.fold
+        )
+        return build_tabular(replace(network, **head))
+
+    def _head(self, classes: int) -> dict[str, Any]:
+        """Return the fields of the network's configuration that depend on the target."""
+        return {"outputs": outputs_for(classes)}
 
     def finish(self, split: SplitRows, fitted: FitResult) -> None:
         """Calibrate on the held-out rows, and set the training report."""
@@ -428,6 +525,7 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         self.report_: dict[str, Any] = {
             "rows": rows,
             "held_out": 0 if split.valid is None else len(split.valid),
+            "folds": self.model_.config.folds,
             "epochs": self.n_iter_,
             "steps": state.step,
             "best_step": state.best_step,
@@ -437,7 +535,8 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             "history": state.history,
         }
         if split.valid is not None:
-            self._calibrate(split.valid)
+            outputs = held_out_outputs(self.model_, split.valid, self._predict_batch())
+            self._calibrate(split.valid, outputs)
 
     def _encoder(self, frame: Frame, schema: Schema) -> TableEncoder:
         return fit_encoder(frame, schema, scaling=self.scaling, rare=self.rare, impute=self.impute)
@@ -520,7 +619,8 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             raise InputError(
                 f"X and y must have the same number of rows: got {len(table)} and {len(target)}."
             )
-        return Rows(table, target, torch.ones(len(table)))
+        weight = torch.ones(len(table))
+        return Rows(table, target, weight, edges=self._edges(), ordered=self.ordered)
 
     @abstractmethod
     def evaluate(self, X: Any, y: Any) -> dict[str, float]:
@@ -533,6 +633,10 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     def _learn_scale(self, target: Array, weight: Array) -> None:
         """Set mean and scale of a numeric target from the training rows."""
 
+    def _edges(self) -> Tensor | None:
+        """Return the edges of the bins of a standardised number, if the network predicts bins."""
+        return None
+
     def _targets(self, target: Array) -> Tensor:
         """Return targets as the loss takes them."""
         return torch.from_numpy(np.ascontiguousarray(target)).long()
@@ -542,16 +646,22 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         return rows.table, rows.target.numpy()
 
     @abstractmethod
-    def _calibrate(self, valid: Rows) -> None:
-        """Set temperature and metrics from the held-out rows."""
+    def _calibrate(self, valid: Rows, outputs: Tensor) -> None:
+        """Set temperature and metrics from the held-out rows and the outputs for them."""
 
     # ── Predicting ────────────────────────────────────────────────────────────────────────────────
 
     def _predict(self, X: Any) -> Tensor:
-        """Return the mean output of the members, (rows, outputs)."""
+        """Return the mean output of the members, or the number they predict, (rows, outputs)."""
         check_is_fitted(self)
         return self._predict_encoded(self.encoder_.encode(self._frame(X, fitting=False)))
 
     def _predict_encoded(self, table: EncodedTable) -> Tensor:
-        batch = self.batch_ if self.model_.along_rows else PREDICT_BATCH
-        return predict_outputs(self.model_, table, batch).mean(dim=1)
+        return self.model_.answers(self._outputs(table))
+
+    def _outputs(self, table: EncodedTable) -> Tensor:
+        """Return the outputs of every member, (rows, members, outputs)."""
+        return predict_outputs(self.model_, table, self._predict_batch())
+
+    def _predict_batch(self) -> int:
+        return self.batch_ if self.model_.along_rows else PREDICT_BATCH

@@ -1,17 +1,24 @@
-"""Check the parameters of an estimator, and resolve those that are None."""
+"""Check the parameters of an estimator, and resolve those that are None.
+
+The defaults of FT-Transformer were chosen on held-out rows of nine tables (docs/results/tables.md):
+a small network with piecewise-linear embeddings, trained with a cosine schedule over a number of
+epochs that falls with the rows. TabTransformer and SAINT are as published.
+"""
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch import Tensor
 
 from addnorm.config import ModelConfig
 from addnorm.data.table.bins import make_edges
 from addnorm.data.table.encode import EncodedTable
 from addnorm.data.table.frame import Array
-from addnorm.errors import ConfigError
+from addnorm.errors import ConfigError, choose
 from addnorm.models.tabular import TabularConfig, trunk_of
-from addnorm.tabular.fitting import FitSettings
+from addnorm.tabular.fitting import CLASS_METRICS, NUMBER_METRICS, FitSettings
 
 if TYPE_CHECKING:
     from addnorm.tabular.base import TableEstimator
@@ -22,6 +29,67 @@ TRUNK_PARAMETERS = (
 )
 """Parameters that are fields of the trunk's configuration."""
 
+
+@dataclass(frozen=True)
+class Effort:
+    """How much time a fit may take.
+
+    Parameters
+    ----------
+    epochs : factor on the default number of epochs.
+    folds : number of models, each trained without one fold; 1 for one model and held-out rows.
+    """
+
+    epochs: float = 1.0
+    folds: int = 1
+
+
+EFFORTS = {
+    "low": Effort(epochs=0.35),
+    "normal": Effort(),
+    "high": Effort(epochs=1.5, folds=5),
+    "published": Effort(),
+}
+"""By name; "published" also takes network and training from the publication."""
+RECOMMENDED: dict[str, Any] = {
+    **{"width": 64, "depth": 2, "heads": 4, "ffn_width": 128, "embedding": "piecewise"},
+    **{"dropout": 0.0, "attention_dropout": 0.0, "ffn_dropout": 0.1},
+    **{"members": 1, "drop_cells": 0.02, "swap_cells": 0.1},
+    **{"learning_rate": 2e-3, "weight_decay": 1e-4, "schedule": "cosine", "warmup": 0.05},
+    **{"ema": 0.0, "patience": 0},
+}
+"""Parameters of FT-Transformer that do not depend on the table."""
+PUBLISHED: dict[str, Any] = {
+    **{"members": 1, "drop_cells": 0.02, "swap_cells": 0.0},
+    **{"weight_decay": 1e-5, "schedule": "constant", "warmup": 0.0, "ema": 0.0, "patience": 16},
+}
+"""Training as published; network, embedding and rate are those of the kind of model."""
+
+
+def default_parameters(kind: str, effort: str) -> dict[str, Any]:
+    """Return the parameters that replace None, except batch size and epochs.
+
+    >>> default_parameters("ft", "normal")["schedule"], default_parameters("tab", "low")["schedule"]
+    ('cosine', 'constant')
+    """
+    choose("effort", effort, EFFORTS)
+    return RECOMMENDED if kind == "ft" and effort != "published" else PUBLISHED
+
+
+def resolve(estimator: "TableEstimator", name: str) -> Any:
+    """Return a parameter of an estimator, or its default if it is None."""
+    value = getattr(estimator, name)
+    return (
+        default_parameters(estimator.kind, estimator.effort).get(name) if value is None else value
+    )
+
+
+def count_folds(estimator: "TableEstimator") -> int:
+    """Return the number of folds: 1 for one model with held-out rows."""
+    folds: int | None = getattr(estimator, "folds", 1)
+    return EFFORTS[estimator.effort].folds if folds is None else folds
+
+
 INTEGER_TYPES: tuple[type[Any], ...] = (int, np.integer)
 NUMBER_TYPES: tuple[type[Any], ...] = (int, float, np.integer, np.floating)
 PARAMETER_RANGES: dict[str, tuple[tuple[type[Any], ...], float, float]] = {
@@ -29,7 +97,7 @@ PARAMETER_RANGES: dict[str, tuple[tuple[type[Any], ...], float, float]] = {
         name: (INTEGER_TYPES, 1, math.inf)
         for name in ("width", "depth", "heads", "ffn_width", "members")
     },
-    **{name: (INTEGER_TYPES, 1, math.inf) for name in ("rare", "batch_size", "epochs")},
+    **{name: (INTEGER_TYPES, 1, math.inf) for name in ("rare", "batch_size", "epochs", "folds")},
     "patience": (INTEGER_TYPES, 0, math.inf),
     **{
         name: (NUMBER_TYPES, 0, 1)
@@ -51,6 +119,11 @@ def check_parameters(estimator: "TableEstimator") -> None:
             what = "a whole number, " if types is INTEGER_TYPES else ""
             ends = f"{low:g} or more" if math.isinf(high) else f"between {low:g} and {high:g}"
             raise ConfigError(f"{name} must be {what}{ends}: got {value!r}. Leave it out.")
+    choose("effort", getattr(estimator, "effort", "normal"), EFFORTS)
+    metrics = CLASS_METRICS if hasattr(estimator, "predict_proba") else NUMBER_METRICS
+    choose("metric", getattr(estimator, "metric", "loss"), metrics)
+    if getattr(estimator, "class_weight", None) is not None and metrics is NUMBER_METRICS:
+        raise ConfigError("class_weight is for classifiers: this is a regressor. Leave it out.")
     for name in ("embedding_options", "addnorm_options"):
         if not isinstance(value := getattr(estimator, name, None), dict | None):
             raise ConfigError(f"{name} must be a dictionary: got {value!r}. Leave it out.")
@@ -63,6 +136,7 @@ def choose_network(
     bins: str,
     classes: int,
     trunk: ModelConfig | None = None,
+    folds: Tensor | None = None,
 ) -> TabularConfig:
     """Return the configuration of the network for these rows.
 
@@ -74,18 +148,27 @@ def choose_network(
     bins : placement of the bin edges: target or quantile.
     classes : number of classes; 0 for regression.
     trunk : configuration of the trunk; by default from the estimator's parameters.
+    folds : fold of each row, if there are several models; each has edges of its own.
     """
     options = dict(estimator.embedding_options or {})
-    embedding = estimator.embedding or estimator.number_embedding
+    embedding = resolve(estimator, "embedding") or estimator.number_embedding
+    count = 1 if folds is None else int(folds.max()) + 1
     if embedding == "piecewise" and table.numbers.shape[1]:
-        options["edges"] = make_edges(
-            table.numbers.numpy(),
-            target,
-            kind=bins,
-            classes=bool(classes),
-            bins=options.pop("bins", 48),
-            seed=estimator.seed_,
-        )
+        numbers, number_of_bins = table.numbers.numpy(), options.pop("bins", 48)
+        edges = []
+        for fold in range(count):
+            inside = slice(None) if folds is None else (folds != fold).numpy()
+            edges.append(
+                make_edges(
+                    numbers[inside],
+                    target[inside],
+                    kind=bins,
+                    classes=bool(classes),
+                    bins=number_of_bins,
+                    seed=estimator.seed_,
+                )
+            )
+        options["edges"] = edges[0] if folds is None else edges
     return TabularConfig(
         kind=estimator.kind,
         numbers=table.numbers.shape[1],
@@ -94,16 +177,18 @@ def choose_network(
         trunk=trunk or _trunk(estimator),
         embedding=embedding,
         embedding_options=options,
-        members=estimator.members,
+        members=resolve(estimator, "members"),
+        folds=count,
     )
 
 
 def _trunk(estimator: "TableEstimator") -> ModelConfig:
-    """Return the published trunk, with the parameters that are not None."""
-    values = {name: getattr(estimator, name) for name in TRUNK_PARAMETERS}
+    """Return the trunk: the published one, with recommended and explicit parameters."""
+    values = {name: resolve(estimator, name) for name in TRUNK_PARAMETERS}
     changes = {name: value for name, value in values.items() if value is not None}
-    if estimator.kind == "ft" and estimator.width is not None:
-        changes.setdefault("ffn_width", round(estimator.width * 4 / 3))
+    if estimator.width is not None and estimator.kind == "ft" and estimator.ffn_width is None:
+        factor = 2 if estimator.effort != "published" else 4 / 3
+        changes["ffn_width"] = round(estimator.width * factor)
     return trunk_of(estimator.kind, **changes)
 
 
@@ -113,26 +198,47 @@ def choose_batch(rows: int) -> int:
     return next(size for most, size in sizes if rows <= most)
 
 
-def choose_epochs(rows: int, batch: int, held_out: bool) -> int:
-    """Return the default number of epochs: at most 20,000 steps, but at least 10 epochs."""
+MIN_EPOCHS, MAX_EPOCHS = 12, 30
+"""Fewest and most epochs of the recommended settings, before the factor of the effort."""
+ROWS_SEEN = 400_000
+"""Rows times epochs of the recommended settings, within those limits."""
+
+
+def choose_epochs(rows: int, batch: int, held_out: bool, kind: str, effort: str) -> int:
+    """Return the default number of epochs.
+
+    Parameters
+    ----------
+    rows, batch : number of training rows, and of those in a batch.
+    held_out : whether there are held-out rows for early stopping, as published models need.
+    kind : kind of model; only that of FT-Transformer has recommended settings.
+    effort : name of the effort.
+    """
+    if kind == "ft" and effort != "published":
+        epochs = np.clip(ROWS_SEEN / max(rows, 1), MIN_EPOCHS, MAX_EPOCHS)
+        return max(1, round(float(epochs) * EFFORTS[effort].epochs))
     return int(np.clip(20_000 // -(-rows // batch), 10, 100 if held_out else 30))
 
 
 def choose_settings(estimator: "TableEstimator", rows: int, held_out: bool) -> FitSettings:
     """Return the training settings; batch size and epochs depend on the number of rows."""
     batch = estimator.batch_size or choose_batch(rows)
-    epochs = estimator.epochs or choose_epochs(rows, batch, held_out)
+    epochs = estimator.epochs or choose_epochs(
+        rows, batch, held_out, estimator.kind, estimator.effort
+    )
+    rate = resolve(estimator, "learning_rate")
     return FitSettings(
         batch=batch,
         epochs=epochs,
-        rate=estimator.rate if estimator.learning_rate is None else estimator.learning_rate,
-        weight_decay=estimator.weight_decay,
-        schedule=estimator.schedule,
-        warmup=estimator.warmup,
-        patience=estimator.patience,
-        drop_cells=estimator.drop_cells,
-        swap_cells=estimator.swap_cells,
-        ema=estimator.ema,
+        rate=estimator.rate if rate is None else rate,
+        weight_decay=resolve(estimator, "weight_decay"),
+        schedule=resolve(estimator, "schedule"),
+        warmup=resolve(estimator, "warmup"),
+        patience=resolve(estimator, "patience"),
+        drop_cells=resolve(estimator, "drop_cells"),
+        swap_cells=resolve(estimator, "swap_cells"),
+        ema=resolve(estimator, "ema"),
         minutes=estimator.minutes,
         seed=estimator.seed_,
+        metric=estimator.metric,
     )

@@ -262,6 +262,8 @@ def permutation_importance(
 ) -> Array:
     """Return the mean increase of the loss when a column is shuffled. Breiman 2001, §10.
 
+    The loss of a number is the squared error of its mean, in squared standard deviations.
+
     Parameters
     ----------
     model : the network.
@@ -274,7 +276,7 @@ def permutation_importance(
 
     def loss(numbers: Tensor, codes: Tensor) -> float:
         outputs = predict_outputs(model, EncodedTable(numbers, codes), 1024)
-        return float(losses(outputs.mean(dim=1, keepdim=True), target, classes).mean())
+        return float(losses(model.answers(outputs)[:, None], target, classes).mean())
 
     before, count = loss(table.numbers, table.codes), table.numbers.shape[1]
     increase = np.zeros(max(column_of_token) + 1)

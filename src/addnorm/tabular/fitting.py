@@ -1,11 +1,16 @@
 """Train a model for tables: losses, batches, early stopping and the best weights.
 
     classes    loss = mean over members of the cross-entropy
-    number     loss = mean over members of (y − ŷ)², y standardised on the training rows
+    ordinal    loss = mean over members and thresholds k of −log P([y ≤ k])
+    number     loss = mean over members of the cross-entropy of a smoothed label over bins
+                      (models/bins.py) + 5 (y − ŷ)², y standardised, ŷ the mean of the bins
 
 The losses of the members are averaged, not their outputs (Gorishniy et al. 2024, 2410.24210, §3).
+With K folds, K models are trained side by side, each on the rows outside its fold; they are
+evaluated together, on the out-of-fold prediction of every row.
 """
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,10 +22,28 @@ from torch.nn import functional as F
 
 from addnorm.data.table.encode import MISSING, OTHER, EncodedTable
 from addnorm.data.table.frame import Array
-from addnorm.models.tabular import TabularModel
+from addnorm.metrics import classification_metrics, regression_metrics
+from addnorm.models.bins import bin_means, positions_of, smoothed_labels
+from addnorm.models.tabular import FoldModel, TabularModel
+from addnorm.training.calibration import logits_of, probabilities_of
 from addnorm.training.loop import Loop, LoopSettings, LoopTask, Observer, TrainingState
 from addnorm.training.optimizer import OPTIMIZERS
 from addnorm.training.schedule import make_schedule
+
+SQUARED_ERROR = 5.0
+"""Weight of the squared error of a number's mean beside the cross-entropy of its bins."""
+
+
+CLASS_METRICS = {
+    "loss": "loss",
+    "logloss": "loss",
+    "accuracy": "accuracy",
+    "auc": "auc",
+    "f1": "f1",
+}
+"""Names of the metrics that may decide which weights of a classifier are best."""
+NUMBER_METRICS = {"loss": "loss", "rmse": "loss", "mae": "mae"}
+"""The same for a regressor."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +55,12 @@ class Rows:
     """(rows,): class indices as int64, or standardised numbers."""
     weight: Tensor
     """(rows,): 1 on average."""
+    fold: Tensor | None = None
+    """(rows,): the fold of each row, whose model is not trained on it; None without folds."""
+    edges: Tensor | None = None
+    """(bins + 1,): edges of the bins of a standardised number; None for classes."""
+    ordered: bool = False
+    """Whether the classes have an order."""
 
     def __len__(self) -> int:
         return len(self.target)
@@ -67,7 +96,7 @@ class FitSettings:
     weight_decay, schedule, patience, drop_cells, swap_cells, ema, minutes : as for the estimators.
     warmup : fraction of the steps over which the learning rate rises.
     seed : seed of the order of the rows.
-    metric : metric that decides which weights are best: loss, or accuracy for classes.
+    metric : metric that decides which weights are best: one of CLASS_METRICS or NUMBER_METRICS.
     clip : largest norm of the gradient; 0 for no clipping.
     """
 
@@ -102,8 +131,9 @@ class TableTraining:
         self, train: Rows, valid: Rows | None, settings: FitSettings, classes: int
     ) -> None:
         self.train, self.valid, self.settings, self.classes = train, valid, settings, classes
-        self.metric = settings.metric if classes else "loss"
-        self.higher_is_better = self.metric == "accuracy"
+        names = CLASS_METRICS if classes else NUMBER_METRICS
+        self.metric = names.get(settings.metric, "loss")
+        self.higher_is_better = self.metric in ("accuracy", "auc", "f1")
 
     def plan(self, epoch: int) -> Sequence[Tensor]:
         """Return the row indices of each batch of an epoch, in random order."""
@@ -116,7 +146,8 @@ class TableTraining:
         table = swap_cells(self.train.table.take(part), self.settings.swap_cells)
         numbers, codes = drop_cells(table, self.settings.drop_cells)
         target, weight = self.train.target[part], self.train.weight[part]
-        return {"numbers": numbers, "codes": codes, "target": target, "weight": weight}
+        batch = {"numbers": numbers, "codes": codes, "target": target, "weight": weight}
+        return batch if self.train.fold is None else batch | {"fold": self.train.fold[part]}
 
     def tokens(self, batch: dict[str, Tensor]) -> int:
         """Return the number of rows of a batch."""
@@ -124,29 +155,85 @@ class TableTraining:
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor], total: int) -> Tensor:
         """Return the weighted sum of the losses of a batch over the rows of the whole step."""
+        if "fold" in batch:
+            return self._fold_loss(model, batch, total)
         outputs = model(batch["numbers"], batch["codes"])
-        each = losses(outputs, batch["target"], self.classes)
+        each = self.losses(outputs, batch["target"])
         return (each * batch["weight"]).sum() / total
 
+    def _fold_loss(self, model: nn.Module, batch: dict[str, Tensor], total: int) -> Tensor:
+        """Return the mean over the models of their losses, each on the rows outside its fold."""
+        assert isinstance(model, FoldModel)
+        sums = []
+        for fold, part in enumerate(model.parts()):
+            inside = batch["fold"] != fold
+            outputs = part(batch["numbers"][inside], batch["codes"][inside])
+            each = self.losses(outputs, batch["target"][inside])
+            sums.append((each * batch["weight"][inside]).sum())
+        return torch.stack(sums).sum() / (total * (len(sums) - 1))
+
+    def losses(self, outputs: Tensor, target: Tensor) -> Tensor:
+        """Return the loss of each row."""
+        if self.train.ordered:
+            return ordinal_losses(outputs, target)
+        return losses(outputs, target, self.classes, self.train.edges)
+
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Return the loss, and the accuracy of classes, on the held-out rows."""
+        """Return the loss and other metrics on the held-out rows, or on all rows out of fold."""
         assert isinstance(model, TabularModel)
-        if self.valid is None:
+        rows = self.train if self.train.fold is not None else self.valid
+        if rows is None:
             return {"loss": 0.0}  # without held-out rows the last weights are kept
-        outputs = predict_outputs(model, self.valid.table, self.settings.batch)
-        outputs = outputs.mean(dim=1, keepdim=True)
-        each = losses(outputs, self.valid.target, self.classes)
-        weight = self.valid.weight
-        metrics = {"loss": float((each * weight).sum() / weight.sum())}
+        outputs = mean_of_members(
+            held_out_outputs(model, rows, self.settings.batch), self.train.edges
+        )
+        each = self.losses(outputs, rows.target)
+        outputs = outputs[:, 0]
+        metrics = {"loss": float((each * rows.weight).sum() / rows.weight.sum())}
         if self.classes:
-            correct = (likeliest_class(outputs[:, 0]) == self.valid.target).float()
-            metrics["accuracy"] = float((correct * weight).sum() / weight.sum())
+            correct = (likeliest_class(outputs) == rows.target).float()
+            metrics["accuracy"] = float((correct * rows.weight).sum() / rows.weight.sum())
+        if self.metric in ("auc", "f1"):
+            probabilities = probabilities_of(outputs, 1.0).numpy()
+            figures = classification_metrics(probabilities, rows.target.numpy())
+            metrics[self.metric] = figures[self.metric]
+        if self.metric in ("rmse", "mae"):
+            numbers = outputs[:, 0]
+            if self.train.edges is not None:
+                numbers = outputs.softmax(dim=1) @ bin_means(self.train.edges)
+            figures = regression_metrics(numbers.numpy(), rows.target.numpy())
+            metrics[self.metric] = figures[self.metric]
         return metrics
 
 
-def losses(outputs: Tensor, target: Tensor, classes: int) -> Tensor:
-    """Return the loss of each row, the mean over the members of (rows, members, outputs)."""
+def held_out_outputs(model: TabularModel, rows: Rows, batch: int) -> Tensor:
+    """Return the outputs of every member, (rows, members, outputs), for rows that are held out.
+
+    Of rows with folds, each is predicted by the model that was not trained on it.
+    """
+    if rows.fold is None:
+        return predict_outputs(model, rows.table, batch)
+    assert isinstance(model, FoldModel)
+    outputs = torch.empty(len(rows), model.config.members, model.config.outputs)
+    for fold, part in enumerate(model.parts()):
+        inside = torch.nonzero(rows.fold == fold)[:, 0]
+        outputs[inside] = predict_outputs(part, rows.table.take(inside), batch)
+    return outputs
+
+
+def losses(outputs: Tensor, target: Tensor, classes: int, edges: Tensor | None = None) -> Tensor:
+    """Return the loss of each row, the mean over the members of (rows, members, outputs).
+
+    Parameters
+    ----------
+    outputs : outputs of the network.
+    target : class indices, or standardised numbers.
+    classes : number of classes; 0 for a number.
+    edges : edges of the bins of a number; None if the output is the number itself.
+    """
     members = outputs.shape[1]
+    if not classes and edges is not None:
+        return _bin_losses(outputs, target.to(outputs.dtype), edges.to(outputs))
     if classes > 2:
         repeated = target[:, None].expand(-1, members)
         return F.cross_entropy(outputs.transpose(1, 2), repeated, reduction="none").mean(dim=1)
@@ -156,6 +243,46 @@ def losses(outputs: Tensor, target: Tensor, classes: int) -> Tensor:
     else:
         each = (outputs[..., 0] - expanded).square()
     return each.mean(dim=1)
+
+
+def ordinal_losses(outputs: Tensor, target: Tensor) -> Tensor:
+    """Return the loss of each row for ordered classes, the mean over members and thresholds.
+
+        −Σ_k ([y ≤ k] log F_k + [y > k] log(1 − F_k)) / (K − 1),   F_k = p_0 + … + p_k
+
+    Every threshold is a question with two answers (Frank, Hall 2001), so that an error of two
+    classes costs more than one of one class; the sum is the loss of CORAL (Cao et al. 2020,
+    1901.07884, eq. 4). p is one softmax, so F rises whatever the network says.
+    """
+    logs = logits_of(outputs.flatten(0, 1)).log_softmax(dim=1)
+    below = logs.logcumsumexp(dim=1)[:, :-1]
+    above = logs.flip(1).logcumsumexp(dim=1).flip(1)[:, 1:]
+    steps = torch.arange(below.shape[1], device=target.device)
+    repeated = target.repeat_interleave(outputs.shape[1])
+    each = torch.where(repeated[:, None] <= steps, below, above).mean(dim=1)
+    return -each.view(len(target), -1).mean(dim=1)
+
+
+def _bin_losses(outputs: Tensor, target: Tensor, edges: Tensor) -> Tensor:
+    logs = outputs.log_softmax(dim=-1)
+    label = smoothed_labels(positions_of(target, edges), edges)
+    entropy = -(label[:, None] * logs).sum(dim=-1).mean(dim=1)
+    error = logs.exp() @ bin_means(edges) - target[:, None]
+    return entropy + SQUARED_ERROR * error.square().mean(dim=1)
+
+
+def mean_of_members(outputs: Tensor, edges: Tensor | None = None) -> Tensor:
+    """Return (rows, 1, outputs): the mean output, or of bins the logarithm of the mean probability.
+
+    Parameters
+    ----------
+    outputs : outputs of the network, (rows, members, outputs).
+    edges : edges of the bins of a number; None for classes.
+    """
+    if edges is None:
+        return outputs.mean(dim=1, keepdim=True)
+    logs = outputs.log_softmax(dim=-1).logsumexp(dim=1, keepdim=True)
+    return logs - math.log(outputs.shape[1])
 
 
 def likeliest_class(outputs: Tensor) -> Tensor:
@@ -224,7 +351,7 @@ def predict_outputs(model: TabularModel, table: EncodedTable, batch: int) -> Ten
     model.eval()
     rows, config, device = len(table), model.config, next(model.parameters()).device
     if not rows:
-        return torch.empty(0, config.members, config.outputs)
+        return torch.empty(0, config.members * config.folds, config.outputs)
     parts = []
     for start in range(0, rows, batch):
         stop = min(start + batch, rows)
@@ -290,8 +417,9 @@ def fit_network(
     task = TableTraining(rows, valid, settings, classes)
     logger = FitLogger(verbose)
     groups = model.parameter_groups(settings.weight_decay)
+    held_out = valid is not None or rows.fold is not None
     progress, stopped = run_loop(
-        model, groups, task, settings, rows=len(rows), held_out=valid is not None, logger=logger
+        model, groups, task, settings, rows=len(rows), held_out=held_out, logger=logger
     )
     return FitResult(progress, logger.notes, stopped)
 
@@ -333,10 +461,13 @@ def run_loop(
         steps=steps,
         schedule=make_schedule(settings.schedule, warmup=warmup, steps=steps),
         clip=settings.clip,
-        evaluate_every=per_epoch if held_out else 0,
+        evaluate_every=per_epoch if held_out else steps,
         patience=settings.patience,
         ema=settings.ema,
         max_seconds=60 * (settings.minutes or 0.0),
+        refit=settings.minutes is not None,
+        max_steps=steps,
+        fixed_evaluations=not held_out,
     )
     loop = Loop(model, task, optimizer, loop_settings, observers=[logger], on_best=save_best)
     progress = loop.run()

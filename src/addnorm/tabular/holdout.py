@@ -55,6 +55,42 @@ def hold_out(
     return np.flatnonzero(~held), np.flatnonzero(held)
 
 
+def make_folds(
+    rows: int, count: int, *, classes: Array | None = None, groups: Array | None = None, seed: int
+) -> Array:
+    """Return the fold of each row, 0 to count − 1, of equal size as far as possible.
+
+    Parameters
+    ----------
+    rows : number of rows.
+    count : number of folds.
+    classes : class of each row; each is spread over the folds.
+    groups : group of each row; whole groups are in one fold, the largest ones placed first.
+    seed : seed of the random choice.
+
+    >>> make_folds(4, 2, seed=0).tolist()
+    [1, 0, 0, 1]
+    """
+    if not 2 <= count <= rows:
+        raise ConfigError(f"folds must be between 2 and the number of rows, {rows}: got {count}.")
+    rng = np.random.default_rng(seed)
+    if groups is None:
+        strata = [np.arange(rows)] if classes is None else _rows_by_class(classes)
+        order = np.concatenate([rng.permutation(stratum) for stratum in strata])
+        folds = np.empty(rows, dtype=np.int64)
+        folds[order] = np.arange(rows) % count
+        return folds
+    names, index, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    if len(names) < count:
+        raise InputError(f"there must be at least as many groups as folds: got {len(names)}.")
+    filled, fold_of = np.zeros(count), np.empty(len(names), dtype=np.int64)
+    draw = rng.random(len(names))
+    for group in np.lexsort((draw, -sizes)):
+        fold_of[group] = filled.argmin()
+        filled[fold_of[group]] += sizes[group]
+    return np.asarray(fold_of[index])
+
+
 def require_one_split(order: str, grouped: bool) -> None:
     """Raise ConfigError if rows would be held out both by group and by time."""
     if grouped and order == "time":

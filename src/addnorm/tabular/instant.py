@@ -7,7 +7,6 @@ and stores rows. Its weights are a file of the package, loaded when first needed
 
 import time
 import warnings
-from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
@@ -27,10 +26,10 @@ from addnorm.models.instant import (
     InstantModel,
     InstantPredictor,
     make_predictor,
-    quantiles_of,
     read_instant,
 )
 from addnorm.tabular.base import TableEstimator
+from addnorm.tabular.distribution import NumberDistribution
 from addnorm.tabular.estimators import ESTIMATORS, TableClassifier, TableRegressor
 from addnorm.tabular.fitting import SplitRows, predict_outputs
 from addnorm.training.calibration import fit_temperature, probabilities_of
@@ -67,6 +66,7 @@ class InstantEstimator(TableEstimator):
 
     kind = "instant"
     scaling, impute, rare, valid, split = "standard", "none", None, 0.0, "random"
+    effort, folds, metric, class_weight = "normal", 1, "loss", None
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class InstantEstimator(TableEstimator):
             categories=self.encoder_.sizes,
             classes=classes,
             kept=kept,
-            members=self.members,
+            members=self.members or 1,
             seed=self.seed_ % 2**31,
         )
 
@@ -227,26 +227,11 @@ class InstantRegressor(InstantEstimator, TableRegressor):
         Not used: the distribution of a number is as the network predicts it.
     """
 
+    has_bins = False
+
     def fit(self, X: Any, y: Any) -> Self:  # type: ignore[override] # nothing to weight or stop
         """Store rows X and their numbers y, encoded."""
         return self._fit_rows(X, y)
-
-    def predict_quantiles(self, X: Any, levels: Sequence[float] = (0.05, 0.5, 0.95)) -> Array:
-        """Return quantiles of the predicted distribution of each row, (rows, levels)."""
-        level_tensor = torch.tensor(list(levels), dtype=torch.float32)
-        if not len(level_tensor) or not bool(((level_tensor > 0) & (level_tensor < 1)).all()):
-            raise ConfigError(f"levels must lie between 0 and 1: got {list(levels)}.")
-        probabilities, edges = self.predict_bins(X)
-        quantiles = quantiles_of(
-            torch.from_numpy(probabilities), torch.from_numpy(edges), level_tensor
-        )
-        return np.asarray(quantiles.double().numpy())
-
-    def predict_interval(self, X: Any, level: float = 0.9) -> Array:
-        """Return low and high ends, (rows, 2), between which a share `level` of targets falls."""
-        if not 0 < level < 1:
-            raise ConfigError(f"level must lie between 0 and 1: got {level}. Try 0.9.")
-        return self.predict_quantiles(X, ((1 - level) / 2, (1 + level) / 2))
 
     def predict_bins(self, X: Any) -> tuple[Array, Array]:
         """Return probabilities of bins, (rows, bins), and the edges of the bins, (bins + 1,)."""
@@ -260,6 +245,12 @@ class InstantRegressor(InstantEstimator, TableRegressor):
                 parts.append(self.model_.outputs(table.numbers[chunk], table.codes[chunk]))
         edges = self.model_.network.edges.double() * self.scale_ + self.mean_
         return np.asarray(torch.cat(parts).numpy()), np.asarray(edges.numpy())
+
+    predicts_distribution = True  # from the bins of its network
+
+    def predict_distribution(self, X: Any) -> NumberDistribution:
+        """Return the predicted distribution of each row: mean, quantiles, cdf, crps, samples."""
+        return NumberDistribution(*self.predict_bins(X))
 
 
 ALL_ESTIMATORS: dict[str, type[TableClassifier] | type[TableRegressor]] = {

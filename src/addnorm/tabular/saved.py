@@ -44,7 +44,8 @@ from addnorm.models.saved import (
 )
 from addnorm.models.tabular import TabularConfig, TabularModel, build_tabular
 from addnorm.tabular.base import TableEstimator
-from addnorm.tabular.estimators import TableClassifier
+from addnorm.tabular.conformal import is_calibration
+from addnorm.tabular.estimators import TableClassifier, TableRegressor
 from addnorm.tabular.instant import ALL_ESTIMATORS
 
 SCHEMA_FILE, REPORT_FILE = "schema.toml", "report.json"
@@ -58,14 +59,27 @@ def _is_positive(value: Any) -> bool:
     return _is_finite_number(value) and value > 0
 
 
+def _are_edges(value: Any) -> bool:
+    """Whether a value is edges of bins: none, or ascending numbers that are not all equal."""
+    if not isinstance(value, list | tuple) or not all(map(_is_finite_number, value)):
+        return False
+    return not value or (all(a <= b for a, b in pairwise(value)) and value[0] < value[-1])
+
+
 def _is_count(value: Any) -> bool:
     return type(value) is int and value > 0
+
+
+def _is_share(value: Any) -> bool:
+    return _is_finite_number(value) and 0 < value < 1
 
 
 FITTED_VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "mean_": (_is_finite_number, "a finite number"),
     "scale_": (_is_positive, "a finite number above 0"),
+    "edges_": (_are_edges, "finite numbers in ascending order"),
     "temperature_": (_is_positive, "a finite number above 0"),
+    "threshold_": (_is_share, "a number between 0 and 1"),
     "n_features_in_": (_is_count, "a whole number above 0"),
     "n_iter_": (_is_count, "a whole number above 0"),
     "batch_": (_is_count, "a whole number above 0"),
@@ -179,7 +193,7 @@ def _fitted(content: dict[str, Any]) -> TableEstimator:
         _require_field(field in FITTED_VALUES, "fitted", f"of {', '.join(FITTED_VALUES)}", field)
         test, condition = FITTED_VALUES[field]
         _require_field(test(value), f"fitted.{field}", condition, value)
-        setattr(estimator, field, value)
+        setattr(estimator, field, tuple(value) if isinstance(value, list) else value)
     needed = {"n_features_in_", "n_iter_", "batch_", "seed_", "temperature_"}
     needed |= set() if isinstance(estimator, TableClassifier) else {"mean_", "scale_"}
     missing = sorted(needed - content["fitted"].keys())
@@ -198,7 +212,9 @@ def _fitted(content: dict[str, Any]) -> TableEstimator:
 
 def _network(values: dict[str, Any]) -> TabularConfig:
     trunk, sizes = Config.parse(values["trunk"]).model, tuple(values["categories"])
-    return TabularConfig(**{**values, "trunk": trunk, "categories": sizes})
+    pairs = tuple(tuple(pair) for pair in values.get("calibration", ()))
+    head = {"edges": tuple(values.get("edges", ())), "calibration": pairs}
+    return TabularConfig(**{**values, "trunk": trunk, "categories": sizes, **head})
 
 
 def _build(config: TabularConfig) -> TabularModel:
@@ -265,16 +281,31 @@ def _check_outputs(estimator: TableEstimator, config: TabularConfig) -> None:
     kind, outputs = estimator.kind, config.outputs
     _require_field(config.kind == kind, "network.kind", f"{kind!r} for the estimator", config.kind)
     classes = getattr(estimator, "classes_", None)
-    if not isinstance(estimator, TableClassifier):
+    if isinstance(estimator, TableRegressor):
         _require_field(classes is None, "classes", "null for a regressor", classes)
-        _require_field(outputs == 1, "network.outputs", "1 for a regressor", outputs)
+        _check_bins(estimator, config)
         return
+    _require_field(not config.edges, "network.edges", "empty for a classifier", config.edges)
     labels = [] if classes is None else classes.tolist()
     is_distinct = len(set(labels)) == len(labels) > 1
     _require_field(is_distinct, "classes", "two or more different values", labels)
     expected = 1 if len(labels) == 2 else len(labels)
     condition = f"{expected} for {len(labels)} classes"
     _require_field(outputs == expected, "network.outputs", condition, outputs)
+
+
+def _check_bins(estimator: TableRegressor, config: TabularConfig) -> None:
+    """Raise SavedError if the bins of a regressor, or their calibration, do not match."""
+    edges, outputs = config.edges, config.outputs
+    is_same = edges == estimator.standardised_edges()
+    _require_field(is_same, "network.edges", "the standardised edges of fitted.edges_", edges)
+    count = max(len(edges) - 1, 1)
+    condition = f"{count} for a regressor with {len(edges)} edges"
+    _require_field(outputs == count, "network.outputs", condition, outputs)
+    holds = is_calibration(config.calibration) and bool(edges or not config.calibration)
+    _require_field(
+        holds, "network.calibration", "pairs that ascend from 0 to 1", config.calibration
+    )
 
 
 def _require_unedited(directory: Path, estimator: TableEstimator) -> None:

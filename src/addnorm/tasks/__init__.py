@@ -103,10 +103,16 @@ TASKS: dict[str, TaskEntry] = {
                 for name in (
                     *("target", "model", "schema", "groups", "split"),
                     *("test", "compare", "unlabelled", "pretrain"),
+                    *("effort", "folds", "class_weight"),
                 )
             },
+            "metric": "train.metric",
+            "target_kind": "table.task",
         },
-        verbs=("predict", "predict_proba", "explain"),
+        verbs=(
+            *("predict", "predict_proba", "predict_interval", "predict_quantiles"),
+            *("predict_distribution", "explain"),
+        ),
         examples=(
             "addnorm train table adult.csv --target income --out runs/adult --compare",
             "addnorm train table visits.csv --target readmitted --groups patient --out runs/visits",

@@ -22,6 +22,7 @@ from addnorm.data.table.frame import Array, Frame, read_frame, to_frame
 from addnorm.data.table.reader import read_parts
 from addnorm.data.table.schema import Schema
 from addnorm.data.table.target import (
+    describe_order,
     join_rows,
     parse_known_target,
     parse_target,
@@ -30,15 +31,20 @@ from addnorm.data.table.target import (
 )
 from addnorm.errors import ConfigError, InputError
 from addnorm.files import COLUMNS, read_document, write_document
-from addnorm.metrics import classification_metrics, regression_metrics, reliability_bins
+from addnorm.metrics import reliability_bins
 from addnorm.models.size import cost
 from addnorm.models.tabular import TabularModel, trunk_of
 from addnorm.report import Page
 from addnorm.tabular import load_estimator, save_estimator
 from addnorm.tabular.base import TableEstimator
-from addnorm.tabular.choices import choose_batch, choose_epochs
+from addnorm.tabular.choices import (
+    TRUNK_PARAMETERS,
+    choose_batch,
+    choose_epochs,
+    default_parameters,
+)
 from addnorm.tabular.compare import compare
-from addnorm.tabular.estimators import RECOMMENDED
+from addnorm.tabular.distribution import NumberDistribution, check_levels
 from addnorm.tabular.explain import Explanation, RowExplanation, explain_row, explain_table
 from addnorm.tabular.fitting import FitResult, FitSettings, SplitRows, TableTraining
 from addnorm.tabular.holdout import hold_out, require_one_split
@@ -75,8 +81,8 @@ ESTIMATOR_NAMES = {
 ENCODER_FILE = "columns.json"
 NOT_NUMERIC = "column .* are not numeric"
 """The warning of a column encoder, which is reported as a note instead."""
-TRUNK_SIZES = ("width", "depth", "heads", "ffn_width")
-"""Fields of the model that `RECOMMENDED` may set."""
+TRAINING_FIELDS = ("weight_decay", "schedule", "patience", "ema")
+"""Parameters of the estimators that are fields of the same name in the section train."""
 ROWS_PER_CHUNK = 20_000
 """Rows that are predicted at a time."""
 
@@ -105,6 +111,28 @@ class UnknownValues:
             *self.encoder.describe_unknown(self.counts),
             *(f"{name}: all values are missing." for name in sorted(self.empty)),
         ]
+
+
+@dataclass(frozen=True)
+class NumberColumns:
+    """The columns that are written for a predicted number.
+
+    Parameters
+    ----------
+    point : mean or median of the distribution.
+    intervals : levels of intervals, of which both ends are written.
+    quantiles : levels of quantiles.
+    """
+
+    point: str = "mean"
+    intervals: tuple[float, ...] = ()
+    quantiles: tuple[float, ...] = ()
+
+    @property
+    def levels(self) -> tuple[float, ...]:
+        """The levels of all quantiles to write, in ascending order."""
+        ends = [(1 + side * level) / 2 for level in self.intervals for side in (-1, 1)]
+        return tuple(sorted({round(level, 9) for level in (*ends, *self.quantiles)}))
 
 
 class TrainedTable(Trained):
@@ -145,6 +173,41 @@ class TrainedTable(Trained):
             return np.asarray(self.estimator.predict(rows))
         outputs, classes = self._outputs(rows), getattr(self.estimator, "classes_", None)
         return outputs if classes is None else np.asarray(classes)[outputs.argmax(axis=1)]
+
+    def predict_interval(self, data: Any, level: float = 0.9) -> Array:
+        """Return low and high ends, (rows, 2), between which a share `level` of targets falls."""
+        return self.predict_distribution(data, "predict_interval").interval(level)
+
+    def predict_quantiles(self, data: Any, levels: Any = (0.05, 0.5, 0.95)) -> Array:
+        """Return quantiles of the predicted distribution of each row, (rows, levels)."""
+        return self.predict_distribution(data, "predict_quantiles").quantile(check_levels(levels))
+
+    def predict_distribution(
+        self, data: Any, what: str = "predict_distribution"
+    ) -> NumberDistribution:
+        """Return the predicted distribution of each row: mean, quantiles, cdf, crps, samples.
+
+        Parameters
+        ----------
+        data : as for `predict`.
+        what : what needs it, for the error of a model that predicts classes.
+        """
+        self.require_distribution(what)
+        distribution: NumberDistribution = self.estimator.predict_distribution(self._rows(data))
+        return distribution
+
+    def require_distribution(self, what: str) -> None:
+        """Raise ConfigError if the model predicts classes, or numbers without a distribution."""
+        if hasattr(self.estimator, "classes_"):
+            raise ConfigError(
+                f"{what} needs a model that predicts numbers: this one predicts classes. Try "
+                "predict_proba (on the command line --proba)."
+            )
+        if not self.estimator.predicts_distribution:
+            raise ConfigError(
+                f"{what} needs a model that predicts a distribution: this one was saved before "
+                "addnorm predicted any. Train it again."
+            )
 
     def predict_proba(self, data: Any) -> Array:
         """Return the probability of each class of `labels` for each row, (rows, classes)."""
@@ -201,17 +264,24 @@ class TrainedTable(Trained):
             return {**self.estimator.evaluate(rows, targets), "rows": len(rows)}
 
     def iter_predictions(
-        self, path: str, *, proba: bool, unknown: UnknownValues, on_read: Any = None
+        self,
+        path: str,
+        *,
+        proba: bool,
+        unknown: UnknownValues,
+        on_read: Any = None,
+        extras: "NumberColumns | None" = None,
     ) -> Iterator[tuple[Frame, dict[str, Array]]]:
         """Yield the rows of a file in parts, each with the columns that are added to it.
 
-        An instant regressor adds the ends of 90 % intervals, too.
+        An instant regressor adds the ends of 90 % intervals, too, if no others are asked for.
 
         Parameters
         ----------
         path : the file.
         proba : whether to add the probability of each class.
         unknown : counts the unknown values.
+        extras : columns of a predicted number to add.
         on_read : called with the share of the file that has been read.
         """
         name = self.schema.target or "target"
@@ -221,10 +291,7 @@ class TrainedTable(Trained):
             classes = getattr(self.estimator, "classes_", None)
             with without_warnings():
                 if classes is None:
-                    scored = {f"{name} (predicted)": self._outputs(rows)}
-                    if isinstance(self.estimator, InstantRegressor):
-                        low, high = self.estimator.predict_interval(rows, 0.9).T
-                        scored |= {f"{name} (5 %)": low, f"{name} (95 %)": high}
+                    scored = self._score_numbers(name, rows, extras or NumberColumns())
                 else:
                     probabilities = self._outputs(rows)
                     best = np.array(classes, dtype=object)[probabilities.argmax(axis=1)]
@@ -233,6 +300,24 @@ class TrainedTable(Trained):
                         scored |= {f"p({c})": probabilities[:, i] for i, c in enumerate(classes)}
             unknown.update(rows)
             yield part, scored
+
+    def _score_numbers(self, name: str, rows: Frame, extras: "NumberColumns") -> dict[str, Array]:
+        levels = extras.levels
+        if not levels and isinstance(self.estimator, InstantRegressor):
+            levels = (0.05, 0.95)
+        if not levels and extras.point == "mean":
+            return {f"{name} (predicted)": self._outputs(rows)}
+        if self.engine is not None:
+            raise ConfigError(
+                f"{self.engine.name} predicts means only: quantiles, intervals and medians need "
+                "--engine torch."
+            )
+        distribution = self.estimator.predict_distribution(rows)
+        point = distribution.mean if extras.point == "mean" else distribution.median
+        scored = {f"{name} (predicted)": point}
+        for level in levels:
+            scored[f"{name} ({100 * level:.6g} %)"] = distribution.quantile(level)
+        return scored
 
     def read_targets(self, data: Any, say: Say) -> tuple[Frame, Array]:
         """Return the rows that have a target, and their targets; `say` receives messages."""
@@ -284,7 +369,7 @@ class Table(Task):
 
     name = "table"
     trained = TrainedTable
-    metrics = ("loss", "accuracy")
+    metrics = ("loss", "logloss", "accuracy", "auc", "f1", "rmse", "mae")
     unit = "rows"
     epochs = 100.0
     train_defaults: ClassVar[dict[str, Any]] = {
@@ -320,9 +405,13 @@ class Table(Task):
             )
         table = read_frame(require_source(config, "a table to train on"))
         notes += table.notes
-        schema = resolve_schema(table, options.target, options.schema, options.groups, notes.append)
+        schema = resolve_schema(
+            table, options.target, options.schema, options.groups, notes.append, options.task
+        )
         table, values = rows_with_target(table, options.target, notes.append)
         targets = parse_target(values, schema)
+        if options.task is None and schema.task == "classes":
+            notes += describe_order(values, options.target)
         if schema.form:
             notes.append(f"column {options.target!r} is read as numbers like {schema.form}.")
         groups = to_groups(
@@ -391,11 +480,11 @@ class Table(Task):
 
     @classmethod
     def defaults(cls, request: Config, facts: DataFacts, preset: str | None) -> Config:
-        """Return recommended settings for FT-Transformer, and published ones for the others."""
-        kind, task = request.table.model, "classes" if facts.details["classes"] else "number"
-        settings = dict(RECOMMENDED[task]) if kind == "ft" else {}
+        """Return the defaults of the estimators: see tabular/choices.py."""
+        kind, effort = request.table.model, request.table.effort
+        settings = default_parameters(kind, effort)
         estimator = ALL_ESTIMATORS[f"{ESTIMATOR_NAMES[kind]}Classifier"]
-        fields = {name: settings[name] for name in TRUNK_SIZES if name in settings}
+        fields = {name: settings[name] for name in TRUNK_PARAMETERS if name in settings}
         if issubclass(estimator, InstantEstimator):
             network = load_network(request.table.weights)
             settings, model = {"epochs": 1, "members": 4}, network.config.trunk
@@ -407,15 +496,14 @@ class Table(Task):
             model = facts.start
         batch = request.train.batch or choose_batch(facts.size)
         per_epoch = -(-facts.size // batch)
-        chosen = choose_epochs(facts.size, batch, facts.details["held_out"])
+        chosen = choose_epochs(facts.size, batch, facts.details["held_out"], kind, effort)
         epochs = request.train.epochs or settings.get("epochs", chosen)
         steps = request.train.steps or max(1, round(epochs * per_epoch))
         evaluate = per_epoch if facts.details["held_out"] else steps
         train = cls.train_defaults | {
             "lr": settings.get("learning_rate", estimator.rate),
-            "weight_decay": settings.get("weight_decay", 1e-5),
-            "patience": settings.get("patience", 16),
-            "ema": settings.get("ema", 0.0),
+            **{name: settings[name] for name in TRAINING_FIELDS if name in settings},
+            "warmup": round(settings.get("warmup", 0.0) * steps),
             "batch": batch,
             "steps": steps,
             "evaluate_every": evaluate,
@@ -553,13 +641,13 @@ class Table(Task):
         test_targets = test.targets
         classes = getattr(estimator, "classes_", None)
         if classes is not None:
-            test_targets = np.searchsorted(classes, test_targets)
+            test_targets = estimator._encode_target(test_targets)
         start = time.perf_counter()
         if classes is None:
-            metrics = regression_metrics(estimator.predict(test.rows), test_targets)
+            metrics = estimator.evaluate(test.rows, test_targets)
         else:
             probabilities = estimator.predict_proba(test.rows)
-            metrics = classification_metrics(probabilities, test_targets)
+            metrics = estimator.class_metrics(probabilities, test_targets)
             reliability = estimator.report_.setdefault("reliability", {})
             reliability["test"] = reliability_bins(probabilities, test_targets)
         seconds = {
@@ -597,8 +685,13 @@ class Table(Task):
 
 def make_estimator(config: Config, schema: Schema) -> TableEstimator:
     """Return the unfitted estimator of a configuration and a schema."""
-    ending = "Regressor" if schema.task == "number" else "Classifier"
-    kind = ALL_ESTIMATORS[f"{ESTIMATOR_NAMES[config.table.model]}{ending}"]
+    ending = {"number": "Regressor", "ordinal": "Ordinal"}.get(str(schema.task), "Classifier")
+    name = f"{ESTIMATOR_NAMES[config.table.model]}{ending}"
+    if name not in ALL_ESTIMATORS:
+        raise ConfigError(
+            f"model={config.table.model} has no ordinal targets. Try --task classes, or --model ft."
+        )
+    kind = ALL_ESTIMATORS[name]
     return set_parameters(kind(), config).set_params(schema=schema)
 
 
@@ -627,6 +720,10 @@ def parameters_of(config: Config) -> dict[str, Any]:
         "ema": train.ema,
         "batch_size": train.batch,
         "patience": train.patience,
+        "effort": table.effort,
+        "folds": table.folds,
+        "metric": train.metric,
+        "class_weight": table.class_weight,
         "valid": config.data.valid_fraction,
         "random_state": config.run.seed,
     }

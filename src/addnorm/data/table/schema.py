@@ -21,7 +21,7 @@ from addnorm.files import read_text, write_whole
 from addnorm.section import parse_toml, write_value
 
 COLUMN_KINDS = ("number", "category", "date", "ignore")
-TABLE_TASKS = ("classes", "number")
+TABLE_TASKS = ("classes", "number", "ordinal")
 SCHEMA_VERSION = 1
 COLUMN_FIELDS = ("name", "kind", "form", "note")
 
@@ -45,7 +45,7 @@ class Schema:
     columns: tuple[Column, ...]
     target: str | None = None
     task: str | None = None
-    """classes or number."""
+    """classes, number or ordinal."""
     form: str = ""
     """How the numbers of the target are written; see Column."""
 
@@ -136,7 +136,9 @@ class Schema:
                 "Update addnorm to open it."
             )
         if table.get("task") not in (None, *TABLE_TASKS):
-            raise ConfigError(f"{source}: task must be classes or number: got {table['task']!r}.")
+            raise ConfigError(
+                f"{source}: task must be classes, number or ordinal: got {table['task']!r}."
+            )
         rows = table.get("columns", [])
         columns = tuple(_parse_column(row, source) for row in rows)
         counts = Counter(column.name for column in columns)

@@ -12,9 +12,18 @@ from addnorm.data.table.parse import to_numbers
 from addnorm.data.table.schema import Column, Schema
 from addnorm.errors import ConfigError, InputError, nearest
 
+MIN_LEVELS, MAX_SPREAD = 4, 2
+"""A target may be ordered if it has this many whole numbers, and at most this distance on average
+between them."""
+
 
 def resolve_schema(
-    table: Frame, target: str, path: str | None, groups: str | None, say: Callable[[str], None]
+    table: Frame,
+    target: str,
+    path: str | None,
+    groups: str | None,
+    say: Callable[[str], None],
+    task: str | None = None,
 ) -> Schema:
     """Return the schema of a file, checked against the table, or an inferred schema.
 
@@ -27,6 +36,7 @@ def resolve_schema(
     path : file of the schema; None to infer it.
     groups : name of the column of groups; None if there is none.
     say : receives messages.
+    task : classes, number or ordinal; None for that of the file, or to infer it.
     """
     table.column(target)
     grouping = []
@@ -37,7 +47,7 @@ def resolve_schema(
         note = "used only to keep rows of a group together"
         grouping = [Column(name=groups, kind="ignore", note=note)]
     if path is None:
-        inferred = infer(table if groups is None else table.without(groups), target)
+        inferred = infer(table if groups is None else table.without(groups), target, task)
         return replace(inferred, columns=(*inferred.columns, *grouping))
     schema = Schema.load(path)
     if schema.target not in (None, target):
@@ -57,7 +67,7 @@ def resolve_schema(
         raise ConfigError(
             f"{path!r} has no entry for column {extra[0]!r}. Add it, with kind = 'ignore'."
         )
-    task = schema.task or infer_task(table.columns[target])
+    task = task or schema.task or infer_task(table.columns[target])
     form = schema.form or (infer_form(table.columns[target]) if task == "number" else "")
     return replace(schema, target=target, task=task, form=form)
 
@@ -85,6 +95,23 @@ def parse_target(values: Array, schema: Schema) -> Array:
             "--schema)."
         )
     return numbers
+
+
+def describe_order(values: Array, target: str) -> list[str]:
+    """Return a note if a target of few whole numbers may be ordered, such as marks from 3 to 9."""
+    texts = {str(text) for text in to_texts(values) if text is not None}
+    try:
+        numbers = sorted({float(text) for text in texts})
+    except ValueError:
+        return []
+    span = numbers[-1] - numbers[0] if numbers else 0.0
+    if len(numbers) < MIN_LEVELS or span > MAX_SPREAD * (len(numbers) - 1):
+        return []
+    return [
+        f"column {target!r} has {len(numbers)} whole numbers from {numbers[0]:g} to "
+        f"{numbers[-1]:g}, which are predicted as classes without an order. If they are ordered, "
+        "try --task ordinal; if they are counts or amounts, --task number."
+    ]
 
 
 def parse_known_target(

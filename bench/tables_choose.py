@@ -1,0 +1,106 @@
+"""Settings for tables, compared on held-out rows of the development tables; test rows unseen.
+
+    python -m bench.tables_choose DATA --out F.jsonl [--tables NAME …] [--settings NAME …]
+
+Of the training part of a table, at most 6,250 random rows are used: four fifths to fit, one fifth
+to score. F.jsonl gets a line after every fit; fits that it already has are skipped.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from addnorm.cpu import keep_memory
+from addnorm.data.table.encode import fit_encoder
+from addnorm.data.table.infer import infer
+from addnorm.metrics import classification_metrics, regression_metrics
+from addnorm.tabular import FTTransformerClassifier, FTTransformerRegressor
+from addnorm.tabular.compare import BaselineData, fit_catboost, fit_lightgbm, fit_scikit_learn
+from bench.tables_data import TABLES, Labelled, divide, split_table
+
+MAX_ROWS = 6_250
+"""Rows of a table's training part that are used, for fitting and scoring."""
+
+
+def development_split(folder: Path, table: str, seed: int) -> tuple[Labelled, Labelled]:
+    """Return rows to fit and rows to score, both from the training part of a table."""
+    (X, y), _ = split_table(folder, table, seed)
+    order = np.random.default_rng(seed + 1).permutation(len(y))[:MAX_ROWS]
+    X, y = X.take(order), y[order]
+    return divide(X, y, len(y) // 5, seed + 2)
+
+
+def fit_boosting(name: str, train: Labelled, test: Labelled, classes: int, seed: int) -> Any:
+    """Return the metrics and seconds of a boosting library at its defaults, one thread."""
+    encoder = fit_encoder(train[0], infer(train[0]))
+    data = BaselineData((encoder.encode(train[0]), train[1]), None, classes, seed)
+    start = time.process_time()
+    if name == "catboost":
+        predict = fit_catboost(data, thread_count=1)
+    else:
+        predict = {"lightgbm": fit_lightgbm, "histgradient": fit_scikit_learn}[name](data)
+    seconds = time.process_time() - start
+    measure = classification_metrics if classes else regression_metrics
+    return measure(predict(encoder.encode(test[0])), test[1]) | {"seconds": seconds}
+
+
+def fit_ours(
+    parameters: dict[str, Any], train: Labelled, test: Labelled, classes: int, seed: int
+) -> Any:
+    """Return the metrics and seconds of FT-Transformer with some parameters."""
+    kind = FTTransformerClassifier if classes else FTTransformerRegressor
+    start = time.process_time()
+    model = kind(**parameters, random_state=seed).fit(*train)
+    seconds = time.process_time() - start
+    best = model.report_["best_step"] / model.report_["steps"]
+    return model.evaluate(*test) | {"seconds": seconds, "best": best}
+
+
+BOOSTING = ("catboost", "lightgbm", "histgradient")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--settings", type=Path, help="JSON: name to parameters")
+    parser.add_argument("--only", nargs="+", default=None)
+    parser.add_argument("--tables", nargs="+", default=list(TABLES))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--seconds", type=float, default=540.0)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    keep_memory()
+    begun = time.perf_counter()
+    plan = Path("/tmp/tb/plan.json")  # HACK
+    if plan.exists():  # HACK
+        args.settings, args.only = plan, None  # HACK
+    settings = json.loads(args.settings.read_text()) if args.settings else {}
+    lines = args.out.read_text().splitlines() if args.out.exists() else []
+    rows = [json.loads(line) for line in lines]
+    done = {(row["table"], row["name"], row["seed"]) for row in rows}
+    for seed in args.seeds:
+        for name in args.only or (*BOOSTING, *settings):
+            for table in args.tables:
+                if (table, name, seed) in done or time.perf_counter() - begun > args.seconds:
+                    continue
+                train, test = development_split(args.folder, table, seed)
+                classes = TABLES[table].classes
+                if name in BOOSTING:
+                    result = fit_boosting(name, train, test, classes, seed)
+                else:
+                    result = fit_ours(settings[name], train, test, classes, seed)
+                row = {"table": table, "name": name, "seed": seed, **result}
+                with args.out.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+                score = row["auc"] if classes else row["rmse"]
+                print(table, name, seed, f"{score:.4f} {row['seconds']:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
