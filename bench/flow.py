@@ -54,14 +54,14 @@ def make(addnorm: str, depth: int, seed: int, **options: Any) -> tuple[Any, Tens
 
 def tensors(stream: Any) -> list[Tensor]:
     """Return the tensors with positions that a stream consists of."""
-    parts = stream if isinstance(stream, tuple | list) else (stream,)
-    return [t for part in parts for t in ([part] if isinstance(part, Tensor) else tensors(part or ()))
-            if t.ndim > 1]  # fmt: skip
+    if isinstance(stream, Tensor):
+        return [stream] if stream.ndim > 1 else []
+    return [tensor for part in stream or () for tensor in tensors(part)]
 
 
 @contextmanager
 def streams_of(model: nn.Module, *, branches: bool) -> Iterator[list[list[Tensor]]]:
-    """Collect the stream before each box and after the last; without `branches` hold them constant."""
+    """Collect the streams before each box and after the last; `branches` may be held constant."""
     found: list[list[Tensor]] = []
     boxes = [module for module in model.modules() if isinstance(module, AddNorm)]
 
@@ -186,8 +186,8 @@ def draw(results: Results, depth: int) -> None:
         change = row["output_change"]
         shares = row["dependency"] or [float("nan")]
         print(
-            f"{name:11} first box: whole {row['whole'][0]:9.3g}, shortcut {row['shortcut'][0]:9.3g}; "
-            f"output change {change:8.3g}; mean dependency {mean(shares):.3f}"
+            f"{name:11} first box: whole {row['whole'][0]:9.3g}, "
+            f"shortcut {row['shortcut'][0]:9.3g}; output change {change:8.3g}; mean dependency {mean(shares):.3f}"
         )
 
 

@@ -164,14 +164,15 @@ def summary(results: Results) -> None:
                 for h, curve in enumerate(found[0]["bias"])
             }
             title = f"Learned score by distance, first block: {name}"
-            results.write(f"positions-{scheme}", line_chart(heads, title=title, x="distance", y="score"))  # fmt: skip
+            picture = line_chart(heads, title=title, x="distance", y="score")
+            results.write(f"positions-{scheme}", picture)
 
 
 def main() -> None:
     args = arguments("positions", __doc__, text={"type": Path, "help": "a plain text"})
     results = Results(args.out, "positions")
     ids, vocab = read(args.text.read_text() if args.text else repository_text())
-    steps, seeds, rows = (3, 1, 4) if args.quick else (600, 2, 128)
+    steps, seeds, rows = (3, 1, 4) if args.quick else (400, 2, 64)
     for seed in range(seeds):
         for scheme in POSITIONS:
             results.measure(

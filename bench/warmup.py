@@ -2,10 +2,10 @@
 
     python -m bench.warmup --out FOLDER [--pairs eng-fra_24k.tsv.gz] [--part grid] [--quick]
 
-grid  6+6 blocks, 200 steps: three rates × three warm-up lengths (Xiong et al. 2020, 2002.04745,
+grid  6+6 blocks, 150 steps: two rates × two warm-up lengths (Xiong et al. 2020, 2002.04745,
       fig. 2).
-deep  18+18 blocks, 200 steps: post, pre, Admin, and another arrangement in the decoder alone or the encoder
-      alone (Liu et al. 2020, 2004.08249, §3.2).
+deep  18+18 blocks, 100 steps: post, pre, Admin, and another arrangement in the decoder alone or
+      the encoder alone (Liu et al. 2020, 2004.08249, §3.2).
 long  6+6 blocks with the best rate of each arrangement, three seeds, held-out loss by step: where
       does post-norm reach pre-norm?
 
@@ -32,7 +32,7 @@ from bench.measured import Results, Row, arguments, deviation, mean
 
 PAD, BEGIN, END, UNKNOWN = range(4)
 Pairs = list[tuple[list[int], list[int]]]
-RATES, WARMUPS = (3e-4, 1e-3, 3e-3), (0, 50, 200)
+RATES, WARMUPS = (1e-3, 3e-3), (0, 100)
 DEEP = {
     "post": ("post", None),
     "post, decoder pre": ("post", "pre"),
@@ -153,8 +153,11 @@ def grid(results: Results, data: tuple[Pairs, Pairs, int], steps: int) -> None:
             for warmup in WARMUPS:
                 row = {"part": "grid", "kind": kind, "rate": rate, "warmup": warmup, "steps": steps}
                 results.measure(
-                    row, lambda r=row: train(data, (r["kind"], None), 6, r["rate"], r["warmup"], steps, 0)  # type: ignore[misc]
-                )  # fmt: skip
+                    row,
+                    lambda r=row: train(  # type: ignore[misc]
+                        data, (r["kind"], None), 6, r["rate"], r["warmup"], steps, 0
+                    ),
+                )
         values = [
             [results.where(part="grid", kind=kind, rate=r, warmup=w)[0]["loss"] for w in WARMUPS]
             for r in RATES
@@ -219,14 +222,14 @@ def main() -> None:
         __doc__,
         pairs={"type": Path, "help": "tab-separated pairs, .gz"},
         part={"choices": ["grid", "deep", "long"], "nargs": "*"},
-        steps={"type": int, "default": 1000, "help": "of the part long"},
+        steps={"type": int, "default": 600, "help": "of the part long"},
     )
     results, parts = Results(args.out, "warmup"), args.part or ["grid", "deep", "long"]
     data = read_pairs(args.pairs, 100 if args.quick or args.pairs is None else 1000)
     if "grid" in parts:
-        grid(results, data, 2 if args.quick else 200)
+        grid(results, data, 2 if args.quick else 150)
     if "deep" in parts:
-        deep(results, data, 3 if args.quick else 200, 2 if args.quick else 18)
+        deep(results, data, 3 if args.quick else 100, 2 if args.quick else 18)
     if "long" in parts:
         long(results, data, 3 if args.quick else args.steps, 1 if args.quick else 3)
 

@@ -50,10 +50,9 @@ def naive(model: Any, source: Tensor, target: Tensor) -> Tensor:
     logits = []
     for token in target:
         y = factor * embedding[token]
-        scores = torch.stack([
-            d["vector"] @ torch.tanh(d["query.weight"] @ states[0] + d["key.weight"] @ h + d["key.bias"])
-            for h in x
-        ])  # fmt: skip
+        query = d["query.weight"] @ states[0]
+        keys = [d["key.weight"] @ h + d["key.bias"] for h in x]
+        scores = torch.stack([d["vector"] @ torch.tanh(query + key) for key in keys])
         weights = scores.exp() / scores.exp().sum()
         context = sum(a * h for a, h in zip(weights, x, strict=True))
         state = torch.cat((y, context))
@@ -133,14 +132,14 @@ def test_what_it_cannot_do_is_explained() -> None:
     }
     with pytest.raises(ConfigError, match="needs mode=encoder-decoder: got mode=decoder"):
         build(ModelConfig(**sizes, mode="decoder"))
-    with pytest.raises(ConfigError, match="an even width, .*got width=15, depth=1"):
+    with pytest.raises(ConfigError, match=r"an even width, .*got width=15, depth=1"):
         build(ModelConfig(**(sizes | {"width": 15, "heads": 5})))
     with pytest.raises(ConfigError, match="translates tokens: got input=tokens, head=none"):
         build(ModelConfig(**sizes, head="none"))
     with pytest.raises(ConfigError, match="drawings are of stacks of blocks"):
         draw_model(ModelConfig(**sizes))
     model = build(ModelConfig(**sizes))
-    with pytest.raises(InputError, match="the lens reads attention .* mixing=recurrent"):
+    with pytest.raises(InputError, match=r"the lens reads attention .* mixing=recurrent"):
         find_sides(model)
     with pytest.raises(InputError, match="padding after the text"):
         model.encode(draw(1, 4), mask=Mask.padding(torch.tensor([[False, True, True, True]])))

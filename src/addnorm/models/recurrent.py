@@ -79,7 +79,8 @@ class RecurrentDecoder(nn.Module):
     def first_states(self, memory: Tensor) -> Tensor:
         """Return s_0 of every GRU, (depth, batch, width), from the annotation ←h_1."""
         backward = memory[:, 0, memory.shape[2] // 2 :]
-        return torch.tanh(self.start(backward)).unflatten(-1, (len(self.cells), -1)).transpose(0, 1)
+        states: Tensor = torch.tanh(self.start(backward))
+        return states.view(memory.shape[0], len(self.cells), -1).transpose(0, 1)
 
     def attend(
         self, state: Tensor, keys: Tensor, memory: Tensor, real: Tensor | None
