@@ -76,6 +76,11 @@ class ModelConfig(Section):
     """Options of the feed-forward, such as { subkeys = 512 } for product-key."""
     ffn_width: int | None = None
     """Inner width of the feed-forward (learned vectors of all-attention); 4 x width if unset."""
+    mixing: str = "attention"
+    """What mixes positions: attention; as baselines convolution in place of self-attention, or
+    recurrent (GRUs with additive attention: Bahdanau et al. 2015; ignores heads, ffn, addnorm)."""
+    kernel: int = 3
+    """Positions that a convolution reads, for mixing=convolution."""
     attention: str = "dot"
     """Score of a query and a key: dot (scaled dot product) or additive (Bahdanau)."""
     attention_scale: float | None = None
@@ -160,13 +165,23 @@ class ModelConfig(Section):
         self.require_one_of("mode", ("encoder", "decoder", "encoder-decoder"))
         self.require_one_of("input", ("tokens", "patches", "vectors"))
         self.require_one_of("tie_embeddings", ("all", "output", "source", "none"))
+        self.require_one_of("mixing", ("attention", "convolution", "recurrent"))
         self.require_one_of("qk_norm", ("none", "head", "width"))
         self.require_one_of("attention_bias", ("all", "qkv", "none"))
         self.require_one_of("head", ("token", "masked", "class", "number", "none"))
         self.require_one_of("pool", ("first", "mean", "last", "none"))
         self.require_one_of("pooler", ("none", "tanh", "relu", "dense-relu", "dense-gelu"))
         self.require_one_of("init", ("xavier", "normal", "torch"))
-        for name in ("width", "heads", "length", "image", "patch", "channels", "span_ramp"):
+        for name in (
+            "width",
+            "heads",
+            "length",
+            "image",
+            "patch",
+            "channels",
+            "span_ramp",
+            "kernel",
+        ):
             self.require(getattr(self, name) > 0, name, "must be positive", "Try 8 or more.")
         for name in ("depth", "segments", "outputs", "vocab", "full_every", "segment_memory"):
             self.require(getattr(self, name) >= 0, name, "must not be negative", "Try 0 or more.")

@@ -349,7 +349,9 @@ def _describe_sublayer(
     """Return label and detail of a sublayer: what it is, its parameters and operations."""
     depth = max(len(stack.blocks), 1)
     names = {
-        "attention": (f"{side} attention", f"{side} scores", f"{side} learned keys"),
+        "attention": tuple(
+            f"{side} {part}" for part in ("attention", "scores", "learned keys", "convolution")
+        ),
         "memory": ("memory attention", "memory scores"),
         "ffn": (f"{side} ffn",),
     }[role]
@@ -364,6 +366,8 @@ def _describe_sublayer(
         "memory": f"Encoder attention {heads}",
         "ffn": f"Feed-forward {c.ffn} {c.effective_ffn_width:,}",
     }[role]
+    if c.mixing == "convolution" and role == "attention":
+        label = f"{'Causal convolution' if side == 'decoder' else 'Convolution'} of {c.kernel}"
     if c.ffn == "product-key" and role == "ffn":
         label = "Product-key memory"
     return label, f"{_short(parameters, 'parameters')} · {_short(operations, 'FLOP')}"
@@ -425,6 +429,8 @@ def draw(config: Config | ModelConfig | str | Path, length: int | None = None) -
     if isinstance(config, Config) and config.run.task == "table":
         raise ConfigError("drawings are of models for texts and images: got a run of task=table.")
     c = model_config(config)
+    if c.mixing == "recurrent":
+        raise ConfigError("drawings are of stacks of blocks: got mixing=recurrent.")
     with torch.device("meta"):
         model = build(c)
     costs = cost(c, length)

@@ -58,6 +58,8 @@ VARIANTS: dict[str, Config] = {
         ffn_options={"subkeys": 16, "best": 4, "key_width": 8, "batch_norm": False},
     ),
     "no feed-forward": presets.gpt2(**SMALL, ffn="none"),
+    "convolution": presets.gpt2(**SMALL, mixing="convolution", kernel=4),
+    "convolution, sub-ln": presets.base(**SMALL, mixing="convolution", addnorm="sub-ln"),
     "adaptive span": presets.gpt2(**SMALL, span=10, span_ramp=4),
     "biases of qkv": presets.gpt2(
         **SMALL, attention_bias="qkv", unembed_bias=True, tie_embeddings="none"

@@ -357,3 +357,12 @@ def test_legend_names_are_complete_if_they_fit() -> None:
         {name * 4: bins for name in ("as trained", "calibrated", "t")}, title="t"
     )
     assert "…" in long and "t" * 4 in long
+
+
+def test_guides_are_dashed_in_the_colour_of_their_curve() -> None:
+    curves = {"one": [(1.0, 1.0), (2.0, 2.0)], "two": [(1.0, 3.0), (2.0, 4.0)]}
+    plain = line_chart(curves, title="Costs")
+    picture = line_chart(curves, title="Costs", guides={"two": [(1.0, 3.5), (2.0, 8.0)]})
+    assert "dashed" not in plain and picture.count('class="curve c1 dashed"') == 1
+    assert picture.count("<text") >= plain.count("<text") - 1  # a guide has no name of its own
+    assert "two, expected" in picture

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from addnorm.layers.masks import Mask
 from addnorm.layers.positions import Learned
-from addnorm.models.transformer import Decoder, EncoderDecoder, Side
+from addnorm.models.transformer import Decoder, EncoderDecoder
 
 Ids = Sequence[int]
 
@@ -114,6 +114,7 @@ def pad_ids(rows: Sequence[Ids], side: str, device: torch.device) -> tuple[Tenso
     return ids.to(device), real.to(device) if ragged else None
 
 
-def max_positions(side: Side) -> int | None:
+def max_positions(side: nn.Module) -> int | None:
     """Return the number of learned positions of a side, or None if positions have no limit."""
-    return side.positions.length if isinstance(side.positions, Learned) else None
+    positions = getattr(side, "positions", None)  # a recurrent side has none
+    return positions.length if isinstance(positions, Learned) else None

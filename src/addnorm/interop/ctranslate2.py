@@ -99,6 +99,7 @@ def require_expressible(model: Model) -> None:
         "norm": (c.norm in plain, c.norm),
         "ffn": (c.ffn in CT2_ACTIVATIONS, c.ffn),
         "positions": (c.positions in ("sinusoidal", "learned", "rotary"), c.positions),
+        "mixing": (c.mixing == "attention", c.mixing),
         "attention": (c.attention == "dot", c.attention),
         "attention_cap": (c.attention_cap is None, c.attention_cap),
         "qk_norm": (c.qk_norm == "none", c.qk_norm),

@@ -62,6 +62,8 @@ def export_onnx(
     runtime = require("onnxruntime", "export")
     if model.config.input != "tokens":
         raise ConfigError(f"only models of tokens are written as ONNX: got {model.config.input}.")
+    if model.config.mixing == "recurrent":
+        raise ConfigError("models of mixing=recurrent are not written as ONNX.")
     directory = require_empty(directory)
     with new_directory(directory):
         difference = _write(model.eval(), directory, runtime)

@@ -461,3 +461,19 @@ def _shorter_prefix(one: Mask, other: Mask) -> Tensor | None:
         assert shortest is not None and prefix is not None
         shortest = torch.minimum(shortest, prefix)
     return shortest
+
+
+def require_padding_only(mask: Mask | None, what: str) -> Tensor | None:
+    """Return which positions are real; raise InputError for conditions that `what` cannot follow.
+
+    Causality is not among them: what has no attention hides the future by how it is built.
+    """
+    if mask is None:
+        return None
+    others = (mask.prefix, mask.window_size, mask.groups, mask.pairs)
+    if any(part is not None for part in others):
+        raise InputError(
+            f"{what} hides padding only: got a mask with a prefix, window, groups or pairs. "
+            "Build with mixing=attention."
+        )
+    return mask.real

@@ -12,10 +12,11 @@ from torch.nn import functional as F
 from addnorm.layers.addnorm import AddNorm, Ends, Stream
 from addnorm.layers.attention import Attention, SelfAttention
 from addnorm.layers.context import Context
+from addnorm.layers.convolution import Convolution
 from addnorm.layers.feedforward import FeedForward
 from addnorm.layers.key_value import ProductKeyMemory
 
-AnySublayer = Attention | FeedForward | ProductKeyMemory
+AnySublayer = Attention | Convolution | FeedForward | ProductKeyMemory
 """What stands between two Add & Norm boxes."""
 
 
@@ -72,7 +73,7 @@ class LastBlock(Block):
 
         def branch(x: Tensor) -> Tensor:
             rest = x.shape[-2] - count
-            if rest == 0:
+            if rest == 0 or isinstance(sublayer, Convolution):
                 return self.dropout(sublayer(x, context))
             assert isinstance(sublayer, SelfAttention)
             y = self.dropout(sublayer.attend_from_first(x, context, count))

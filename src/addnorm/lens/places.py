@@ -51,6 +51,12 @@ def find_sides(model: nn.Module) -> dict[str, Side]:
         for name, child in model.named_children()
         if isinstance(child, Side)
     }
+    config = getattr(model, "config", None)
+    if getattr(config, "mixing", "attention") != "attention":
+        raise InputError(
+            "the lens reads attention in a stack of blocks: this model was built with "
+            f"mixing={config.mixing}. Try a model of mixing=attention."  # type: ignore[union-attr]
+        )
     if not sides:
         raise InputError(
             f"the lens needs a model of addnorm: got {type(model).__name__}, which has no stack of "

@@ -19,6 +19,7 @@ from addnorm.layers.attention import (
     SelfAttention,
 )
 from addnorm.layers.attention_kernels import AdditiveScore, DotScore, Score
+from addnorm.layers.convolution import Convolution
 from addnorm.layers.dropout import Dropout
 from addnorm.layers.embeddings import Patches, Summary, Tokens, Vectors
 from addnorm.layers.feedforward import FEEDFORWARDS, FeedForward
@@ -29,6 +30,7 @@ from addnorm.layers.norms import NORMS, Norm
 from addnorm.layers.positions import POSITIONS, Positions
 from addnorm.layers.span import AdaptiveSpan
 from addnorm.layers.stack import AnySublayer, Block, LastBlock, Stack
+from addnorm.models.recurrent import RecurrentEncoderDecoder
 from addnorm.models.transformer import Decoder, Encoder, EncoderDecoder, Side
 from addnorm.presets import find
 from addnorm.section import Options, describe_type, fits
@@ -53,6 +55,11 @@ def build(config: Config | ModelConfig | str | Path) -> Model:
     (48736, torch.Size([1, 3, 100]))
     """
     config = model_config(config)
+    if config.mixing == "recurrent" and config.mode != "encoder-decoder":
+        raise ConfigError(
+            f"model.mixing=recurrent needs mode=encoder-decoder: got mode={config.mode}. Try "
+            "mixing=convolution."
+        )
     builders: dict[str, Callable[[ModelConfig], Model]] = {
         "encoder": _build_encoder,
         "decoder": _build_decoder,
@@ -98,6 +105,8 @@ def _build_decoder(c: ModelConfig) -> Decoder:
 
 
 def _build_encoder_decoder(c: ModelConfig) -> EncoderDecoder:
+    if c.mixing == "recurrent":
+        return _build_recurrent(c)
     return EncoderDecoder(
         config=c,
         source_tokens=None if c.ties_source else make_input(c),
@@ -106,6 +115,18 @@ def _build_encoder_decoder(c: ModelConfig) -> EncoderDecoder:
         decoder=make_side(c, "decoder"),
         head=make_head(c),
     )
+
+
+def _build_recurrent(c: ModelConfig) -> RecurrentEncoderDecoder:
+    head = make_head(c)
+    if not isinstance(head, TokenHead) or c.input != "tokens":
+        raise ConfigError(
+            f"model.mixing=recurrent translates tokens: got input={c.input}, head={c.head}. Try "
+            "input=tokens and head=token."
+        )
+    source = None if c.ties_source else Tokens(c.vocab, c.width, c.scale_embedding)
+    tokens = Tokens(c.output_vocab, c.width, c.scale_embedding)
+    return RecurrentEncoderDecoder(c, source, tokens, head)
 
 
 def make_norm(c: ModelConfig) -> Norm:
@@ -300,6 +321,8 @@ def make_sublayer(
     if "attention-norm" in inside:
         inner = make_norm(c)(c.query_width)
     is_self = place.role == "attention"
+    if is_self and c.mixing == "convolution":
+        return make_convolution(c, place, inner)
     local = positions.local(c.width, c.heads, c.effective_head_width) if is_self else None
     return (SelfAttention if is_self else MemoryAttention)(
         c.width,
@@ -317,6 +340,31 @@ def make_sublayer(
         window=c.window_of(place.layer) if is_self else None,
         persistent=make_persistent(c, positions) if is_self else None,
         span=AdaptiveSpan(c.heads, c.span, c.span_ramp) if is_self and c.span else None,
+    )
+
+
+def make_convolution(c: ModelConfig, place: Place, inner: nn.Module | None) -> Convolution:
+    """Return the convolution in place of self-attention; raise for what it cannot have."""
+    unsupported = {
+        "model.ffn=all-attention": bool(c.persistent),
+        "model.span": c.span is not None,
+        "model.window": c.window is not None,
+    }
+    for name, is_set in unsupported.items():
+        if is_set:
+            raise ConfigError(
+                f"model.mixing=convolution has no self-attention, so it cannot have {name}. "
+                "Leave one out."
+            )
+    if c.kv_width != c.width:
+        raise ConfigError(
+            "model.mixing=convolution needs heads × head_width = width for its cache: got "
+            f"{c.effective_kv_heads} × {c.effective_head_width}, width={c.width}. "
+            "Leave head_width and kv_heads out."
+        )
+    causal, bias = place.side == "decoder", c.attention_bias != "none"
+    return Convolution(
+        c.width, c.kernel, place.layer, causal=causal, heads=c.heads, bias=bias, inner=inner
     )
 
 

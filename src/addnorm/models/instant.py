@@ -40,12 +40,11 @@ from addnorm.errors import AddnormError, InputError, SavedError
 from addnorm.files import INSTANT_MODEL
 from addnorm.layers.addnorm import Place
 from addnorm.layers.attention import Attention
-from addnorm.layers.feedforward import FeedForward
 from addnorm.layers.init import INITS, init_stack_
-from addnorm.layers.key_value import ProductKeyMemory
 from addnorm.layers.masks import Mask
 from addnorm.layers.positions import Positions
 from addnorm.layers.rows import KnownRowAttention, RowCache, RowContext
+from addnorm.layers.stack import AnySublayer
 from addnorm.models.bins import bin_means
 from addnorm.models.build import make_positions, make_qk_norm, make_score, make_stack, make_sublayer
 from addnorm.models.saved import read_tensors, require_matching_tensors, write_tensors
@@ -384,7 +383,7 @@ def bin_edges(config: InstantConfig) -> Tensor:
 
 def make_instant_sublayer(
     c: ModelConfig, place: Place, inside: tuple[str, ...], positions: Positions
-) -> Attention | FeedForward | ProductKeyMemory:
+) -> AnySublayer:
     """Return the usual sublayer over columns, or attention over known rows, by the place's role."""
     if place.role != "row_attention":
         return make_sublayer(c, place, inside, positions)

@@ -6,6 +6,7 @@ With b sequences of n positions, width d, inner width f, and h heads of width w 
     scores and mixed values    4 b n m a               operations: O(n² d), m the keys
     feed-forward               4 b n d f               operations (6 b n d f if gated): O(n d²)
     output over a vocabulary   2 b n d V               operations
+    convolution                2 b n d² (2k + 1)       operations, in place of self-attention
 
 Operations are those of matrix products; a multiplication and an addition count as 2, as in torch,
 and hidden pairs of causal attention count as well. The backward pass has twice the operations of
@@ -266,8 +267,11 @@ def _with_memory(c: ModelConfig, n: int, batch: int) -> Cost:
 
 def _parts(c: ModelConfig, n: int, batch: int) -> Iterator[LayerCost]:
     yield _embedding(c, n, batch)
-    for side in c.sides:
-        yield from _side(c, side, n, batch)
+    if c.mixing == "recurrent":
+        yield from _recurrence(c, n, batch)
+    else:
+        for side in c.sides:
+            yield from _side(c, side, n, batch)
     yield _head(c, n, batch)
 
 
@@ -280,8 +284,11 @@ def _side(c: ModelConfig, side: str, n: int, batch: int) -> Iterator[LayerCost]:
         parameters=_count(positions),
         activations=batch * n * c.width * (FLOAT if c.dropout else 0),
     )
-    yield _projections(c, f"{side} attention", depth, n, batch, side == "decoder")
-    yield _scores(c, f"{side} scores", depth, n, batch, positions)
+    if c.mixing == "convolution":
+        yield _convolution(c, f"{side} convolution", depth, n, batch, side == "decoder")
+    else:
+        yield _projections(c, f"{side} attention", depth, n, batch, side == "decoder")
+        yield _scores(c, f"{side} scores", depth, n, batch, positions)
     if side == "decoder" and c.mode == "encoder-decoder":
         yield _projections(c, "memory attention", depth, n, batch, True)
         yield _scores(c, "memory scores", depth, n, batch, None)
@@ -330,6 +337,66 @@ def _projections(
         forward=depth * 2 * batch * n * weights,
         activations=depth * batch * n * saved,
         cache=depth * batch * n * 2 * kv * FLOAT if cached else 0,
+    )
+
+
+def _convolution(
+    c: ModelConfig, name: str, depth: int, n: int, batch: int, cached: bool
+) -> LayerCost:
+    """Return the cost of the convolutions in place of self-attention: O(k n d²)."""
+    d = c.width
+    weights = (2 * c.kernel + 1) * d * d
+    biases = 3 * d if c.attention_bias != "none" else 0
+    # Neighbours of every position; value and gate, the gate's sigmoid and the product; dropout.
+    saved = c.kernel * d + 4 * d + (d if c.dropout else 0)
+    return LayerCost(
+        name=name,
+        parameters=depth * (weights + biases),
+        forward=depth * 2 * batch * n * weights,
+        activations=depth * batch * n * saved * FLOAT,
+        cache=depth * batch * n * 2 * c.kv_width * FLOAT if cached else 0,
+    )
+
+
+def _recurrence(c: ModelConfig, n: int, batch: int) -> Iterator[LayerCost]:
+    """Yield the costs of a recurrent encoder-decoder: O(n d²), and O(n² d) for its attention.
+
+    Activations are those that the formulas need; torch saves a few more.
+    """
+    d, encoder, decoder = c.width, c.depths["encoder"], c.depths["decoder"]
+    cell = 3 * d * (d + d // 2)  # both directions: three gates, of half the width
+    yield LayerCost(
+        name="encoder recurrence",
+        parameters=encoder * (cell + 6 * d),
+        forward=encoder * 2 * batch * n * cell,
+        activations=encoder * batch * n * 5 * d * FLOAT,
+    )
+    start = decoder * d * (d // 2)
+    yield LayerCost(
+        name="memory attention",
+        parameters=2 * d * d + d + start + decoder * d,
+        forward=2 * batch * (2 * n * d * d + start),
+        activations=batch * n * 3 * d * FLOAT,
+    )
+    yield LayerCost(
+        name="memory scores",
+        parameters=d,
+        forward=4 * batch * n * n * d,
+        activations=batch * n * n * (2 * d + 1) * FLOAT,
+    )
+    cells = 3 * d * (3 * d + (decoder - 1) * 2 * d)
+    yield LayerCost(
+        name="decoder recurrence",
+        parameters=cells + decoder * 6 * d,
+        forward=2 * batch * n * cells,
+        activations=decoder * batch * n * 5 * d * FLOAT,
+        cache=decoder * batch * 2 * d * FLOAT,
+    )
+    yield LayerCost(
+        name="readout",
+        parameters=6 * d * d + 2 * d,
+        forward=2 * batch * n * 6 * d * d,
+        activations=batch * n * 5 * d * FLOAT,
     )
 
 

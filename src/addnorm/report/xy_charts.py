@@ -70,6 +70,7 @@ def line_chart(
     log_y: bool = False,
     most: float | None = None,
     marks: Sequence[Mark] = (),
+    guides: Mapping[str, Sequence[Point]] | None = None,
 ) -> Svg:
     """Return a chart of curves, each with its name at its end.
 
@@ -83,13 +84,16 @@ def line_chart(
     log_x, log_y : logarithmic axes
     most : highest y to show; curves above it leave the picture at the top
     marks : labelled points
+    guides : expected (x, y) of some of the curves, by name; dashed, in the colour of the curve
 
     >>> line_chart({"post": [(0, 9.2), (1, 5.1)]}, title="Loss")[:4]
     '<svg'
     """
     curves = {name: sorted(((float(a), float(b)) for a, b in points), key=lambda p: p[0])
             for name, points in series.items()}  # fmt: skip
-    drawable = [p for points in curves.values() for p in points if _is_drawable(p, log_x, log_y)]
+    expected = [(name, list(points)) for name, points in (guides or {}).items()]
+    everything = [*curves.values(), *(points for _, points in expected)]
+    drawable = [p for points in everything for p in points if _is_drawable(p, log_x, log_y)]
     if not drawable:
         return empty_picture(title)
     heights = [b for _, b in drawable if most is None or b <= most]
@@ -103,6 +107,10 @@ def line_chart(
     picture.parts.append(f'<g transform="translate(0 {pixels(6 - frame.top)})">')
     for index, (name, points) in enumerate(curves.items()):
         _draw_curve(picture, frame, points, name, index, x, y)
+    for name, points in expected:
+        steps = [f"{pixels(frame.x(a))} {pixels(_clamped(frame.y(b)))}" for a, b in points]
+        kind = f"curve c{list(curves).index(name) % COLOURS} dashed"
+        picture.path("M" + "L".join(steps), kind, f"{name}, expected")
     picture.parts.append("</g>")
     picture.unclip()
     _draw_end_labels(picture, frame, {n: p for n, p in curves.items() if n in names}, list(curves))

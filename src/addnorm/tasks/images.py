@@ -500,16 +500,17 @@ class Images(Task):
 
 
 def shift_images(images: Tensor, shifts: Sequence[NDArray[Any]]) -> Tensor:
-    """Return each image moved by (down, right) pixels; what is uncovered is 0, the mean.
+    """Return each image moved by (down, right) pixels; what is uncovered repeats the edge.
 
     >>> shift_images(torch.arange(4.0).view(1, 1, 2, 2), [np.array([1, 0])]).flatten().tolist()
-    [0.0, 0.0, 0.0, 1.0]
+    [0.0, 1.0, 0.0, 1.0]
     """
-    moved = torch.zeros_like(images)
     height, width = images.shape[2:]
-    for row, (down, right) in enumerate((int(a), int(b)) for a, b in shifts):
-        source = images[row, :, max(0, -down) : height - max(0, down)]
-        source = source[..., max(0, -right) : width - max(0, right)]
-        top, left = max(0, down), max(0, right)
-        moved[row, :, top : top + source.shape[1], left : left + source.shape[2]] = source
-    return moved
+    most = max(int(abs(shift).max()) for shift in shifts)
+    wide = functional.pad(images, (most,) * 4, mode="replicate")
+    corners = [(most - int(down), most - int(right)) for down, right in shifts]
+    moved = [
+        image[:, top : top + height, left : left + width]
+        for image, (top, left) in zip(wide, corners, strict=True)
+    ]
+    return torch.stack(moved)

@@ -1,0 +1,238 @@
+"""Warm-up and depth: post-norm against pre-norm over rates, warm-up lengths, depths and budgets.
+
+    python -m bench.warmup --out FOLDER [--pairs eng-fra_24k.tsv.gz] [--part grid] [--quick]
+
+grid  6+6 blocks, 150 steps: two rates × two warm-up lengths (Xiong et al. 2020, 2002.04745,
+      fig. 2).
+deep  18+18 blocks, 100 steps: post, pre, Admin, and another arrangement in the decoder alone or
+      the encoder alone (Liu et al. 2020, 2004.08249, §3.2).
+long  6+6 blocks with the best rate of each arrangement, three seeds, held-out loss by step: where
+      does post-norm reach pre-norm?
+
+Translation of the pairs (English, French); without a file, of synthetic pairs to be reversed. Width
+64, 4 heads, 64 pairs in a batch, words as tokens, Adam with β₂ = 0.98, rate after the warm-up
+constant (grid, deep) or falling as a cosine (long); dropout 0.1 in `long`. The last 1,000 pairs are
+held out.
+"""
+
+import gzip
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from addnorm import ModelConfig, build, measure_, token_loss
+from addnorm.report import Mark, heat_map, line_chart
+from addnorm.training.schedule import SCHEDULES
+from bench.measured import Results, Row, arguments, deviation, mean
+
+PAD, BEGIN, END, UNKNOWN = range(4)
+Pairs = list[tuple[list[int], list[int]]]
+RATES, WARMUPS = (1e-3, 3e-3), (0, 100)
+DEEP = {
+    "post": ("post", None),
+    "post, decoder pre": ("post", "pre"),
+    "pre, decoder post": ("pre", "post"),
+    "pre": ("pre", None),
+    "admin": ("admin", None),
+}
+
+
+def read_pairs(path: Path | None, held: int) -> tuple[Pairs, Pairs, int]:
+    """Return training pairs, held-out pairs (the last ones) and the number of tokens."""
+    if path is None:
+        rng = random.Random(0)
+        texts = [" ".join(rng.choices("abcdefgh", k=rng.randint(2, 6))) for _ in range(600)]
+        rows = [(text, text[::-1]) for text in texts]
+    else:
+        lines = gzip.decompress(path.read_bytes()).decode().splitlines()
+        rows = [(line.split("\t")[0], line.split("\t")[1]) for line in lines]
+    words = [[re.findall(r"\w+|[^\w\s]", side.lower()) for side in row] for row in rows]
+    counts = Counter(w for row in words[:-held] for side in row for w in side)
+    numbers = {w: i for i, (w, n) in enumerate(counts.most_common(), UNKNOWN + 1) if n > 1}
+    ids: Pairs = []
+    for one, other in words:
+        source, target = ([numbers.get(w, UNKNOWN) for w in side] for side in (one, other))
+        ids.append(([*source, END], [BEGIN, *target, END]))
+    return ids[:-held], ids[-held:], len(numbers) + UNKNOWN + 1
+
+
+def pad(rows: Sequence[Sequence[int]]) -> Tensor:
+    """Return rows of ids as one tensor, padded at the end."""
+    longest = max(map(len, rows))
+    return torch.tensor([[*row, *[PAD] * (longest - len(row))] for row in rows])
+
+
+def batches(pairs: Pairs, seed: int, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield sources and targets for ever; the pairs of a batch have similar lengths."""
+    rng = random.Random(seed)
+    while True:
+        order = sorted(rng.sample(range(len(pairs)), len(pairs)), key=lambda i: len(pairs[i][0]))
+        parts = [order[i : i + rows] for i in range(0, len(order), rows)]
+        rng.shuffle(parts)
+        for part in parts:
+            yield pad([pairs[i][0] for i in part]), pad([pairs[i][1] for i in part])
+
+
+def loss_of(model: torch.nn.Module, source: Tensor, target: Tensor) -> Tensor:
+    """Return the mean loss of the next word."""
+    targets = target[:, 1:].masked_fill(target[:, 1:] == PAD, -100)
+    return token_loss(model, model.hidden(source, target[:, :-1]), targets)
+
+
+@torch.no_grad()
+def held_out_loss(model: torch.nn.Module, pairs: Pairs) -> float:
+    """Return the loss per word of held-out pairs."""
+    model.eval()
+    total = count = 0.0
+    order = sorted(pairs, key=lambda pair: len(pair[0]))
+    for i in range(0, len(order), 100):
+        source, target = (pad([pair[side] for pair in order[i : i + 100]]) for side in (0, 1))
+        words = float((target[:, 1:] != PAD).sum())
+        total, count = total + words * float(loss_of(model, source, target)), count + words
+    model.train()
+    return total / count
+
+
+def train(
+    data: tuple[Pairs, Pairs, int],
+    arrangement: tuple[str, str | None],
+    depth: int,
+    rate: float,
+    warmup: int,
+    steps: int,
+    seed: int,
+    schedule: str = "constant",
+    dropout: float = 0.0,
+    every: int = 100,
+) -> Row:
+    """Train a translator; return the held-out loss every some steps, by step."""
+    training, held, vocab = data
+    torch.manual_seed(seed)
+    config = ModelConfig(
+        vocab=vocab, pad=PAD, width=64, heads=4, ffn_width=256, depth=depth, length=64,
+        addnorm=arrangement[0], decoder_addnorm=arrangement[1], dropout=dropout,
+    )  # fmt: skip
+    model = build(config)
+    source = batches(training, seed, 64)
+    if config.has_admin:
+        measure_(model, lambda: loss_of(model, *next(batches(training, seed + 1, 64))))
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate, betas=(0.9, 0.98), eps=1e-9)
+    factor = SCHEDULES[schedule]
+    curve = []
+    for step in range(1, steps + 1):
+        for group in optimizer.param_groups:
+            group["lr"] = rate * factor(step, warmup, steps, 0.0)
+        loss = loss_of(model, *next(source))
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if step % every == 0 or step == steps:
+            curve.append((step, held_out_loss(model, held)))
+    return {"loss": curve[-1][1], "curve": curve}
+
+
+def unigram_loss(data: tuple[Pairs, Pairs, int]) -> float:
+    """Return the held-out loss of the frequencies of words: what a model without input reaches."""
+    counts = torch.ones(data[2])
+    for _, target in data[0]:
+        counts.index_add_(0, torch.tensor(target[1:]), torch.ones(len(target) - 1))
+    logs = (counts / counts.sum()).log()
+    words = torch.tensor([w for _, target in data[1] for w in target[1:]])
+    return -float(logs[words].mean())
+
+
+def grid(results: Results, data: tuple[Pairs, Pairs, int], steps: int) -> None:
+    for kind in ("post", "pre"):
+        for rate in RATES:
+            for warmup in WARMUPS:
+                row = {"part": "grid", "kind": kind, "rate": rate, "warmup": warmup, "steps": steps}
+                results.measure(
+                    row,
+                    lambda r=row: train(  # type: ignore[misc]
+                        data, (r["kind"], None), 6, r["rate"], r["warmup"], steps, 0
+                    ),
+                )
+        values = [
+            [results.where(part="grid", kind=kind, rate=r, warmup=w)[0]["loss"] for w in WARMUPS]
+            for r in RATES
+        ]
+        picture = heat_map(
+            values,
+            [f"rate {rate:g}" for rate in RATES],
+            [f"warm-up {warmup}" for warmup in WARMUPS],
+            title=f"Held-out loss after {steps} steps, {kind}-norm, 6+6 blocks",
+            low=2.0,
+            high=6.0,
+        )
+        results.write(f"warmup-grid-{kind}", picture)
+
+
+def deep(results: Results, data: tuple[Pairs, Pairs, int], steps: int, depth: int) -> None:
+    curves = {}
+    for name, arrangement in DEEP.items():
+        row = {"part": "deep", "kind": name, "depth": depth, "steps": steps}
+        compute: Callable[[], Row] = lambda a=arrangement: train(  # type: ignore[misc]  # noqa: E731
+            data, a, depth, 1e-3, steps // 3, steps, 0, every=max(1, steps // 10)
+        )
+        curves[name] = results.measure(row, compute)["curve"]
+    level = unigram_loss(data)
+    mark = Mark(steps / 10, level, "loss of the word frequencies")
+    results.write(
+        "warmup-deep",
+        line_chart(curves, title=f"{depth}+{depth} blocks", y="held-out loss", marks=[mark]),
+    )
+    print(f"loss of the word frequencies {level:.3f}")
+
+
+def long(results: Results, data: tuple[Pairs, Pairs, int], steps: int, seeds: int) -> None:
+    curves = {}
+    for seed in range(seeds):
+        for kind in ("post", "pre"):
+            found = [r for r in results.where(part="grid", kind=kind) if r["warmup"]]
+            best = min(found, key=lambda row: row["loss"]) if found else {"rate": 1e-3}
+            row = {"part": "long", "kind": kind, "rate": best["rate"], "steps": steps, "seed": seed}
+            results.measure(
+                row,
+                lambda r=row: train(  # type: ignore[misc]
+                    data, (r["kind"], None), 6, r["rate"], steps // 5, steps, r["seed"],
+                    "cosine", 0.1, max(1, steps // 10),
+                ),
+            )  # fmt: skip
+    for kind in ("post", "pre"):
+        rows = results.where(part="long", kind=kind, steps=steps)
+        points = zip(*(row["curve"] for row in rows), strict=True)
+        curves[kind] = [(float(p[0][0]), mean([loss for _, loss in p])) for p in points]
+        losses = [row["loss"] for row in rows]
+        print(f"{kind}: {mean(losses):.3f} ± {deviation(losses):.3f} over {len(losses)} seeds")
+    results.write(
+        f"warmup-long-{steps}",
+        line_chart(curves, title=f"6+6 blocks, {steps} steps", y="held-out loss"),
+    )
+
+
+def main() -> None:
+    args = arguments(
+        "warmup",
+        __doc__,
+        pairs={"type": Path, "help": "tab-separated pairs, .gz"},
+        part={"choices": ["grid", "deep", "long"], "nargs": "*"},
+        steps={"type": int, "default": 600, "help": "of the part long"},
+    )
+    results, parts = Results(args.out, "warmup"), args.part or ["grid", "deep", "long"]
+    data = read_pairs(args.pairs, 100 if args.quick or args.pairs is None else 1000)
+    if "grid" in parts:
+        grid(results, data, 2 if args.quick else 150)
+    if "deep" in parts:
+        deep(results, data, 3 if args.quick else 100, 2 if args.quick else 18)
+    if "long" in parts:
+        long(results, data, 3 if args.quick else args.steps, 1 if args.quick else 3)
+
+
+if __name__ == "__main__":
+    main()
