@@ -8,13 +8,14 @@ READY := .venv/.ready
 # Tests start many Python processes, which reuse each other's bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 BENCH_READY := .venv/.ready-bench
+DOCS_READY := .venv/.ready-docs
 
 # Kernels of older CPUs: the second also computes with two threads.
 SSE := ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 DNNL_MAX_CPU_ISA=SSE41
 AVX2 := ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 DNNL_MAX_CPU_ISA=AVX2 \
 	OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive
 
-.PHONY: demo test lint types tests slow portable bench format clean
+.PHONY: demo test lint types tests slow portable bench docs atlas format clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -47,6 +48,14 @@ portable: $(READY)
 bench: $(BENCH_READY)
 	$(BIN)/python -m bench
 
+# The site, in build/site: built strictly and offline, then every link is checked.
+docs: $(DOCS_READY)
+	$(BIN)/python -m website.build
+
+# The pages and pictures of docs/atlas, measured anew.
+atlas: $(READY)
+	$(BIN)/python -m website.atlas
+
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -61,6 +70,10 @@ $(READY): pyproject.toml constraints.txt
 $(BENCH_READY): $(READY)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,bench]'
 	touch $(BENCH_READY)
+
+$(DOCS_READY): $(READY)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,docs]'
+	touch $(DOCS_READY)
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": {*_BASE, "section"},
     "presets": {*_BASE, "config"},
     "layers": {"errors"},
-    "models": {*_SETTINGS, "layers", "presets", "cpu"},
+    "models": {*_SETTINGS, "layers", "presets", "cpu", "report"},
     "data": _SETTINGS,
     "training": _MODEL,
     "generate": _MODEL,
@@ -47,7 +47,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tasks": _TASK,
     "runs": {*_TASK, "tasks", "cpu", "clinic", "interop"},
     "races": {*_TASK, "tasks", "runs", "clinic"},
-    "drawing": {*_BASE, "models", "layers", "config", "presets", "report"},
     "demo": {*_BASE, "data"},
     "interop": {*_MODEL, "generate", "presets"},
 }

@@ -20,7 +20,7 @@ def blocks(page: Path, kind: str) -> list[str]:
     return re.findall(rf"^```{kind}\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
 
 
-FAST_PAGES = ("README.md", "tables.md", "text.md")
+FAST_PAGES = ("README.md", "index.md", "tables.md", "text.md")
 """Pages whose blocks run among the fast tests; the others among the slow ones."""
 
 

@@ -44,7 +44,7 @@ WITH = {
 def extras() -> list[str]:
     with (ROOT / "pyproject.toml").open("rb") as file:
         names = tomllib.load(file)["project"]["optional-dependencies"]
-    return [name for name in names if name not in ("dev", "bench")]
+    return [name for name in names if name not in ("dev", "bench", "docs")]
 
 
 def run(*command: str, cwd: Path, check: bool = True) -> str:

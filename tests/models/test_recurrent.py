@@ -9,10 +9,10 @@ from torch import Tensor
 
 import addnorm
 from addnorm import Mask, ModelConfig, build, cost
-from addnorm.drawing import draw as draw_model
 from addnorm.errors import ConfigError, InputError
 from addnorm.generate import Decoding, score, translate
 from addnorm.lens.places import find_sides
+from addnorm.models.drawing import draw as draw_model
 from tests.conftest import PAD, VOCAB, draw, make
 from tests.naive import Weights
 

@@ -34,6 +34,7 @@ def test_summary_page(trained: Trained) -> None:
     assert "Loss of training batches, and of held-out data." in page
     assert "best on held-out data" in page and "split by source" in page
     assert "steps = 60" in page and "https://" not in page
+    assert "Masked self-attention" in page  # the drawing of the model
 
 
 def test_a_run_without_an_evaluation_has_a_summary_too(data: Path, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def cost(args: argparse.Namespace) -> None:
 
 def draw_model(args: argparse.Namespace) -> None:
     """Write a drawing of a model as SVG, and print its path."""
-    from addnorm.drawing import draw
+    from addnorm.models.drawing import draw
     from addnorm.report import write_picture
 
     picture = draw(find(args.config, args.settings), args.length)

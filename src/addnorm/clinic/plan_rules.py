@@ -108,7 +108,8 @@ def _remedy(works: dict[str, Rehearsal]) -> str:
             f"{name.removeprefix('at ').removeprefix('with ')} ({prediction.answer}: {loss})"
         )
     text = "; ".join(parts)
-    return text[0].upper() + text[1:] + "."
+    is_setting = "=" in text.partition(" ")[0]  # written as it is set
+    return f"{text}." if is_setting else f"{text[0].upper()}{text[1:]}."
 
 
 NORM_KINDS = {"post": "post-norm", "pre": "pre-norm", "mixed": "mixed norms", "none": "no norms"}

@@ -35,6 +35,7 @@ from addnorm.layers.masks import Mask
 from addnorm.layers.positions import Positions
 from addnorm.layers.segments import SegmentMemory
 from addnorm.layers.stack import Stack
+from addnorm.report.page import picture_html
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -96,6 +97,12 @@ class Base(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
+
+    def _repr_html_(self) -> str:
+        """Return a drawing of the model, for notebooks."""
+        from addnorm.models.drawing import draw  # which builds models, too
+
+        return picture_html(draw(self.config, model=self))
 
     def count(self) -> int:
         """Return the number of parameters; shared ones count once."""

@@ -188,11 +188,20 @@ class Page:
 
 def write_picture(picture: Svg, path: str | Path) -> Path:
     """Write a picture to an SVG file with light and dark styles; return its path."""
+    write_whole(Path(path), f"{_with_style(picture)}\n".encode())
+    return Path(path)
+
+
+def picture_html(picture: Svg) -> str:
+    """Return a picture as an image element that brings its own styles, for notebooks."""
+    content = base64.b64encode(_with_style(picture).encode()).decode()
+    return f'<img src="data:image/svg+xml;base64,{content}" style="max-width:100%" alt="">'
+
+
+def _with_style(picture: Svg) -> str:
     _check_picture(picture)
     start, title = picture.split("<title>", 1)
-    markup = f"{start}<style>{PICTURE_STYLE}</style><title>{title}"
-    write_whole(Path(path), f"{markup}\n".encode())
-    return Path(path)
+    return f"{start}<style>{PICTURE_STYLE}</style><title>{title}"
 
 
 def _check_picture(picture: Svg) -> None:

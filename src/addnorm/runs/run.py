@@ -38,7 +38,9 @@ from addnorm.files import (
     write_document,
     write_whole,
 )
+from addnorm.models.drawing import draw, is_drawable
 from addnorm.models.saved import read_config
+from addnorm.report.page import picture_html
 from addnorm.runs.inputs import INPUTS
 from addnorm.runs.lock import LOCK_FILE, stale_lock
 from addnorm.section import write_value
@@ -276,7 +278,8 @@ class Run:
             f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>"
             for name, value in {"run": str(self.path), **self._facts()}.items()
         )
-        return f"<table>{rows}</table>"
+        drawing = picture_html(draw(self.config)) if is_drawable(self.config) else ""
+        return f"<table>{rows}</table>{drawing}"
 
     def _facts(self) -> dict[str, Any]:
         """Return what `repr` shows of the run."""

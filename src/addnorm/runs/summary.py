@@ -3,6 +3,7 @@
 from typing import Any
 
 from addnorm.files import to_json, write_whole
+from addnorm.models.drawing import draw, is_drawable
 from addnorm.report import Page, line_chart
 from addnorm.report.svg import Svg
 from addnorm.runs.loggers import format_duration, format_metrics
@@ -63,6 +64,10 @@ def make_page(run: Run, task: Task, summary: dict[str, Any]) -> Page:
     page.section("Data")
     for note in run.record.notes:
         page.text(note)
+    if has_model and is_drawable(run.config):
+        page.section("Model")
+        drawing = draw(run.config, model=run.model)
+        page.figure(drawing, "Its Add & Norm boxes; equal blocks are drawn once.")
     page.section("Configuration")
     page.code(run.config.dump())
     return page

@@ -1,5 +1,6 @@
 """Drawings show what the boxes compute: traced operations against each arrangement's formula."""
 
+import base64
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -11,10 +12,11 @@ import torch
 from addnorm import presets
 from addnorm.cli.main import main
 from addnorm.config import Config, ModelConfig
-from addnorm.drawing import Graph, Node, SideGraph, draw, trace_side
 from addnorm.errors import ConfigError
 from addnorm.layers.addnorm import ADDNORMS
+from addnorm.models.box_graph import Graph, Node, SideGraph, trace_side
 from addnorm.models.build import build
+from addnorm.models.drawing import draw
 from addnorm.models.size import cost
 
 # What one block and the ends are, from the bottom to the top: N norm, F branch, + sum, × factor.
@@ -68,7 +70,7 @@ def test_the_operations_are_those_of_the_formula(addnorm: str) -> None:
 def test_every_node_is_read_and_nothing_lies_on_another(addnorm: str) -> None:
     draw(ModelConfig(mode="decoder", vocab=50, width=16, heads=2, addnorm=addnorm))
     graph = trace(addnorm).graph
-    from addnorm.drawing import _height, _place
+    from addnorm.models.drawing import _height, _place
 
     _place(graph)
     for node in graph.nodes[:-1]:
@@ -153,3 +155,27 @@ def test_tables_are_refused_by_name() -> None:
     config = Config().override("run.task=table")
     with pytest.raises(ConfigError, match="models for texts and images: got a run of task=table"):
         draw(config)
+
+
+def test_a_model_is_shown_as_its_drawing_in_a_notebook() -> None:
+    model = build(ModelConfig(mode="decoder", vocab=50, width=16, depth=2, heads=2, addnorm="dual"))
+    markup = model._repr_html_()
+    assert markup.startswith('<img src="data:image/svg+xml;base64,')
+    content = base64.b64decode(markup.partition("base64,")[2].partition('"')[0]).decode()
+    assert "decoder, dual" in content and "<style>" in content
+
+
+def test_what_arrangements_add_inside_sublayers_is_written_in_them() -> None:
+    details = [node.detail for node in trace("normformer").graph.nodes if node.kind == "branch"]
+    assert "a gain for each head" in details[0] and "norm before its output" in details[1]
+    plain = [node.detail for node in trace("pre").graph.nodes if node.kind == "branch"]
+    assert not any("norm" in detail or "gain" in detail for detail in plain)
+
+
+def test_shortcuts_leave_the_stream_inside_their_block() -> None:
+    picture = draw(ModelConfig(mode="decoder", vocab=50, width=16, depth=2, heads=2))
+    frame = re.search(r'<rect class="frame" x="\S+" y="(\S+)" width="\S+" height="(\S+)"', picture)
+    assert frame
+    low = float(frame[1]) + float(frame[2])
+    turns = re.findall(r'class="curve c0" d="M\S+ (\S+)V(\S+)H', picture)
+    assert turns and all(float(turn) <= low for _, turn in turns)
