@@ -186,9 +186,9 @@ class Evidence:
 
     @property
     def fine_tuned(self) -> bool:
-        """Whether at least half of the branches hold frozen parameters, as adapters leave them."""
+        """Whether most of the branches hold frozen parameters, as adapters leave them."""
         frozen = [site for site in self.sites if site.trainable < 1]
-        return bool(frozen) and 2 * len(frozen) >= len(self.sites)
+        return 2 * len(frozen) > len(self.sites)
 
     @property
     def output_change(self) -> float:
