@@ -644,3 +644,18 @@ def test_missing_presets_and_files_are_refused(tmp_path: Path) -> None:
     path.write_text('preset = "bertt"')
     with pytest.raises(ConfigError, match=r"preset has no choice 'bertt'\. Did you mean 'bert'\?"):
         presets.find(path)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    (
+        ("run.seed=-1", r"^run\.seed must be 0 to 4294967295: got -1\. Try 0\.$"),
+        ("run.seed=1180591620717411303424", r"^run\.seed must be 0 to 4294967295: got 118"),
+        ("run.threads=100000", r"^run\.threads must be 1 to 1024: got 100000\. Try 1\.$"),
+        ("run.minutes=1e300", r"^run\.minutes must be at most 525600, a year: got 1e\+300\."),
+        ("model.depth=100000000", r"^model\.depth must be at most 10,000: got 100000000\."),
+    ),
+)
+def test_numbers_that_would_hang_or_crash_are_refused(setting: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Config(model=ModelConfig(vocab=100)).override(setting)

@@ -86,6 +86,7 @@ def test_unknown_names() -> None:
         (SAMPLE | {"temperature": -1.0}, r"^temperature must be above 0 and finite: got -1\.0\."),
         (SAMPLE | {"temperature": float("nan")}, r"^temperature must be above 0 .*: got nan\."),
         (SAMPLE | {"temperature": float("inf")}, r"^temperature must be above 0 .*: got inf\."),
+        (SAMPLE | {"temperature": 1e308}, r"^temperature must be at most 1e\+06: got 1e\+308\."),
         (SAMPLE | {"top_k": 0}, r"^top_k must be 1 or more: got 0\. Try 40\.$"),
         (SAMPLE | {"top_p": 0.0}, r"^top_p must be above 0 and at most 1: got 0\.0\. Try 0\.9\.$"),
         (SAMPLE | {"top_p": 1.1}, r"^top_p must be above 0 and at most 1: got 1\.1\."),
@@ -99,6 +100,19 @@ def test_unknown_names() -> None:
     ),
 )
 def test_invalid_samplers_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Decoding(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    (
+        ({"beam": 1_000_000}, r"^beam must be at most 1,000: got 1,000,000\. Try 5\.$"),
+        ({"seed": 2**70}, r"^seed must be at most 2\*\*62: got 11805\d+\. Try 0\.$"),
+        ({"seed": -(2**70)}, r"^seed must be at most 2\*\*62: got -11805\d+\. Try 0\.$"),
+    ),
+)
+def test_impossible_numbers_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Decoding(**settings)
 

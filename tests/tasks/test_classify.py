@@ -1,6 +1,7 @@
 """Text classification: one forward pass per evaluation, calibration, token dropout."""
 
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -188,3 +189,36 @@ def test_special_tokens_are_not_dropped(rate: float) -> None:
 def test_an_impossible_token_dropout_is_refused(rate: float) -> None:
     with pytest.raises(ConfigError, match="token_dropout must be at least 0 and below 1: got"):
         Config().data.replace(token_dropout=rate)
+
+
+def test_the_baseline_of_a_run_in_minutes_is_fitted_before_training(data: Path) -> None:
+    task, config = read("classify", data)
+    assert isinstance(task, Classify)
+    prepared = task.prepare(config, quiet)
+    assert task.baseline is None and prepared.baseline is not None
+    assert prepared.baseline[0]["model"] == BASELINE
+    assert prepared.bind(config).baseline is prepared.baseline
+
+
+def test_the_page_of_a_run_in_minutes_has_a_deadline(data: Path) -> None:
+    task, _ = read("classify", data)
+    now = time.perf_counter()
+    assert task.until(now - 1.0).page_seconds == 0.0 < task.page_seconds
+    assert 0.0 < task.until(now + 1.0).page_seconds <= 0.5
+
+
+@pytest.mark.trains
+def test_texts_that_are_too_long_are_said(run: Run) -> None:
+    trained, notes = run.trained, list[str]()
+    rows = list(trained.iter_labels(["ba", "ba " * 400, "", "be " * 500], say=notes.append))
+    assert [len(row) for row in rows] == [2, 2, 0, 2]
+    assert notes == ["2 texts had more than 254 tokens: the rest of each was not read."]
+
+
+@pytest.mark.trains
+def test_a_column_with_the_name_of_a_label_is_not_the_text(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "few.tsv"
+    path.write_text("text\tlabel\nba\tpositive\n\tnegative\n")
+    notes: list[str] = []
+    assert list(run.trained.iter_file_texts(str(path), notes.append)) == ["ba", ""]
+    assert notes == ["the texts are those of 'text'."]

@@ -333,7 +333,7 @@ def classify(args: argparse.Namespace) -> None:
         trained = open_with_verb(args, "classify").trained
         texts = _stdin_lines() if args.file == "-" else trained.iter_file_texts(args.file, say)
         chunk = {"chunk": 1} if _answers_each_line(args) else {}
-        rows = trained.iter_labels(texts, **chunk)
+        rows = trained.iter_labels(texts, **chunk, say=say)
     for row in rows:
         if args.json:
             print(to_json(row, indent=None), flush=True)

@@ -355,7 +355,8 @@ def _train_loop(
     if parallel.rank() == 0 and not (done and written):
         if config.run.minutes is not None and planned is not None:
             task = task.until(began + 60 * config.run.minutes)
-        write_summary(run, task, progress, model.count(), say)
+        with use_threads(tuner):
+            write_summary(run, task, progress, model.count(), say)
     return Outcome(run, progress)
 
 

@@ -87,7 +87,7 @@ TASKS: dict[str, TaskEntry] = {
         home="addnorm.tasks.label:Label",
         help="train an encoder on words with labels, to find names or parts of speech",
         options={**_TEXT, "label": "data.label", **_SIZE, **_ADAPTERS},
-        verbs=("label", "embed", "classify_by_examples"),
+        verbs=("label", "embed", "classify_by_examples", "explain"),
         examples=(
             "addnorm train label train.conll --valid-source valid.conll --out runs/names",
             "addnorm train label train.jsonl --from models/minilm --out runs/names",

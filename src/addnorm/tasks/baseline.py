@@ -38,6 +38,7 @@ def fit_baseline(
     try:
         text = require("sklearn.feature_extraction.text", "tables")
         linear_model = require("sklearn.linear_model", "tables")
+        limits = require("threadpoolctl", "tables").threadpool_limits
     except ExtraError:
         say(
             f"no baseline ({BASELINE}): scikit-learn is not installed. "
@@ -47,7 +48,8 @@ def fit_baseline(
     start = time.perf_counter()
     rows = sample_rows(train, seed)
     try:
-        with warnings.catch_warnings():
+        # Several threads gain nothing here, and wait for each other on a busy machine.
+        with limits(1), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # an optimum that is not reached exactly
             vectors = text.TfidfVectorizer(
                 ngram_range=(1, 2), sublinear_tf=True, max_features=MAX_FEATURES

@@ -82,21 +82,26 @@ class TrainedClassifier(TrainedEncoder):
     """A trained text classifier."""
 
     def iter_labels(
-        self, texts: Iterable[str], chunk: int | None = None
+        self, texts: Iterable[str], chunk: int | None = None, say: Say = say_nothing
     ) -> Iterator[dict[str, float]]:
         """Yield the probability of every label for each text, in order; of a blank text, {}.
 
-        `chunk` texts, by default 512, are read before they are classified together.
+        `chunk` texts, by default 512, are read before they are classified together. `say` receives
+        a note on texts that were too long, after the last one.
         """
         chunk = chunk or TEXTS_PER_CHUNK
         max_tokens = (self.config.data.max_length or MAX_CLASSIFY_LENGTH) - 2
-        places = iter(enumerate(texts, 1))
+        places, cut = iter(enumerate(texts, 1)), 0
         while part := [require_text(text, place) for place, text in islice(places, chunk)]:
             full = [text for text in part if not is_blank(text)]
-            ids = [row[:max_tokens] for row in self.tokenizer.encode_many(full)]
-            rows = iter(self.probabilities(ids).tolist())
+            encoded = self.tokenizer.encode_many(full)
+            cut += sum(len(row) > max_tokens for row in encoded)
+            rows = iter(self.probabilities([row[:max_tokens] for row in encoded]).tolist())
             for text in part:
                 yield {} if is_blank(text) else dict(zip(self.labels, next(rows), strict=True))
+        if cut:
+            say(f"{cut:,} text{'s'[: cut != 1]} had more than {max_tokens} tokens: the rest of "
+                f"{'it' if cut == 1 else 'each'} was not read.")  # fmt: skip
 
     def iter_file_texts(self, path: str, say: Say = say_nothing) -> Iterable[str]:
         """Return the texts of a file: lines, or the text column of a .csv or .tsv file.

@@ -219,7 +219,7 @@ class TrainedImages(Trained):
         return Images.load_assets(self.path)
 
     def iter_labels(
-        self, images: Iterable[Any], chunk: int | None = None
+        self, images: Iterable[Any], chunk: int | None = None, say: Say = say_nothing
     ) -> Iterator[dict[str, float]]:
         """Yield the probability of every label for each image, (channels, side, side), in order."""
         places = iter(images)

@@ -141,6 +141,26 @@ class TrainedLabeller(TrainedEncoder):
                 labels[example.sentence] += [self.labels[i] for i in logits.argmax(-1).tolist()]
             yield from labels
 
+    def explain_arguments(self, text: str) -> dict[str, Any]:
+        """Return the arguments of `explain_sequence`: the text, and the label at each token."""
+        sentence = words_of_text(text)
+        max_length = self.config.data.max_length or MAX_LABEL_LENGTH
+        first, *rest = make_examples(self.tokenizer, [sentence], max_length)
+        special = self.tokenizer.special
+        ids = [special.begin, *first.ids, special.end]
+        notes = ["The label of a word is that of its first token."]
+        if rest:
+            count = len(first.places)
+            notes.append(f"The text has {len(sentence):,} words; the first {count:,} are read.")
+        return {
+            "inputs": torch.tensor([ids]),
+            "tokens": {"encoder": [self.tokenizer.piece(i) for i in ids]},
+            "name_of": self.labels.__getitem__,
+            "title": text,
+            "special": {"encoder": special.ids()},
+            "notes": notes,
+        }
+
     def _logits(self, examples: Sequence[Example]) -> list[Tensor]:
         special = self.tokenizer.special
         if self.engine is None:

@@ -13,6 +13,7 @@ from addnorm.data.text.batches import Batches
 from addnorm.data.text.collate import collate_pairs, delimit_source, pair_lengths
 from addnorm.data.text.pairs import Pairs, limit_tokens, read_pairs
 from addnorm.data.text.split import overlap, split_by_source
+from addnorm.errors import InputError
 from addnorm.generate import Decoding, Hypothesis, translate
 from addnorm.layers.masks import Mask
 from addnorm.metrics import bleu, chrf, rouge
@@ -48,6 +49,8 @@ from addnorm.training.loss import token_loss
 
 MAX_SIDE_LENGTH = 256
 """Default of data.max_length: tokens of a source or target."""
+MAX_SOURCE_LENGTH = 4096
+"""Most tokens of a text to translate: attention is quadratic in it, and so is beam search."""
 MAX_BLEU_PAIRS = 500
 """Held-out pairs that are translated for BLEU in an evaluation during training."""
 MAX_PAGE_PAIRS = 200
@@ -90,6 +93,7 @@ class TrainedTranslator(TrainedText):
                 for text in part
                 if not is_blank(text)
             ]
+            require_translatable(ids)
             results = decode(ids, decoding, begin=target.begin, end=target.end)
             for text in part:
                 yield (
@@ -320,6 +324,16 @@ class Translate(TextTask):
 
     def contents(self) -> Iterable[object]:
         yield from (self.train.sources, self.train.targets, self.valid.sources, self.valid.targets)
+
+
+def require_translatable(sources: Sequence[Sequence[int]]) -> None:
+    """InputError if a source is so long that its translation would take minutes to hours."""
+    longest = max(map(len, sources), default=0)
+    if longest > MAX_SOURCE_LENGTH:
+        raise InputError(
+            f"a text to translate must have at most {MAX_SOURCE_LENGTH:,} tokens: one has "
+            f"{longest:,}. Write one sentence per line."
+        )
 
 
 def read_config_pairs(config: Config, source: str, target: str | None) -> Pairs:

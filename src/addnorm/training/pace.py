@@ -23,7 +23,7 @@ MAX_EVALUATING = 0.2
 LONG_WINDOW, SHORT_WINDOW = 0.02, 0.005
 """Longest and shortest time between refits, as shares of the budget."""
 MAX_SUMMARY = 8.0
-"""Most seconds to keep for the summary on idle cores; longer if the cores are shared."""
+"""Most seconds to keep for the summary."""
 SUMMARY_CPU = 0.5
 """Seconds of CPU time from the last evaluation to the end of the process, besides evaluations."""
 REFIT_TOLERANCE = 0.02
@@ -119,13 +119,13 @@ class Pace:
     def summary(self, budget: float) -> float:
         """Return the seconds to keep for the summary, which comes after the last evaluation.
 
-        It costs a few evaluations, and its parts have time limits; writing the page and ending the
-        process take longer beside other processes. A rough value is enough: it is at most an
-        eighth of the budget, and a quarter on a busy machine.
+        It costs about two evaluations, and its other parts have time limits; writing the page and
+        ending the process take longer beside other processes. A rough value is enough: it is at
+        most an eighth of the budget.
         """
         slowdown = statistics.median(self.slowdowns) if self.slowdowns else 1.0
-        seconds = SUMMARY_CPU * slowdown + 5 * _high(self.evaluations)
-        return min(seconds, MAX_SUMMARY * slowdown, budget / 8 * min(slowdown, 2.0))
+        seconds = SUMMARY_CPU * slowdown + 2 * _high(self.evaluations)
+        return min(seconds, MAX_SUMMARY, budget / 8)
 
     def may_evaluate(self, seconds: float, excluded: float) -> bool:
         """Return whether evaluations and checkpoints stay within their share after another one."""

@@ -123,7 +123,8 @@ def read_text_column(
         raise InputError(f"{table.name!r} must have rows of text: it has only a header.")
     columns = list(zip(*body, strict=True))
     if text is None:
-        index = max(range(len(columns)), key=lambda index: _amount_of_text(columns[index]))
+        # As in `read_labelled`: a column with the name of a label is not the text.
+        index = _infer_columns(body, header, None, None)[0] if table.width > 1 else 0
     else:
         index = table.column_index(text, header)
     column = f"column {index + 1}; no header line" if header is None else f"{header[index]!r}"
