@@ -5,13 +5,17 @@ random weights; 32 sources of 32 tokens, and exactly 32 output tokens for each, 
 token is disabled. Output tokens per second. Before the race the outputs are compared: in float32
 every token must be the same.
 
-Run it alone with `python -m bench.decode --rounds 4`; `--size tiny` is a quick check.
+Run it alone with `python -m bench.decode --rounds 4`; `--size tiny` is a quick check. On a machine
+that has other work, `--one-thread` compares addnorm and CTranslate2 by their processor time, with
+one thread each, in turn in one process.
 """
 
 import argparse
+import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -53,6 +57,8 @@ def contenders(folder: str, beam: int, size: str) -> list[Contender]:
         row("addnorm int8, 2 workers", "addnorm", True, form="quantise", workers=2),
         row("Hugging Face Marian", "hugging_face"),
         row("Hugging Face Marian, kept memory", "hugging_face", True),
+        row("addnorm, engine ctranslate2, 2 workers", "engine", workers=2),
+        row("the same, int8", "engine", workers=2, kind="int8"),
         row("CTranslate2 float32, 1 × 2 threads", "ctranslate2", workers=1),
         row("CTranslate2 float32, 2 × 1 thread", "ctranslate2", workers=2),
         row("CTranslate2 int8, 1 × 2 threads", "ctranslate2", workers=1, kind="int8"),
@@ -149,6 +155,44 @@ def addnorm(
     return step
 
 
+class NumberNames:
+    """A tokenizer whose pieces are the names that CTranslate2 has for the ids in this race."""
+
+    begin = pad = end = END
+
+    def __init__(self, size: Size) -> None:
+        self.size = size.vocab
+
+    def piece(self, number: int) -> str:
+        return str(number) if number < self.size - 1 else "<pad>"
+
+
+def engine(folder: str, beam: int, size: str, workers: int, kind: str = "float32") -> Step:
+    """The engine behind `addnorm translate --engine ctranslate2`, from ids to ids."""
+    from addnorm import generate, load
+    from addnorm.interop.engines import CTranslate2Engine
+
+    sizes = SIZES[size]
+    names: Any = {"text": NumberNames(sizes)}
+    config = load(Path(folder) / "addnorm").config
+    model = CTranslate2Engine(Path(folder) / "ctranslate2", config, names, precision=kind)
+    rows = sources(sizes)
+    # The engine has no least length: the end token is forbidden, as in the other contenders.
+    model.banned = [END]
+    decoding = generate.Decoding(
+        beam=beam,
+        max_tokens=sizes.length + 1,
+        batch_tokens=sizes.sentences // workers * (sizes.length + 1) * beam,
+        workers=workers,
+    )
+
+    def step() -> Rows:
+        outputs = model.translate(rows, decoding, begin=END, end=END)
+        return require_lengths([list(best.tokens) for best, *_ in outputs], sizes)
+
+    return step
+
+
 def hugging_face(folder: str, beam: int, size: str) -> Step:
     import torch
     from transformers import MarianMTModel
@@ -168,7 +212,9 @@ def hugging_face(folder: str, beam: int, size: str) -> Step:
     return step
 
 
-def ctranslate2(folder: str, beam: int, size: str, workers: int, kind: str = "float32") -> Step:
+def ctranslate2(
+    folder: str, beam: int, size: str, workers: int, kind: str = "float32", threads: int = 2
+) -> Step:
     import ctranslate2 as library
 
     sizes = SIZES[size]
@@ -176,7 +222,7 @@ def ctranslate2(folder: str, beam: int, size: str, workers: int, kind: str = "fl
         str(Path(folder) / "ctranslate2"),
         compute_type=kind,
         inter_threads=workers,
-        intra_threads=2 // workers,
+        intra_threads=threads // workers,
     )
     rows = [[str(token) for token in row] for row in sources(sizes)]
 
@@ -272,6 +318,39 @@ def compare(folder: str, size: str) -> None:
                 )
 
 
+def race_one_thread(rounds: int, size: str, beams: tuple[int, ...]) -> None:
+    """Print the speed of addnorm over that of CTranslate2, by processor time with one thread."""
+    import torch
+
+    torch.set_num_threads(1)
+
+    def seconds(step: Step) -> float:
+        start = time.process_time()
+        step()
+        return time.process_time() - start
+
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "bench.decode", "--make", folder, "--size", size]
+        subprocess.run(command, check=True)
+        for kind, form in (("float32", "pack"), ("int8", "quantise")):
+            for beam in beams:
+                theirs = ctranslate2(folder, beam, size, 1, kind, threads=1)
+                forms = {
+                    "torch": addnorm(folder, beam, size, form=form),
+                    "engine ctranslate2": engine(folder, beam, size, 1, kind),
+                }
+                for name, ours in forms.items():
+                    ours(), theirs()
+                    pairs = [(seconds(ours), seconds(theirs)) for _ in range(rounds)]
+                    ratios = sorted(other / own for own, other in pairs)
+                    print(
+                        f"{kind} beam {beam} {name}: {min(own for own, _ in pairs):.2f} s, "
+                        f"CTranslate2 {min(other for _, other in pairs):.2f} s, speed "
+                        f"{statistics.median(ratios):.2f} [{ratios[0]:.2f}–{ratios[-1]:.2f}]",
+                        flush=True,
+                    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.decode", description=__doc__)
     parser.add_argument(
@@ -280,6 +359,7 @@ def main() -> None:
     parser.add_argument("--size", choices=SIZES, default="real")
     parser.add_argument("--beam", type=int, choices=BEAMS, action="append", help="only this race")
     parser.add_argument("--out", help="write the tables to this JSON file too")
+    parser.add_argument("--one-thread", action="store_true", help="compare processor times")
     parser.add_argument("--make", metavar="FOLDER", help=argparse.SUPPRESS)
     parser.add_argument("--compare", metavar="FOLDER", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -287,6 +367,8 @@ def main() -> None:
         make(Path(args.make), SIZES[args.size])
     elif args.compare:
         compare(args.compare, args.size)
+    elif args.one_thread:
+        race_one_thread(args.rounds, args.size, tuple(args.beam or BEAMS))
     else:
         print(", ".join(f"{key} {value}" for key, value in machine().items()))
         peak = peak_gflops()

@@ -138,8 +138,10 @@ class Bench:
                     out=folder / "run",
                     set=[*self.settings, *more],
                 )
-            figures = run.evaluate(str(final))
             summary, config = run.summary or {}, run.config.train
+            if not summary.get("finished"):
+                raise SystemExit("stopped before the last step: start the same command again.")
+            figures = run.evaluate(str(final))
             metrics = [row for row in run.history if "valid_accuracy" in row]
             row = {
                 "accuracy": round(figures["accuracy"], 4),

@@ -292,10 +292,11 @@ def translate(args: argparse.Namespace) -> None:
         read_ahead=1 if _answers_each_line(args) else Decoding.read_ahead,
     )
     lines = read_lines_of(args.file)
-    if args.engine is None and isinstance(lines, list):
+    if args.engine is None and not _answers_each_line(args):
         from addnorm.runs.engines import fastest_engine, use_engine
 
-        use_engine(run, fastest_engine(run, lines, decoding, say), say)
+        known = lines if isinstance(lines, list) else []  # a pipe uses what was measured before
+        use_engine(run, fastest_engine(run, known, decoding, say), say)
     translations = run.trained.iter_translations(lines, decoding)
     for number, answers in enumerate(translations, start=1):
         if args.json:
