@@ -187,7 +187,8 @@ def draw(results: Results, depth: int) -> None:
         shares = row["dependency"] or [float("nan")]
         print(
             f"{name:11} first box: whole {row['whole'][0]:9.3g}, "
-            f"shortcut {row['shortcut'][0]:9.3g}; output change {change:8.3g}; mean dependency {mean(shares):.3f}"
+            f"shortcut {row['shortcut'][0]:9.3g}; output change {change:8.3g}; "
+            f"mean dependency {mean(shares):.3f}"
         )
 
 

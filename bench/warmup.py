@@ -4,7 +4,7 @@
 
 grid  6+6 blocks, 150 steps: two rates × two warm-up lengths (Xiong et al. 2020, 2002.04745,
       fig. 2).
-deep  18+18 blocks, 100 steps: post, pre, Admin, and another arrangement in the decoder alone or
+deep  18+18 blocks, 60 steps: post, pre, Admin, and another arrangement in the decoder alone or
       the encoder alone (Liu et al. 2020, 2004.08249, §3.2).
 long  6+6 blocks with the best rate of each arrangement, three seeds, held-out loss by step: where
       does post-norm reach pre-norm?
@@ -178,7 +178,7 @@ def deep(results: Results, data: tuple[Pairs, Pairs, int], steps: int, depth: in
     for name, arrangement in DEEP.items():
         row = {"part": "deep", "kind": name, "depth": depth, "steps": steps}
         compute: Callable[[], Row] = lambda a=arrangement: train(  # type: ignore[misc]  # noqa: E731
-            data, a, depth, 1e-3, steps // 3, steps, 0, every=max(1, steps // 10)
+            data, a, depth, 1e-3, steps // 3, steps, 0, every=max(1, steps // 6)
         )
         curves[name] = results.measure(row, compute)["curve"]
     level = unigram_loss(data)
@@ -229,7 +229,7 @@ def main() -> None:
     if "grid" in parts:
         grid(results, data, 2 if args.quick else 150)
     if "deep" in parts:
-        deep(results, data, 3 if args.quick else 100, 2 if args.quick else 18)
+        deep(results, (data[0], data[1][:300], data[2]), *((3, 2) if args.quick else (60, 18)))
     if "long" in parts:
         long(results, data, 3 if args.quick else args.steps, 1 if args.quick else 3)
 

@@ -231,3 +231,27 @@ def test_the_front_door_takes_a_file_and_mappings(
     assert (tmp_path / "race" / "addnorm-pre" / "seed-0" / RESULT_FILE).is_file()
     with pytest.raises(ConfigError, match=r"values to compare must read section\.field=value"):
         addnorm.race(path, vary={"addnorm": ["post"]}, progress=False)
+
+
+@pytest.mark.slow
+@pytest.mark.trains
+def test_the_models_before_race_on_pairs(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    rows = [[str(int(i)) for i in torch.randint(10, (5,))] for _ in range(80)]
+    lines = [f"{' '.join(row)}\t{' '.join(reversed(row))}" for row in rows]
+    (tmp_path / "pairs.tsv").write_text("\n".join(lines) + "\n")
+    table = {
+        "run": {"task": "translate", "size": "tiny", "device": "cpu"},
+        "data": {"source": str(tmp_path / "pairs.tsv"), "tokenizer": "characters"},
+        "model": {"width": 16, "depth": 1, "heads": 2, "dropout": 0.0},
+        "train": {"steps": 4, "batch": 256, "evaluate_every": 2, "lr": 1e-2},
+    }
+    entries = entries_of(["model.mixing=attention,convolution,recurrent"])
+    result = run_entries(
+        RunRequest(table), entries, tmp_path / "out", jobs=1, say=lambda text: None
+    )
+    assert result.entry_names() == [entry.name for entry in entries]
+    assert all(math.isfinite(each.loss) and len(each.curve) == 2 for each in result.results)
+    for entry in entries:
+        run = addnorm.open(tmp_path / "out" / entry.folder / "seed-0")
+        assert isinstance(run.translate("1 2 3", beam=2)[0], str)

@@ -14,6 +14,8 @@ with depth > 1 the GRUs are stacked, attention staying with the first of the dec
 between positions n apart passes n steps; in self-attention it passes one.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
@@ -25,7 +27,7 @@ from addnorm.layers.dropout import Dropout
 from addnorm.layers.embeddings import Tokens, check_tensor
 from addnorm.layers.heads import TokenHead
 from addnorm.layers.masks import Mask, require_padding_only
-from addnorm.models.transformer import EncoderDecoder, Maps
+from addnorm.models.transformer import EncoderDecoder, Maps, Side
 
 
 class RecurrentEncoder(nn.Module):
@@ -157,7 +159,7 @@ class RecurrentEncoderDecoder(EncoderDecoder):
         decoder = RecurrentDecoder(config.width, depths["decoder"], Dropout(config.dropout))
         super().__init__(config, source_tokens, tokens, encoder, decoder, head)  # type: ignore[arg-type]
 
-    def sides(self):  # type: ignore[no-untyped-def]
+    def sides(self) -> Iterator[tuple[Side, nn.Module]]:
         """Yield nothing: there is no stack of blocks."""
         yield from ()
 

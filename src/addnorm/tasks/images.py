@@ -56,7 +56,7 @@ def vit_size(width: int, depth: int, heads: int, dropout: float) -> Fields:
     """Return the fields of an encoder over patches, of a size."""
     shape = {"width": width, "depth": depth, "heads": heads, "dropout": dropout}
     kind = {"input": "patches", "summary": True, "ffn": "gelu", "addnorm": "pre"}
-    return {**shape, **kind, "positions": "learned", "vocab": 0, "init": "normal"}
+    return {**shape, **kind, "positions": "sinusoidal", "vocab": 0}
 
 
 def choose_patch(image: int) -> int:
@@ -304,7 +304,7 @@ class Images(Task):
 
     name, trained, unit = "images", TrainedImages, "images"
     metrics = ("loss", "accuracy")
-    epochs = 60.0
+    epochs = 150.0
     train_defaults: ClassVar[Fields] = {
         "batch": 64,
         "weight_decay": 0.05,
