@@ -520,20 +520,7 @@ def _print_explanation(
         attention_map = explanation.column_attention.tolist()
         print(to_json({**vars(explanation), "column_attention": attention_map}))
         return
-    measures = {"gradient": explanation.gradient, "attention": explanation.attention}
-    measures |= {"SHAP": explanation.shap}
-    columns = {name: values for name, values in measures.items() if values is not None}
-    print(f"{'':24}{'permutation':>14}" + "".join(f"{name:>12}" for name in columns))
-    for name, rise in explanation.ranked():
-        i = explanation.columns.index(name)
-        numbers = "".join(f"{values[i]:12.4f}" for values in columns.values())
-        print(f"{name[:23]:24}{rise:14.4f}{numbers}")
-    agreement = ", ".join(f"{pair} {value:.2f}" for pair, value in explanation.agreement.items())
-    print(f"\nagreement of ranks: {agreement}")
-    for i, (one, other, size, h) in enumerate(explanation.interactions[:5]):
-        pairs = explanation.shap_interactions
-        beside = "" if pairs is None else f", SHAP {pairs[i]:.4f}"
-        print(f"interaction {size:10.4f} (H {h:.2f}{beside})  {one} and {other}")
+    print(explanation)
 
 
 def _print_row_explanation(

@@ -74,6 +74,23 @@ class Explanation:
     shap_interactions: tuple[float, ...] | None = None
     title: str = ""
 
+    def __str__(self) -> str:
+        """Return all measures of the columns, their agreement, and the strongest interactions."""
+        measures = {"gradient": self.gradient, "attention": self.attention, "SHAP": self.shap}
+        shown = {name: values for name, values in measures.items() if values is not None}
+        lines = [f"{'':24}{'permutation':>14}" + "".join(f"{name:>12}" for name in shown)]
+        for name, rise in self.ranked():
+            i = self.columns.index(name)
+            numbers = "".join(f"{values[i]:12.4f}" for values in shown.values())
+            lines.append(f"{name[:23]:24}{rise:14.4f}{numbers}")
+        agreement = ", ".join(f"{pair} {value:.2f}" for pair, value in self.agreement.items())
+        lines += ["", f"agreement of ranks: {agreement}"]
+        for i, (one, other, size, h) in enumerate(self.interactions[:5]):
+            pairs = self.shap_interactions
+            beside = "" if pairs is None else f", SHAP {pairs[i]:.4f}"
+            lines.append(f"interaction {size:10.4f} (H {h:.2f}{beside})  {one} and {other}")
+        return "\n".join(lines)
+
     def _repr_html_(self) -> str:
         from addnorm.tabular.page import explanation_page
 
