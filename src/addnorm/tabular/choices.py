@@ -60,7 +60,7 @@ RECOMMENDED_COMMON: dict[str, Any] = {
 RECOMMENDED: dict[str, dict[str, Any]] = {
     "classes": {
         **RECOMMENDED_COMMON,
-        **{"ffn_dropout": 0.1, "drop_cells": 0.02, "swap_cells": 0.05},
+        **{"ffn_dropout": 0.1, "drop_cells": 0.02, "swap_cells": 0.1},
     },
     "number": {**RECOMMENDED_COMMON, "ffn_dropout": 0.0, "drop_cells": 0.0, "swap_cells": 0.02},
 }
@@ -78,7 +78,12 @@ def is_recommended(kind: str, effort: str) -> bool:
     return kind == "ft" and effort != "published"
 
 
-def default_parameters(kind: str, effort: str, classes: bool) -> dict[str, Any]:
+LARGE_TABLE = 10_000
+"""From this many rows on, half as many cells are swapped for classes: less is needed against
+overfitting."""
+
+
+def default_parameters(kind: str, effort: str, classes: bool, rows: int = 0) -> dict[str, Any]:
     """Return the parameters that replace None, except batch size and epochs.
 
     Parameters
@@ -86,6 +91,7 @@ def default_parameters(kind: str, effort: str, classes: bool) -> dict[str, Any]:
     kind : kind of model.
     effort : name of the effort.
     classes : whether classes are predicted, or numbers.
+    rows : number of training rows.
 
     >>> default_parameters("ft", "normal", classes=True)["schedule"]
     'cosine'
@@ -93,16 +99,18 @@ def default_parameters(kind: str, effort: str, classes: bool) -> dict[str, Any]:
     choose("effort", effort, EFFORTS)
     if not is_recommended(kind, effort):
         return PUBLISHED
+    if classes and rows >= LARGE_TABLE:
+        return RECOMMENDED["classes"] | {"swap_cells": RECOMMENDED["classes"]["swap_cells"] / 2}
     return RECOMMENDED["classes" if classes else "number"]
 
 
-def resolve(estimator: "TableEstimator", name: str) -> Any:
-    """Return a parameter of an estimator, or its default if it is None."""
+def resolve(estimator: "TableEstimator", name: str, rows: int = 0) -> Any:
+    """Return a parameter of an estimator, or its default for a number of rows if it is None."""
     value = getattr(estimator, name)
     if value is not None:
         return value
     classes = hasattr(estimator, "predict_proba")
-    return default_parameters(estimator.kind, estimator.effort, classes).get(name)
+    return default_parameters(estimator.kind, estimator.effort, classes, rows).get(name)
 
 
 def count_folds(estimator: "TableEstimator") -> int:
@@ -261,7 +269,7 @@ def choose_settings(estimator: "TableEstimator", rows: int, held_out: bool) -> F
         warmup=resolve(estimator, "warmup"),
         patience=resolve(estimator, "patience"),
         drop_cells=resolve(estimator, "drop_cells"),
-        swap_cells=resolve(estimator, "swap_cells"),
+        swap_cells=resolve(estimator, "swap_cells", rows),
         ema=resolve(estimator, "ema"),
         minutes=estimator.minutes,
         seed=estimator.seed_,

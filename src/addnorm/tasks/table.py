@@ -470,7 +470,7 @@ class Table(Task):
     def defaults(cls, request: Config, facts: DataFacts, preset: str | None) -> Config:
         """Return the defaults of the estimators: see tabular/choices.py."""
         kind, effort = request.table.model, request.table.effort
-        settings = default_parameters(kind, effort, bool(facts.details["classes"]))
+        settings = default_parameters(kind, effort, bool(facts.details["classes"]), facts.size)
         estimator = ALL_ESTIMATORS[f"{ESTIMATOR_NAMES[kind]}Classifier"]
         fields = {name: settings[name] for name in TRUNK_PARAMETERS if name in settings}
         if issubclass(estimator, InstantEstimator):
