@@ -67,6 +67,21 @@ def test_epochs_fall_with_the_rows_and_rise_with_the_effort(rows: int) -> None:
     assert normal == MAX_EPOCHS or normal * rows <= max(ROWS_SEEN * 1.05, MIN_EPOCHS * rows)
 
 
+@pytest.mark.parametrize(
+    ("rows", "rate", "swapped"),
+    ((2_000, 5e-4, 0.1), (2_001, 2e-3, 0.1), (9_999, 2e-3, 0.1), (10_000, 2e-3, 0.05)),
+)
+def test_classes_of_few_rows_are_learnt_slowly_and_of_many_with_fewer_swapped_cells(
+    rows: int, rate: float, swapped: float
+) -> None:
+    settings = settings_for(rows)
+    assert (settings.rate, settings.swap_cells) == (rate, swapped)
+    numbers = settings_for(rows, kind=FTTransformerRegressor)
+    assert (numbers.rate, numbers.swap_cells, numbers.drop_cells) == (2e-3, 0.02, 0.0)
+    explicit = settings_for(rows, learning_rate=1e-4, swap_cells=0.3)
+    assert (explicit.rate, explicit.swap_cells) == (1e-4, 0.3)
+
+
 def test_the_schedule_of_the_default_ends_at_0_and_that_of_the_publication_is_constant() -> None:
     assert settings_for(100).schedule == "cosine"
     for settings in (

@@ -78,9 +78,9 @@ def is_recommended(kind: str, effort: str) -> bool:
     return kind == "ft" and effort != "published"
 
 
-LARGE_TABLE = 10_000
-"""From this many rows on, half as many cells are swapped for classes: less is needed against
-overfitting."""
+SMALL_TABLE, LARGE_TABLE = 2_000, 10_000
+"""Rows up to which classes are learnt at a quarter of the rate, and from which on half as many
+cells are swapped: what is needed against overfitting falls with the rows."""
 
 
 def default_parameters(kind: str, effort: str, classes: bool, rows: int = 0) -> dict[str, Any]:
@@ -99,9 +99,12 @@ def default_parameters(kind: str, effort: str, classes: bool, rows: int = 0) -> 
     choose("effort", effort, EFFORTS)
     if not is_recommended(kind, effort):
         return PUBLISHED
+    settings = RECOMMENDED["classes" if classes else "number"]
+    if classes and 0 < rows <= SMALL_TABLE:
+        return settings | {"learning_rate": settings["learning_rate"] / 4}
     if classes and rows >= LARGE_TABLE:
-        return RECOMMENDED["classes"] | {"swap_cells": RECOMMENDED["classes"]["swap_cells"] / 2}
-    return RECOMMENDED["classes" if classes else "number"]
+        return settings | {"swap_cells": settings["swap_cells"] / 2}
+    return settings
 
 
 def resolve(estimator: "TableEstimator", name: str, rows: int = 0) -> Any:
@@ -231,7 +234,7 @@ def choose_batch(rows: int, kind: str, effort: str) -> int:
     return next(size for most, size in zip(largest, sizes, strict=True) if rows <= most)
 
 
-MIN_EPOCHS, MAX_EPOCHS = 12, 30
+MIN_EPOCHS, MAX_EPOCHS = 12, 25
 """Fewest and most epochs of the recommended settings, before the factor of the effort."""
 ROWS_SEEN = 400_000
 """Rows times epochs of the recommended settings, within those limits."""
@@ -259,7 +262,7 @@ def choose_settings(estimator: "TableEstimator", rows: int, held_out: bool) -> F
     epochs = estimator.epochs or choose_epochs(
         rows, batch, held_out, estimator.kind, estimator.effort
     )
-    rate = resolve(estimator, "learning_rate")
+    rate = resolve(estimator, "learning_rate", rows)
     return FitSettings(
         batch=batch,
         epochs=epochs,
