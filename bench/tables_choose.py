@@ -77,9 +77,6 @@ def main() -> None:
     torch.set_num_threads(1)
     keep_memory()
     begun = time.perf_counter()
-    plan = Path("/tmp/tb/plan.json")  # HACK
-    if plan.exists():  # HACK
-        args.settings, args.only = plan, None  # HACK
     settings = json.loads(args.settings.read_text()) if args.settings else {}
     lines = args.out.read_text().splitlines() if args.out.exists() else []
     rows = [json.loads(line) for line in lines]

@@ -20,13 +20,12 @@ from addnorm.cpu import keep_memory
 from addnorm.data.table.frame import Array
 from addnorm.files import write_whole
 from addnorm.metrics import auc
-from addnorm.tabular import RECOMMENDED, FTTransformerClassifier
-from bench.tables_accuracy import adult
+from addnorm.tabular import FTTransformerClassifier
+from bench.tables_data import split_table
 
 METHODS = ("none", "masked", "replaced", "contrastive")
 SIZES = (50, 200, 500)
 SMALL: dict[str, Any] = {
-    **RECOMMENDED["classes"],
     **{"width": 32, "depth": 2, "heads": 4, "ffn_width": 64},
     **{"bins": "quantile", "embedding_options": {"bins": 16}},
 }
@@ -55,7 +54,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     keep_memory()
-    (X, y), (X_test, y_test) = adult(args.folder)
+    (X, y), (X_test, y_test) = split_table(args.folder, "adult", 0)
     rows: list[dict[str, Any]] = json.loads(args.out.read_text()) if args.out.exists() else []
     for method in args.methods:
         if any(row["method"] == method for row in rows):

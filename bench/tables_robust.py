@@ -2,7 +2,7 @@
 
     python -m bench.tables_robust DATA --model RUN --out F.json [--threads 2] [--picture F.svg]
 
-RUN is an FT-Transformer that bench.tables_accuracy --keep saved. Gradient boosting is trained on
+RUN is an FT-Transformer for Adult that save_estimator wrote. Gradient boosting is trained on
 the same rows. Noise is a value of the same column from another row of the test set (Huang et al.
 2020, 2012.06678, §3.2); every share is drawn three times, the same cells for both models.
 """
@@ -25,7 +25,7 @@ from addnorm.report.svg import Svg
 from addnorm.tabular import load_estimator
 from addnorm.tabular.compare import BaselineData, fit_scikit_learn
 from addnorm.training.calibration import probabilities_of
-from bench.tables_accuracy import adult
+from bench.tables_data import split_table
 
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 DRAWS = 3
@@ -65,7 +65,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     keep_memory()
-    (X, y), (X_test, y_test) = adult(args.folder)
+    (X, y), (X_test, y_test) = split_table(args.folder, "adult", 0)
     rows: list[dict[str, Any]] = []
     for path in args.model:
         ours: Any = load_estimator(path)

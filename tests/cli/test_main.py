@@ -28,7 +28,8 @@ TRAIN = {
     "classify": "--valid-source --text --label --size --lora --rank",
     "images": "--valid-source --size",
     "label": "--valid-source --text --label --size --lora --rank",
-    "table": "--target --model --schema --groups --split --test --compare --unlabelled --pretrain",
+    "table": "--target --model --schema --groups --split --test --compare --unlabelled --pretrain "
+    "--effort --folds --class-weight --metric --task",
 }
 """Options of `train TASK`, besides those of every task."""
 FLAGS = {

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from addnorm.errors import ConfigError
 from addnorm.tabular import (
     FTTransformerClassifier,
     FTTransformerRegressor,
@@ -12,7 +13,7 @@ from addnorm.tabular import (
     TabTransformerClassifier,
 )
 from addnorm.tabular.base import TableEstimator
-from addnorm.tabular.choices import choose_settings
+from addnorm.tabular.choices import MAX_EPOCHS, MIN_EPOCHS, ROWS_SEEN, choose_settings
 from addnorm.tabular.fitting import FitSettings
 from tests.tabular.data import QUICK, people
 
@@ -26,34 +27,96 @@ def settings_for(
 
 
 @pytest.mark.parametrize(
-    ("rows", "batch"),
+    ("rows", "batch", "published"),
     (
-        (2, 32),
-        (2_000, 32),
-        (2_001, 128),
-        (10_000, 128),
-        (10_001, 256),
-        (50_000, 256),
-        (50_001, 512),
-        (3_000_000, 512),
+        (2, 32, 32),
+        (2_000, 32, 32),
+        (2_001, 64, 128),
+        (10_000, 64, 128),
+        (10_001, 128, 256),
+        (50_000, 128, 256),
+        (50_001, 256, 512),
+        (3_000_000, 256, 512),
     ),
 )
-def test_batch_size_grows_with_the_rows(rows: int, batch: int) -> None:
+def test_batch_size_grows_with_the_rows(rows: int, batch: int, published: int) -> None:
     assert settings_for(rows).batch == batch
+    assert settings_for(rows, effort="published").batch == published
+    assert settings_for(rows, kind=SAINTClassifier).batch == published
 
 
 @pytest.mark.parametrize(("held_out", "most"), ((True, 100), (False, 30)))
 @pytest.mark.parametrize("rows", (40, 6_400, 9_000, 40_000, 200_000, 2_000_000))
-def test_training_is_20_000_steps_at_most_but_10_epochs_at_least(
+def test_published_training_is_20_000_steps_at_most_but_10_epochs_at_least(
     rows: int, held_out: bool, most: int
 ) -> None:
     """Count the epochs up as long as all their steps fit."""
-    settings = settings_for(rows, held_out)
+    settings = settings_for(rows, held_out, effort="published")
     steps = len(range(0, rows, settings.batch))
     epochs = 0
     while epochs < most and (epochs + 1) * steps <= 20_000:
         epochs += 1
     assert settings.epochs == max(epochs, 10)
+
+
+@pytest.mark.parametrize("rows", (40, 6_400, 14_000, 40_000, 2_000_000))
+def test_epochs_fall_with_the_rows_and_rise_with_the_effort(rows: int) -> None:
+    low, normal, high = (settings_for(rows, effort=e).epochs for e in ("low", "normal", "high"))
+    assert 1 <= low < normal < high
+    assert MIN_EPOCHS <= normal <= MAX_EPOCHS
+    assert normal == MAX_EPOCHS or normal * rows <= max(ROWS_SEEN * 1.05, MIN_EPOCHS * rows)
+
+
+@pytest.mark.parametrize(
+    ("rows", "rate", "swapped"),
+    ((2_000, 5e-4, 0.1), (2_001, 2e-3, 0.1), (9_999, 2e-3, 0.1), (10_000, 2e-3, 0.05)),
+)
+def test_classes_of_few_rows_are_learnt_slowly_and_of_many_with_fewer_swapped_cells(
+    rows: int, rate: float, swapped: float
+) -> None:
+    settings = settings_for(rows)
+    assert (settings.rate, settings.swap_cells) == (rate, swapped)
+    numbers = settings_for(rows, kind=FTTransformerRegressor)
+    assert (numbers.rate, numbers.swap_cells, numbers.drop_cells) == (2e-3, 0.02, 0.0)
+    explicit = settings_for(rows, learning_rate=1e-4, swap_cells=0.3)
+    assert (explicit.rate, explicit.swap_cells) == (1e-4, 0.3)
+
+
+def test_the_schedule_of_the_default_ends_at_0_and_that_of_the_publication_is_constant() -> None:
+    assert settings_for(100).schedule == "cosine"
+    for settings in (
+        settings_for(100, effort="published"),
+        settings_for(100, kind=TabTransformerClassifier),
+    ):
+        assert (settings.schedule, settings.patience, settings.weight_decay) == (
+            "constant",
+            16,
+            1e-5,
+        )
+    published = FTTransformerClassifier.published(depth=2)
+    assert isinstance(published, FTTransformerClassifier)
+    assert (published.effort, published.depth) == ("published", 2)
+
+
+@pytest.mark.parametrize(
+    ("parameter", "value", "message"),
+    (
+        ("effort", "much", "effort"),
+        ("metric", "rmse", "metric"),
+        ("folds", 0, "folds must be"),
+        ("class_weight", "even", "class_weight must be"),
+    ),
+)
+def test_parameters_of_the_fit_are_checked(parameter: str, value: Any, message: str) -> None:
+    X, y = people(40)
+    with pytest.raises(ConfigError, match=message):
+        FTTransformerClassifier(**{parameter: value}).fit(X, y)
+
+
+def test_class_weight_is_for_classifiers() -> None:
+    X, _ = people(40)
+    with pytest.raises(ConfigError, match="class_weight is for classifiers"):
+        FTTransformerRegressor(class_weight="balanced").fit(X, X.columns["noise"])
 
 
 def test_parameters_are_used() -> None:
@@ -79,7 +142,11 @@ def test_parameters_are_used() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "rate"),
-    ((FTTransformerClassifier, 1e-4), (TabTransformerClassifier, 1e-3), (SAINTClassifier, 1e-4)),
+    (
+        (FTTransformerClassifier.published, 1e-4),
+        (TabTransformerClassifier, 1e-3),
+        (SAINTClassifier, 1e-4),
+    ),
 )
 def test_the_default_learning_rate_is_published(kind: Any, rate: float) -> None:
     assert settings_for(100, kind=kind).rate == rate
@@ -93,7 +160,9 @@ def test_the_network_has_the_requested_sizes() -> None:
     model = FTTransformerRegressor(**QUICK | parameters | {"epochs": 1}).fit(X, X.columns["noise"])
     config, trunk = model.model_.config, model.model_.config.trunk
     assert (trunk.width, trunk.depth, trunk.heads) == (24, 3, 4) and config.members == 2
-    assert trunk.ffn_width == 32, "4/3 of the width, as published"
+    assert trunk.ffn_width == 48, "twice the width"
+    published = FTTransformerRegressor.published(**QUICK | parameters | {"epochs": 1})
+    assert published.fit(X, X.columns["noise"]).model_.config.trunk.ffn_width == 32, "4/3"
     assert config.numbers == len(model.encoder_.numbers) and config.outputs == 16
     explicit = FTTransformerRegressor(**QUICK | parameters | {"epochs": 1, "ffn_width": 10})
     assert explicit.fit(X, X.columns["noise"]).model_.config.trunk.ffn_width == 10

@@ -51,14 +51,21 @@ EFFORTS = {
     "published": Effort(),
 }
 """By name; "published" also takes network and training from the publication."""
-RECOMMENDED: dict[str, Any] = {
+RECOMMENDED_COMMON: dict[str, Any] = {
     **{"width": 64, "depth": 2, "heads": 4, "ffn_width": 128, "embedding": "piecewise"},
-    **{"dropout": 0.0, "attention_dropout": 0.0, "ffn_dropout": 0.1},
-    **{"members": 1, "drop_cells": 0.02, "swap_cells": 0.1},
+    **{"members": 1, "dropout": 0.0, "attention_dropout": 0.0},
     **{"learning_rate": 2e-3, "weight_decay": 1e-4, "schedule": "cosine", "warmup": 0.05},
     **{"ema": 0.0, "patience": 0},
 }
-"""Parameters of FT-Transformer that do not depend on the table."""
+RECOMMENDED: dict[str, dict[str, Any]] = {
+    "classes": {
+        **RECOMMENDED_COMMON,
+        **{"ffn_dropout": 0.1, "drop_cells": 0.02, "swap_cells": 0.1},
+    },
+    "number": {**RECOMMENDED_COMMON, "ffn_dropout": 0.0, "drop_cells": 0.0, "swap_cells": 0.02},
+}
+"""Parameters of FT-Transformer that do not depend on the rows, by what is predicted. Attention has
+no dropout: torch's fast kernels have none."""
 PUBLISHED: dict[str, Any] = {
     **{"members": 1, "drop_cells": 0.02, "swap_cells": 0.0},
     **{"weight_decay": 1e-5, "schedule": "constant", "warmup": 0.0, "ema": 0.0, "patience": 16},
@@ -66,22 +73,47 @@ PUBLISHED: dict[str, Any] = {
 """Training as published; network, embedding and rate are those of the kind of model."""
 
 
-def default_parameters(kind: str, effort: str) -> dict[str, Any]:
+def is_recommended(kind: str, effort: str) -> bool:
+    """Return whether addnorm has settings of its own for a kind of model and an effort."""
+    return kind == "ft" and effort != "published"
+
+
+SMALL_TABLE, LARGE_TABLE = 2_000, 10_000
+"""Rows up to which classes are learnt at a quarter of the rate, and from which on half as many
+cells are swapped: what is needed against overfitting falls with the rows."""
+
+
+def default_parameters(kind: str, effort: str, classes: bool, rows: int = 0) -> dict[str, Any]:
     """Return the parameters that replace None, except batch size and epochs.
 
-    >>> default_parameters("ft", "normal")["schedule"], default_parameters("tab", "low")["schedule"]
-    ('cosine', 'constant')
+    Parameters
+    ----------
+    kind : kind of model.
+    effort : name of the effort.
+    classes : whether classes are predicted, or numbers.
+    rows : number of training rows.
+
+    >>> default_parameters("ft", "normal", classes=True)["schedule"]
+    'cosine'
     """
     choose("effort", effort, EFFORTS)
-    return RECOMMENDED if kind == "ft" and effort != "published" else PUBLISHED
+    if not is_recommended(kind, effort):
+        return PUBLISHED
+    settings = RECOMMENDED["classes" if classes else "number"]
+    if classes and 0 < rows <= SMALL_TABLE:
+        return settings | {"learning_rate": settings["learning_rate"] / 4}
+    if classes and rows >= LARGE_TABLE:
+        return settings | {"swap_cells": settings["swap_cells"] / 2}
+    return settings
 
 
-def resolve(estimator: "TableEstimator", name: str) -> Any:
-    """Return a parameter of an estimator, or its default if it is None."""
+def resolve(estimator: "TableEstimator", name: str, rows: int = 0) -> Any:
+    """Return a parameter of an estimator, or its default for a number of rows if it is None."""
     value = getattr(estimator, name)
-    return (
-        default_parameters(estimator.kind, estimator.effort).get(name) if value is None else value
-    )
+    if value is not None:
+        return value
+    classes = hasattr(estimator, "predict_proba")
+    return default_parameters(estimator.kind, estimator.effort, classes, rows).get(name)
 
 
 def count_folds(estimator: "TableEstimator") -> int:
@@ -186,19 +218,23 @@ def _trunk(estimator: "TableEstimator") -> ModelConfig:
     """Return the trunk: the published one, with recommended and explicit parameters."""
     values = {name: resolve(estimator, name) for name in TRUNK_PARAMETERS}
     changes = {name: value for name, value in values.items() if value is not None}
-    if estimator.width is not None and estimator.kind == "ft" and estimator.ffn_width is None:
-        factor = 2 if estimator.effort != "published" else 4 / 3
-        changes["ffn_width"] = round(estimator.width * factor)
+    if estimator.width is not None and estimator.kind == "ft":
+        recommended = is_recommended(estimator.kind, estimator.effort)
+        if estimator.ffn_width is None:
+            changes["ffn_width"] = round(estimator.width * (2 if recommended else 4 / 3))
+        if estimator.heads is None and recommended:
+            changes["heads"] = math.gcd(estimator.width, changes["heads"])
     return trunk_of(estimator.kind, **changes)
 
 
-def choose_batch(rows: int) -> int:
-    """Return the default batch size for a number of rows."""
-    sizes = ((2_000, 32), (10_000, 128), (50_000, 256), (10**18, 512))
-    return next(size for most, size in sizes if rows <= most)
+def choose_batch(rows: int, kind: str, effort: str) -> int:
+    """Return the default batch size for a number of rows, a kind of model and an effort."""
+    largest = (2_000, 10_000, 50_000, 10**18)
+    sizes = (32, 64, 128, 256) if is_recommended(kind, effort) else (32, 128, 256, 512)
+    return next(size for most, size in zip(largest, sizes, strict=True) if rows <= most)
 
 
-MIN_EPOCHS, MAX_EPOCHS = 12, 30
+MIN_EPOCHS, MAX_EPOCHS = 12, 25
 """Fewest and most epochs of the recommended settings, before the factor of the effort."""
 ROWS_SEEN = 400_000
 """Rows times epochs of the recommended settings, within those limits."""
@@ -214,7 +250,7 @@ def choose_epochs(rows: int, batch: int, held_out: bool, kind: str, effort: str)
     kind : kind of model; only that of FT-Transformer has recommended settings.
     effort : name of the effort.
     """
-    if kind == "ft" and effort != "published":
+    if is_recommended(kind, effort):
         epochs = np.clip(ROWS_SEEN / max(rows, 1), MIN_EPOCHS, MAX_EPOCHS)
         return max(1, round(float(epochs) * EFFORTS[effort].epochs))
     return int(np.clip(20_000 // -(-rows // batch), 10, 100 if held_out else 30))
@@ -222,11 +258,11 @@ def choose_epochs(rows: int, batch: int, held_out: bool, kind: str, effort: str)
 
 def choose_settings(estimator: "TableEstimator", rows: int, held_out: bool) -> FitSettings:
     """Return the training settings; batch size and epochs depend on the number of rows."""
-    batch = estimator.batch_size or choose_batch(rows)
+    batch = estimator.batch_size or choose_batch(rows, estimator.kind, estimator.effort)
     epochs = estimator.epochs or choose_epochs(
         rows, batch, held_out, estimator.kind, estimator.effort
     )
-    rate = resolve(estimator, "learning_rate")
+    rate = resolve(estimator, "learning_rate", rows)
     return FitSettings(
         batch=batch,
         epochs=epochs,
@@ -236,7 +272,7 @@ def choose_settings(estimator: "TableEstimator", rows: int, held_out: bool) -> F
         warmup=resolve(estimator, "warmup"),
         patience=resolve(estimator, "patience"),
         drop_cells=resolve(estimator, "drop_cells"),
-        swap_cells=resolve(estimator, "swap_cells"),
+        swap_cells=resolve(estimator, "swap_cells", rows),
         ema=resolve(estimator, "ema"),
         minutes=estimator.minutes,
         seed=estimator.seed_,

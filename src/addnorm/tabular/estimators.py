@@ -89,7 +89,8 @@ class TableClassifier(ClassifierMixin, TableEstimator):  # type: ignore[misc]
             )
         return np.array([index[label] for label in labels], dtype=np.int64)
 
-    def _class_weights(self, target: Array) -> Array:
+    def class_weights(self, target: Array) -> Array:
+        """Return the weight that each row has by its class."""
         if self.class_weight is None:
             return np.ones(len(target))
         if not isinstance(self.class_weight, dict) and self.class_weight != "balanced":

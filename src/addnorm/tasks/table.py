@@ -441,7 +441,12 @@ class Table(Task):
             if encoder is not None:
                 encoder.schema.check(frame)
             split = estimator.split_rows(
-                frame, places, classes, np.ones(len(frame)), groups=groups, encoder=encoder
+                frame,
+                places,
+                classes,
+                estimator.class_weights(places),
+                groups=groups,
+                encoder=encoder,
             )
         notes += [note for note in split.notes if note not in notes]
         return cls(
@@ -472,7 +477,7 @@ class Table(Task):
         rows, held_out = len(self.split.rows), self.split.valid is not None
         return DataFacts(
             size=rows,
-            batches=lambda config: -(-rows // (config.train.batch or choose_batch(rows))),
+            batches=lambda config: -(-rows // batch_size(config, rows)),
             longest=lambda config: 1,
             details={"held_out": held_out, "classes": self.classes},
             start=self.start,
@@ -482,7 +487,7 @@ class Table(Task):
     def defaults(cls, request: Config, facts: DataFacts, preset: str | None) -> Config:
         """Return the defaults of the estimators: see tabular/choices.py."""
         kind, effort = request.table.model, request.table.effort
-        settings = default_parameters(kind, effort)
+        settings = default_parameters(kind, effort, bool(facts.details["classes"]), facts.size)
         estimator = ALL_ESTIMATORS[f"{ESTIMATOR_NAMES[kind]}Classifier"]
         fields = {name: settings[name] for name in TRUNK_PARAMETERS if name in settings}
         if issubclass(estimator, InstantEstimator):
@@ -494,7 +499,7 @@ class Table(Task):
             model = presets.find(preset).model.replace(summary=False, head="none")
         if facts.start is not None:
             model = facts.start
-        batch = request.train.batch or choose_batch(facts.size)
+        batch = batch_size(request, facts.size)
         per_epoch = -(-facts.size // batch)
         chosen = choose_epochs(facts.size, batch, facts.details["held_out"], kind, effort)
         epochs = request.train.epochs or settings.get("epochs", chosen)
@@ -609,6 +614,9 @@ class Table(Task):
         model, table = self.config.model, self.split.rows.table
         columns = f"{table.numbers.shape[1]} numbers, {table.codes.shape[1]} categories"
         sizes = f"width {model.width}, depth {model.depth}, {model.heads} heads"
+        if self.split.rows.fold is not None:
+            count = int(self.split.rows.fold.max()) + 1
+            sizes += f"; {count} models, each trained without one of {count} folds"
         name = type(self.estimator).__name__
         return f"{name}: {columns}; {sizes}, {model.addnorm}-norm; {parameters:,} parameters."
 
@@ -681,6 +689,12 @@ class Table(Task):
             if rows is not None:
                 tensors = (rows.table.numbers, rows.table.codes, rows.target, rows.weight)
                 yield from (tensor.numpy().tobytes() for tensor in tensors)
+
+
+def batch_size(config: Config, rows: int) -> int:
+    """Return the rows of a batch: as configured, or chosen from their number."""
+    table = config.table
+    return config.train.batch or choose_batch(rows, table.model, table.effort)
 
 
 def make_estimator(config: Config, schema: Schema) -> TableEstimator:
