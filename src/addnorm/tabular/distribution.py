@@ -37,6 +37,9 @@ MARGIN = 0.1
 GRID = 4096
 INTERVALS = (0.8, 0.9, 0.95)
 """Intervals whose coverage is reported."""
+FAN_LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
+MAX_GROUPS, MIN_GROUP = 40, 10
+"""Groups of rows of a fan chart, and the fewest rows of one."""
 PINBALL = tuple(round(0.05 * step, 2) for step in range(1, 20))
 """Levels of quantiles whose pinball loss is reported."""
 
@@ -226,6 +229,37 @@ def number_metrics(distribution: NumberDistribution, targets: Array) -> dict[str
         covered, width = interval_metrics(distribution.interval(level), targets)
         figures |= {f"coverage_{100 * level:.0f}": covered, f"width_{100 * level:.0f}": width}
     return figures
+
+
+def coverage_curve(
+    distribution: NumberDistribution, targets: Array
+) -> list[tuple[float, float, int]]:
+    """Return (stated level, share of targets inside, rows) of intervals from 10 to 95 %."""
+    levels = (*(step / 10 for step in range(1, 10)), 0.95)
+    shares = [interval_metrics(distribution.interval(level), targets)[0] for level in levels]
+    return [(level, share, len(targets)) for level, share in zip(levels, shares, strict=True)]
+
+
+def fan_groups(distribution: NumberDistribution, targets: Array) -> list[dict[str, Any]]:
+    """Return groups of rows, by their predicted median: predicted and observed quantiles, rows.
+
+    Groups have at least MIN_GROUP rows, so that none shows the target of a row; the residual is
+    that of the mean.
+    """
+    count = min(MAX_GROUPS, len(targets) // MIN_GROUP)
+    if not count:
+        return []
+    order = np.argsort(distribution.median, kind="stable")
+    predicted, residual = distribution.quantile(FAN_LEVELS), targets - distribution.mean
+    return [
+        {
+            "predicted": predicted[rows].mean(axis=0).tolist(),
+            "observed": np.quantile(targets[rows], FAN_LEVELS).tolist(),
+            "residual": np.quantile(residual[rows], FAN_LEVELS).tolist(),
+            "rows": len(rows),
+        }
+        for rows in np.array_split(order, count)
+    ]
 
 
 def check_levels(levels: ArrayLike, name: str = "levels") -> Array:

@@ -39,7 +39,13 @@ from addnorm.tabular import load_estimator, save_estimator
 from addnorm.tabular.base import TableEstimator
 from addnorm.tabular.choices import choose_batch, choose_epochs
 from addnorm.tabular.compare import compare
-from addnorm.tabular.distribution import NumberDistribution, check_levels
+from addnorm.tabular.distribution import (
+    NumberDistribution,
+    check_levels,
+    coverage_curve,
+    fan_groups,
+    number_metrics,
+)
 from addnorm.tabular.estimators import RECOMMENDED
 from addnorm.tabular.explain import Explanation, RowExplanation, explain_row, explain_table
 from addnorm.tabular.fitting import FitResult, FitSettings, SplitRows, TableTraining
@@ -624,7 +630,7 @@ class Table(Task):
             test_targets = estimator._encode_target(test_targets)
         start = time.perf_counter()
         if classes is None:
-            metrics = estimator.evaluate(test.rows, test_targets)
+            metrics = measure_numbers(estimator, test.rows, test_targets)
         else:
             probabilities = estimator.predict_proba(test.rows)
             metrics = estimator.class_metrics(probabilities, test_targets)
@@ -661,6 +667,18 @@ class Table(Task):
             if rows is not None:
                 tensors = (rows.table.numbers, rows.table.codes, rows.target, rows.weight)
                 yield from (tensor.numpy().tobytes() for tensor in tensors)
+
+
+def measure_numbers(estimator: Any, rows: Frame, targets: Array) -> dict[str, float]:
+    """Return metrics on test rows, and add their coverage and their fan to the report."""
+    if not estimator.predicts_distribution:
+        metrics: dict[str, float] = estimator.evaluate(rows, targets)
+        return metrics
+    distribution = estimator.predict_distribution(rows)
+    coverage = estimator.report_.setdefault("coverage", {})
+    coverage["test"] = coverage_curve(distribution, targets)
+    estimator.report_["fan"] = fan_groups(distribution, targets)
+    return number_metrics(distribution, targets)
 
 
 def make_estimator(config: Config, schema: Schema) -> TableEstimator:
