@@ -50,5 +50,5 @@ def fan_chart(fans: Sequence[Fan], *, title: str, x: str, y: str) -> Svg:
         tip = f"observed median {format_number(observed[2])}, 90 % from {ends}, {rows} rows"
         picture.dot(at, frame.y(observed[2]), 3.5, "dot c1", tip)
     picture.text(frame.right, 14, "observed", "name c1", "end")
-    picture.text(frame.right - 66, 14, "predicted", "name c0", "end")
+    picture.text(frame.right - 74, 14, "predicted", "name c0", "end")
     return picture.close()

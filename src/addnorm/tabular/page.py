@@ -87,11 +87,10 @@ def _add_intervals(
     measured = [row for row in results if "coverage_90" in row]
     kinds = [name for name in (measured[0] if measured else ()) if name.startswith("coverage_")]
     page.table(
-        ["model", "rows", "interval", "targets inside", "mean width"],
+        ["", "interval", "targets inside", "mean width"],
         [
             [
-                split_words(row["model"]),
-                row.get("on", ""),
+                " · ".join(split_words(row[name]) for name in ("model", "on") if name in row),
                 f"{kind.removeprefix('coverage_')} %",
                 f"{100 * row[kind]:.1f} %",
                 row[kind.replace("coverage", "width")],

@@ -620,7 +620,12 @@ class Table(Task):
                 report["results"] += self._measure(estimator, self.test, say)
             save_estimator(estimator, path / BEST)
         kept = {k: v for k, v in report.items() if k not in ("history", "notes", "stopped")}
-        return {**kept, "best": report.get("valid", {})}
+        best = {
+            name: value
+            for name, value in report.get("valid", {}).items()
+            if not name.startswith(("pinball", "coverage_", "width_"))
+        }
+        return {**kept, "best": best}
 
     def _measure(self, estimator: Any, test: TestRows, say: Say) -> list[dict[str, Any]]:
         """Return metrics on test rows: of this model, and of other models with --compare."""
