@@ -437,8 +437,8 @@ def test_intervals_and_quantiles_are_columns(
     assert all(row[1:] == sorted(row[1:]) and row[0] == row[3] for row in table)
     opened: Any = Run.open(tmp_path / "run")
     low, high = opened.predict_interval(str(path), 0.95).T
-    assert low.tolist() == [row[1] for row in table]
-    assert high.tolist() == [row[5] for row in table]
+    assert low.tolist() == pytest.approx([row[1] for row in table])
+    assert high.tolist() == pytest.approx([row[5] for row in table])
     assert opened.predict_quantiles(str(path), [0.5])[:, 0].tolist() == [row[0] for row in table]
     assert len(opened.predict_distribution(str(path))) == 150
 
