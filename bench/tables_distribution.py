@@ -149,10 +149,12 @@ def score_head(head: str, outputs: Tensor, target: Tensor, edges: Tensor, spread
     return {"RMSE": rmse, "CRPS": crps, "90 % hold": interval_metrics(ends, y)[0]}
 
 
-def compare_heads(folder: Path, count: int, epochs: int, seeds: int) -> list[dict[str, Any]]:
+def compare_heads(
+    folder: Path, tables: list[str], count: int, epochs: int, seeds: int
+) -> list[dict[str, Any]]:
     """Return a row for each table and head: means over seeds, on development rows."""
     found = []
-    for name in TABLES:
+    for name in tables:
         frame, y = read_table(folder, name)
         for head in HEADS:
             figures, seconds = [], 0.0
@@ -241,10 +243,12 @@ def ngboost(X: Frame, y: Array, test: Frame, seed: int, epochs: int) -> tuple[Ar
 MODELS = {"FT-Transformer": ours, "CatBoost MultiQuantile": catboost, "NGBoost": ngboost}
 
 
-def compare_models(folder: Path, count: int, epochs: int, seeds: int) -> list[dict[str, Any]]:
+def compare_models(
+    folder: Path, tables: list[str], count: int, epochs: int, seeds: int
+) -> list[dict[str, Any]]:
     """Return a row for each table, model and seed, on test rows."""
     found = []
-    for name in TABLES:
+    for name in tables:
         frame, y = read_table(folder, name)
         for seed in range(seeds):
             inside, test = development_rows(len(y), seed)
@@ -275,6 +279,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("heads", "boosting"))
     parser.add_argument("data", type=Path)
+    parser.add_argument("--tables", nargs="*", choices=[*TABLES], default=[*TABLES])
     parser.add_argument("--rows", type=int, default=4000, help="training rows; 0 for all")
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--seeds", type=int, default=1)
@@ -282,7 +287,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     run = compare_heads if args.what == "heads" else compare_models
-    rows = run(args.data, args.rows, args.epochs, args.seeds)
+    rows = run(args.data, args.tables, args.rows, args.epochs, args.seeds)
     show(rows)
     if args.out:
         write_whole(Path(args.out), to_json(rows).encode())
