@@ -19,8 +19,7 @@ from addnorm.metrics import (
     reliability_bins,
 )
 from addnorm.tabular.base import PREDICT_BATCH, TableEstimator
-from addnorm.tabular.conformal import MIN_ROWS as MIN_CALIBRATION_ROWS
-from addnorm.tabular.conformal import calibration_knots
+from addnorm.tabular.conformal import MIN_CALIBRATION_ROWS, calibration_knots
 from addnorm.tabular.distribution import (
     NumberDistribution,
     check_levels,
