@@ -23,6 +23,11 @@ ArrowInvalid = type("ArrowInvalid", (ValueError,), {"__module__": "pyarrow.lib"}
         (FileNotFoundError(2, "No such file", "x"), 2, "'x': No such file. Check the path."),
         (MemoryError(), 1, "there is not enough memory (MemoryError). Try a smaller batch"),
         (RuntimeError("[x] can't allocate memory: 9 bytes"), 1, "there is not enough memory ("),
+        (
+            UnicodeEncodeError("ascii", "bé", 1, 2, "ordinal not in range"),
+            1,
+            "the output has 'é', which ascii cannot express. Set the environment variable PYTHON",
+        ),
         (RecursionError("depth"), 2, "the input is nested too deeply. Simplify it."),
         (csv.Error("new-line"), 2, "the table cannot be read: new-line. Check its quotes"),
         (ArrowInvalid("bad magic"), 2, "the table cannot be read: bad magic. Save it as CSV."),

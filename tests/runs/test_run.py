@@ -116,3 +116,8 @@ def test_the_directory_has_no_other_files(trained: Trained, tmp_path: Path) -> N
     assert Run.open(trained["classify"]).record.labels == ["no", "yes"]
     moved = shutil.copytree(path, tmp_path / "moved")
     assert Run.open(moved).model.count() == Run.open(path).model.count()
+
+
+def test_an_empty_out_is_not_the_working_directory() -> None:
+    with pytest.raises(SavedError, match=r"^--out must name a directory: it is empty\. Try runs/m"):
+        require_unused("")

@@ -291,3 +291,11 @@ def test_a_run_of_another_format_is_refused(trained: Trained, tmp_path: Path) ->
     (tmp_path / "run.json").write_text(json.dumps(facts))
     with pytest.raises(AddnormError, match="is a run of format 3; this addnorm reads format 2"):
         Run.open(tmp_path)
+
+
+@pytest.mark.trains
+def test_a_text_that_would_take_hours_to_translate_is_refused(trained: Trained) -> None:
+    run = Run.open(trained["translate"])
+    message = r"^a text to translate must have at most 4,096 tokens: one has \d+,\d+\. Write"
+    with pytest.raises(InputError, match=message):
+        run.translate(["ba", "ba be " * 5000])

@@ -15,7 +15,14 @@ from addnorm.data.text.special_tokens import IGNORE
 from addnorm.errors import ConfigError, InputError
 from addnorm.runs.request import make_request
 from addnorm.runs.resolve import resolve
-from addnorm.tasks.label import Label, label_metrics, make_examples, most_frequent, word_logits
+from addnorm.tasks.label import (
+    Label,
+    TrainedLabeller,
+    label_metrics,
+    make_examples,
+    most_frequent,
+    word_logits,
+)
 
 NAMES = {"PER": ["Ada", "Alan Turing", "Grace Hopper"], "LOC": ["Rome", "New York", "Oslo"]}
 TINY = {"model.width": 16, "model.heads": 2}
@@ -106,6 +113,18 @@ def test_metrics_of_spans_and_of_words() -> None:
 def test_the_baseline_is_the_most_frequent_label(tmp_path: Path) -> None:
     task = bound(write(tmp_path / "a.conll", sentences(40)))
     assert most_frequent(task.train, [["Rome", "went", "unseen"]]) == [["B-LOC", "O", "O"]]
+
+
+def test_the_label_of_each_token_is_explained(tmp_path: Path) -> None:
+    """Ends included; the title is the text, and the pieces sum to the logit of the label."""
+    task = bound(write(tmp_path / "names.conll", sentences(20)), **SMALL)
+    trained = TrainedLabeller(Label, tmp_path, task.config, task.labels)
+    trained.preload(task.make_model(None, lambda text: None).eval(), task.tokenizers)
+    explanation = trained.explain("Ada went to Rome .")
+    assert explanation.title == "Ada went to Rome ." and set(explanation.outputs) <= {*task.labels}
+    assert len(explanation.outputs) == len(explanation.tokens["encoder"]) >= 7
+    assert explanation.notes == ["The label of a word is that of its first token."]
+    assert abs(explanation.completeness) < 0.1
 
 
 @pytest.mark.trains

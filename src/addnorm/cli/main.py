@@ -438,6 +438,12 @@ def describe_failure(error: Exception) -> tuple[str, int] | None:
             f"there is not enough memory ({reason[:200]}). Try a smaller batch, model or file.",
             FAILURE,
         )
+    if isinstance(error, UnicodeEncodeError):
+        return (
+            f"the output has {error.object[error.start]!r}, which {error.encoding} cannot express. "
+            "Set the environment variable PYTHONIOENCODING=utf-8.",
+            FAILURE,
+        )
     if isinstance(error, RecursionError):
         return "the input is nested too deeply. Simplify it.", MISUSE
     if type(error).__module__.partition(".")[0] == "pyarrow":

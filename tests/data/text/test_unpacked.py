@@ -37,3 +37,16 @@ def test_devices_and_fifos_are_not_read(tmp_path: Path) -> None:
     for path in (tmp_path / "fifo.txt", Path("/dev/zero")):
         with pytest.raises(SavedError, match=r"is not a regular file\. Give a file of text\."):
             read_lines(path)
+
+
+def test_a_small_file_is_refused_before_its_first_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parsing the rows up to the limit would take minutes; unpacking takes a moment."""
+    path = tmp_path / "rows.csv.gz"
+    path.write_bytes(gzip.compress(b"x,y\n" + b"1,2\n" * 500_000))
+    monkeypatch.setattr(limits, "unpacked", 1_000_000)
+    lines: list[str] = []
+    with pytest.raises(SavedError, match="must unpack to at most 1,000,000 bytes"):
+        lines.extend(read_lines(path))
+    assert lines == []
