@@ -44,8 +44,8 @@ def fan_chart(fans: Sequence[Fan], *, title: str, x: str, y: str) -> Svg:
     middle = "L".join(point(place, predicted[2]) for place, predicted, _, _ in fans)
     picture.path(f"M{middle}", "curve c0", "predicted median")
     for place, _, observed, rows in fans:
-        at, (low, *_, high) = frame.x(place), (frame.y(value) for value in observed)
-        picture.line(at, low, at, high, "whisker c1")
+        at = frame.x(place)
+        picture.line(at, frame.y(observed[0]), at, frame.y(observed[4]), "whisker c1")
         ends = f"{format_number(observed[0])} to {format_number(observed[4])}"
         tip = f"observed median {format_number(observed[2])}, 90 % from {ends}, {rows} rows"
         picture.dot(at, frame.y(observed[2]), 3.5, "dot c1", tip)
