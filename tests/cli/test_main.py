@@ -28,8 +28,8 @@ TRAIN = {
     "classify": "--valid-source --text --label --size --lora --rank",
     "images": "--valid-source --size",
     "label": "--valid-source --text --label --size --lora --rank",
-    "table": "--target --model --schema --groups --split --test --compare --unlabelled --pretrain "
-    "--effort --folds --class-weight --metric --task",
+    "table": "--target --task --model --schema --groups --split --test --compare --unlabelled "
+    "--pretrain --effort --folds --class-weight --metric",
 }
 """Options of `train TASK`, besides those of every task."""
 FLAGS = {
@@ -44,7 +44,7 @@ FLAGS = {
     "classify": HELP | {"--stream", "--engine", "--examples", "--json"},
     "label": HELP | {"--stream", "--engine", "--json"},
     "schema": HELP | {"-o", "--out", "--target", "--json"},
-    "predict": HELP | {"-o", "--out", "--proba", "--json"},
+    "predict": HELP | {"-o", "--out", "--proba", "--intervals", "--quantiles", "--point", "--json"},
     "explain": HELP | {"--row", "--report", "--memory", "--json"},
     "import": HELP | {"--adapter", "--json"},
     "export": HELP | {"--to", "--architecture", "--precision", "--json"},

@@ -1,5 +1,6 @@
 """Verbs that use a trained run: translate, generate, classify, predict, explain, evaluate, runs."""
 
+import csv
 import io
 import json
 import shutil
@@ -410,6 +411,36 @@ def test_predict_does_not_overwrite_its_input(trained_table: Path, tmp_path: Pat
         match="--proba needs a model that predicts classes: this",
     ):
         run("predict", tmp_path / "run", path, "--proba")
+    with pytest.raises(AddnormError, match="--quantiles needs a model that predicts numbers: this"):
+        run("predict", where, trained_table, "--quantiles", "0.5")
+    with pytest.raises(AddnormError, match="--point median needs a model that predicts numbers"):
+        run("predict", where, trained_table, "--point", "median")
+    for levels in ("1.5", "0.8,", "high", "0"):
+        with pytest.raises(AddnormError, match="--intervals must be numbers between 0 and 1"):
+            run("predict", tmp_path / "run", path, "--intervals", levels)
+
+
+@pytest.mark.trains
+def test_intervals_and_quantiles_are_columns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("x,y\n" + "".join(f"{i / 7},{i * 1.5}\n" for i in range(150)))
+    train(path)
+    assert "intervals, held-out rows: 80 % hold " in capsys.readouterr().out
+    levels = ("--intervals", "0.8,0.95", "--quantiles", "0.5,0.1")
+    run("predict", tmp_path / "run", path, *levels, "--point", "median")
+    names, *lines = csv.reader(capsys.readouterr().out.splitlines())
+    assert names == ["y (predicted)", *(f"y ({q} %)" for q in ("2.5", "10", "50", "90", "97.5"))]
+    table = [[float(cell) for cell in line] for line in lines]
+    assert len(table) == 150
+    assert all(row[1:] == sorted(row[1:]) and row[0] == row[3] for row in table)
+    opened: Any = Run.open(tmp_path / "run")
+    low, high = opened.predict_interval(str(path), 0.95).T
+    assert low.tolist() == pytest.approx([row[1] for row in table])
+    assert high.tolist() == pytest.approx([row[5] for row in table])
+    assert opened.predict_quantiles(str(path), [0.5])[:, 0].tolist() == [row[0] for row in table]
+    assert len(opened.predict_distribution(str(path))) == 150
 
 
 class Screen(io.StringIO):

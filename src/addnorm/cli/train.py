@@ -34,6 +34,8 @@ WHOLE_NUMBER_OPTIONS = {"table.folds"}
 """Fields that are unset by default, and whose option takes a whole number."""
 FLAG_NAMES = {"table.task": "--task"}
 """Fields whose flag is not named like the option; the name of this one is that of the run's."""
+INTERVAL_FIGURES = ("coverage_", "width_")
+"""How the names of figures of intervals begin, which have a line of their own."""
 OPTIONAL_VALUES = {"table.compare": "default"}
 """Fields whose option may be given without a value, which is then this one."""
 
@@ -218,13 +220,24 @@ def _print_summary(run: Any, summary: dict[str, Any]) -> None:
 def print_results(results: list[dict[str, Any]]) -> None:
     """Print metrics as a table, with a line for each model and set of rows."""
     words = ("model", "on", "version", "settings")
-    names = dict.fromkeys(n for row in results for n in row if n not in words)
+    names = dict.fromkeys(
+        n for row in results for n in row if n not in words and not n.startswith(INTERVAL_FIGURES)
+    )
     heads = [name.replace("_seconds", " s").replace("_", " ") for name in names]
     print(f"{'':42}" + "".join(f"{head:>11}" for head in heads))
     for row in results:
         label = f"{row['model']} · {row['on']}"
         cells = [f"{row[n]:11.4f}" if row.get(n) is not None else f"{'':11}" for n in names]
         print(f"{label[:41]:42}" + "".join(cells))
+    for row in results:
+        shares = [n for n in row if n.startswith(INTERVAL_FIGURES[0]) and row[n] is not None]
+        if shares:
+            parts = [
+                f"{name.removeprefix('coverage_')} % hold {row[name]:.1%}, width "
+                f"{row[name.replace('coverage', 'width')]:.4g}"
+                for name in shares
+            ]
+            print(f"intervals, {row['on']}: {'; '.join(parts)}")
     for row in results:
         if "settings" in row:
             print(f"{row['model']}: {row['version']}, {row['settings']}")

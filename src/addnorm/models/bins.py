@@ -24,7 +24,7 @@ from torch.nn import functional as F
 EXTRA_OUTPUTS = 2
 """Outputs of the network beside one for each bin: location and scale."""
 MIN_SCALE = 0.02
-LABEL_WIDTH = 0.75
+LABEL_SIGMA = 0.75
 """σ of the label, in bins: the value of Farebrother et al. 2024, §3.1."""
 
 
@@ -109,7 +109,7 @@ def crps_of(probabilities: Tensor, edges: Tensor, y: Tensor) -> Tensor:
     return inside + outside[:, 0]
 
 
-def smoothed_labels(position: Tensor, edges: Tensor, width: float = LABEL_WIDTH) -> Tensor:
+def smoothed_labels(position: Tensor, edges: Tensor, width: float = LABEL_SIGMA) -> Tensor:
     """Return the label of each row, (rows, bins): a normal distribution around its position.
 
     A target that is a bin of its own has all of the label: its neighbours are not nearly right.

@@ -1,6 +1,7 @@
 """Reports: self-contained HTML pages, SVG charts, and plots for a terminal."""
 
 from addnorm.report.bars import bar_chart, interval_chart
+from addnorm.report.fans import fan_chart
 from addnorm.report.maps import attention_map, heat_map
 from addnorm.report.page import Page, write_picture
 from addnorm.report.terminal import plot_text, sparkline
@@ -11,6 +12,7 @@ __all__ = [
     "Page",
     "attention_map",
     "bar_chart",
+    "fan_chart",
     "heat_map",
     "interval_chart",
     "line_chart",

@@ -158,7 +158,12 @@ def scatter_chart(
     return picture.close()
 
 
-def reliability_chart(bins: Mapping[str, Sequence[tuple[float, float, int]]], *, title: str) -> Svg:
+def reliability_chart(
+    bins: Mapping[str, Sequence[tuple[float, float, int]]],
+    *,
+    title: str,
+    x: str = "predicted probability",
+) -> Svg:
     """Return a reliability diagram: predicted probability against observed frequency.
 
     Points on the diagonal are calibrated. A bin is (mean predicted probability, observed frequency,
@@ -172,7 +177,7 @@ def reliability_chart(bins: Mapping[str, Sequence[tuple[float, float, int]]], *,
     picture = Picture(
         440, 440, title, "Dots above the line: events are more frequent than predicted."
     )
-    frame = draw_frame(picture, side, side, "predicted probability", OBSERVED)
+    frame = draw_frame(picture, side, side, x, OBSERVED)
     picture.line(frame.x(0), frame.y(0), frame.x(1), frame.y(1), "guide")
     for index, (name, filled) in enumerate(models.items()):
         total = sum(count for *_, count in filled)

@@ -18,9 +18,9 @@ import numpy as np
 
 from addnorm.data.table.frame import Array
 
-MIN_ROWS = 20
+MIN_CALIBRATION_ROWS = 20
 """Fewer held-out rows change nothing: their quantiles say too little."""
-FEW_ROWS = 200
+FEW_KNOTS_ROWS = 200
 """Up to this number of held-out rows, R has few knots."""
 FEW_LEVELS = (0.025, 0.05, 0.1, 0.5, 0.9, 0.95, 0.975)
 MANY_LEVELS = (
@@ -39,9 +39,9 @@ def calibration_knots(pit: Array) -> Knots:
     (0.2894736842105263, 0.1)
     """
     count = len(pit)
-    if count < MIN_ROWS:
+    if count < MIN_CALIBRATION_ROWS:
         return ()
-    levels = np.array(MANY_LEVELS if count > FEW_ROWS else FEW_LEVELS)
+    levels = np.array(MANY_LEVELS if count > FEW_KNOTS_ROWS else FEW_LEVELS)
     places = levels * (count + 1)
     levels = levels[(places >= 1) & (places <= count)]
     stated = np.interp(levels * (count + 1), np.arange(1, count + 1), np.sort(pit))

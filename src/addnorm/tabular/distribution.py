@@ -30,13 +30,16 @@ TARGET_BINS = 64
 """Bins of a target, besides the values that are bins of their own."""
 MIN_BINS, ROWS_PER_BIN = 16, 4
 """Fewest bins, and training rows for each bin above that."""
-MAX_VALUES, MIN_VALUE_ROWS = 32, 5
+MAX_OWN_VALUES, MIN_OWN_ROWS = 32, 5
 """Most values that are bins of their own, and the fewest rows that must have one."""
-MARGIN = 0.1
+BEYOND = 0.1
 """How far the bins reach beyond the training targets, as a share of their range."""
-GRID = 4096
+PLACES = 4096
 INTERVALS = (0.8, 0.9, 0.95)
 """Intervals whose coverage is reported."""
+FAN_LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
+MAX_GROUPS, MIN_GROUP = 40, 10
+"""Groups of rows of a fan chart, and the fewest rows of one."""
 PINBALL = tuple(round(0.05 * step, 2) for step in range(1, 20))
 """Levels of quantiles whose pinball loss is reported."""
 
@@ -76,7 +79,7 @@ def make_target_bins(target: Array, weight: Array | None = None) -> TargetBins:
     span = (high - low) or max(abs(low), 1.0)
     count = int(np.clip(len(ordered) // ROWS_PER_BIN, MIN_BINS, TARGET_BINS))
     values = _frequent_values(ordered, count)
-    start, stop, bounds = low - MARGIN * span, high + MARGIN * span, []
+    start, stop, bounds = low - BEYOND * span, high + BEYOND * span, []
     if low in values and high > low:
         start, bounds = low, [f"not below {low:.6g}, which many rows have"]
     elif low >= 0 > start:
@@ -84,9 +87,9 @@ def make_target_bins(target: Array, weight: Array | None = None) -> TargetBins:
     if high in values and high > low:
         stop, bounds = high, [*bounds, f"not above {high:.6g}, which many rows have"]
     rest = ordered[~np.isin(ordered, values)]
-    grid = np.linspace(start, stop, GRID)
+    grid = np.linspace(start, stop, PLACES)
     share = np.searchsorted(rest, grid, side="right") / max(len(rest), 1)
-    mixed = (share + np.linspace(0, 1, GRID)) / (2 if len(rest) else 1)
+    mixed = (share + np.linspace(0, 1, PLACES)) / (2 if len(rest) else 1)
     edges = np.interp(np.linspace(mixed[0], mixed[-1], count + 1), mixed, grid)
     edges = np.unique(np.concatenate((edges, values)))
     return TargetBins(np.sort(np.concatenate((edges, values))), len(values), tuple(bounds))
@@ -94,8 +97,8 @@ def make_target_bins(target: Array, weight: Array | None = None) -> TargetBins:
 
 def _frequent_values(ordered: Array, bins: int) -> Array:
     values, rows = np.unique(ordered, return_counts=True)
-    most = np.argsort(-rows, kind="stable")[:MAX_VALUES]
-    is_frequent = (rows[most] >= len(ordered) / bins) & (rows[most] >= MIN_VALUE_ROWS)
+    most = np.argsort(-rows, kind="stable")[:MAX_OWN_VALUES]
+    is_frequent = (rows[most] >= len(ordered) / bins) & (rows[most] >= MIN_OWN_ROWS)
     return np.asarray(np.sort(values[most[is_frequent]]))
 
 
@@ -226,6 +229,37 @@ def number_metrics(distribution: NumberDistribution, targets: Array) -> dict[str
         covered, width = interval_metrics(distribution.interval(level), targets)
         figures |= {f"coverage_{100 * level:.0f}": covered, f"width_{100 * level:.0f}": width}
     return figures
+
+
+def coverage_curve(
+    distribution: NumberDistribution, targets: Array
+) -> list[tuple[float, float, int]]:
+    """Return (stated level, share of targets inside, rows) of intervals from 10 to 95 %."""
+    levels = (*(step / 10 for step in range(1, 10)), 0.95)
+    shares = [interval_metrics(distribution.interval(level), targets)[0] for level in levels]
+    return [(level, share, len(targets)) for level, share in zip(levels, shares, strict=True)]
+
+
+def fan_groups(distribution: NumberDistribution, targets: Array) -> list[dict[str, Any]]:
+    """Return groups of rows, by their predicted median: predicted and observed quantiles, rows.
+
+    Groups have at least MIN_GROUP rows, so that none shows the target of a row; the residual is
+    that of the mean.
+    """
+    count = min(MAX_GROUPS, len(targets) // MIN_GROUP)
+    if not count:
+        return []
+    order = np.argsort(distribution.median, kind="stable")
+    predicted, residual = distribution.quantile(FAN_LEVELS), targets - distribution.mean
+    return [
+        {
+            "predicted": predicted[rows].mean(axis=0).tolist(),
+            "observed": np.quantile(targets[rows], FAN_LEVELS).tolist(),
+            "residual": np.quantile(residual[rows], FAN_LEVELS).tolist(),
+            "rows": len(rows),
+        }
+        for rows in np.array_split(order, count)
+    ]
 
 
 def check_levels(levels: ArrayLike, name: str = "levels") -> Array:

@@ -20,11 +20,12 @@ from addnorm.metrics import (
     reliability_bins,
 )
 from addnorm.tabular.base import PREDICT_BATCH, TableEstimator
-from addnorm.tabular.conformal import MIN_ROWS as MIN_CALIBRATION_ROWS
-from addnorm.tabular.conformal import calibration_knots
+from addnorm.tabular.conformal import MIN_CALIBRATION_ROWS, calibration_knots
 from addnorm.tabular.distribution import (
     NumberDistribution,
     check_levels,
+    coverage_curve,
+    fan_groups,
     make_target_bins,
     number_metrics,
 )
@@ -236,6 +237,11 @@ class TableRegressor(RegressorMixin, TableEstimator):  # type: ignore[misc]
         self.report_["target"] = self.target_bins_.describe()
         self.report_["uncalibrated"] = number_metrics(before, target)
         self.report_["valid"] = number_metrics(after, target)
+        self.report_["coverage"] = {
+            "as trained": coverage_curve(before, target),
+            "calibrated": coverage_curve(after, target),
+        }
+        self.report_["fan"] = fan_groups(after, target)
         if not knots:
             self.report_["notes"].append(
                 f"intervals are not calibrated: {len(valid)} rows are held out, and "

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from addnorm.data.table.schema import Schema
-from addnorm.report import Page, bar_chart, heat_map, reliability_chart
+from addnorm.report import Page, bar_chart, fan_chart, heat_map, reliability_chart
 from addnorm.tabular.base import TableEstimator
 from addnorm.tabular.explain import Explanation, RowExplanation
 
@@ -26,7 +26,12 @@ def add_results(
     results: Sequence[Mapping[str, Any]] = figures.get("results", ())
     page.section("Figures")
     words = ("model", "on", "version", "settings")
-    names = dict.fromkeys(name for row in results for name in row if name not in words)
+    names = dict.fromkeys(
+        name
+        for row in results
+        for name in row
+        if name not in words and not name.startswith(("coverage_", "width_"))
+    )
     heads = [name.replace("_seconds", " s").replace("_", " ") for name in names]
     page.table(
         ["", *heads],
@@ -48,7 +53,9 @@ def add_results(
             ["model", "version", "settings"],
             [[row["model"], row["version"], row["settings"]] for row in others],
         )
-    if "temperature" in figures:
+    if "coverage" in figures:
+        _add_intervals(page, figures, results, str(schema.target))
+    elif "temperature" in figures:
         page.text(
             f"{figures['held_out']:,} rows were held out for early stopping and calibration: all "
             f"logits are divided by the temperature {figures['temperature']:.3f}. Rows of a test "
@@ -65,6 +72,55 @@ def add_results(
         )
     page.section("Columns")
     page.table(["column", "kind", "note"], [[c.name, c.kind, c.note] for c in schema.columns])
+
+
+def _add_intervals(
+    page: Page, figures: Mapping[str, Any], results: Sequence[Mapping[str, Any]], target: str
+) -> None:
+    """Add coverage and width of intervals, a fan chart and residuals."""
+    page.section("Intervals")
+    page.text(
+        f"The predicted distribution of {target} is over {figures.get('target', 'bins')}; its mean "
+        f"is the prediction. {figures['held_out']:,} rows were held out for early stopping and "
+        "calibration. Rows of a test file were used for neither."
+    )
+    measured = [row for row in results if "coverage_90" in row]
+    kinds = [name for name in (measured[0] if measured else ()) if name.startswith("coverage_")]
+    page.table(
+        ["", "interval", "targets inside", "mean width"],
+        [
+            [
+                " · ".join(split_words(row[name]) for name in ("model", "on") if name in row),
+                f"{kind.removeprefix('coverage_')} %",
+                f"{100 * row[kind]:.1f} %",
+                row[kind.replace("coverage", "width")],
+            ]
+            for row in measured
+            for kind in kinds
+        ],
+    )
+    title = "Stated level of an interval, and share of targets inside"
+    page.figure(
+        reliability_chart(figures.get("coverage", {}), title=title, x="stated level"),
+        "Points on the diagonal are calibrated: an interval of 80 % holds 80 % of the targets. On "
+        "the held-out rows before and after calibration, and on the test file if there is one.",
+    )
+    groups: Sequence[Mapping[str, Any]] = figures.get("fan") or ()
+    if groups:
+        fans = [(g["predicted"][2], g["predicted"], g["observed"], g["rows"]) for g in groups]
+        rows = "test rows" if "test" in figures.get("coverage", {}) else "held-out rows"
+        page.figure(
+            fan_chart(fans, title="Predicted and observed", x="predicted median", y=target),
+            f"Groups of {rows} by their predicted median: the bands hold 90 % and 50 % of what is "
+            "predicted, the bars 90 % of what is observed.",
+        )
+        flat = [0.0] * 5
+        residuals = [(g["predicted"][2], flat, g["residual"], g["rows"]) for g in groups]
+        page.figure(
+            fan_chart(residuals, title="Residuals", x="predicted median", y="target − prediction"),
+            "Of the same groups: the median residual and 90 % of the residuals. Medians off the "
+            "line are a bias.",
+        )
 
 
 def _figure(row: Mapping[str, Any], name: str) -> float | None:

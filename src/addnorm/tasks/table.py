@@ -44,7 +44,13 @@ from addnorm.tabular.choices import (
     default_parameters,
 )
 from addnorm.tabular.compare import compare
-from addnorm.tabular.distribution import NumberDistribution, check_levels
+from addnorm.tabular.distribution import (
+    NumberDistribution,
+    check_levels,
+    coverage_curve,
+    fan_groups,
+    number_metrics,
+)
 from addnorm.tabular.explain import Explanation, RowExplanation, explain_row, explain_table
 from addnorm.tabular.fitting import FitResult, FitSettings, SplitRows, TableTraining
 from addnorm.tabular.holdout import hold_out, require_one_split
@@ -625,7 +631,12 @@ class Table(Task):
                 report["results"] += self._measure(estimator, self.test, say)
             save_estimator(estimator, path / BEST)
         kept = {k: v for k, v in report.items() if k not in ("history", "notes", "stopped")}
-        return {**kept, "best": report.get("valid", {})}
+        best = {
+            name: value
+            for name, value in report.get("valid", {}).items()
+            if not name.startswith(("pinball", "coverage_", "width_"))
+        }
+        return {**kept, "best": best}
 
     def _measure(self, estimator: Any, test: TestRows, say: Say) -> list[dict[str, Any]]:
         """Return metrics on test rows: of this model, and of other models with --compare."""
@@ -635,7 +646,7 @@ class Table(Task):
             test_targets = estimator._encode_target(test_targets)
         start = time.perf_counter()
         if classes is None:
-            metrics = estimator.evaluate(test.rows, test_targets)
+            metrics = measure_numbers(estimator, test.rows, test_targets)
         else:
             probabilities = estimator.predict_proba(test.rows)
             metrics = estimator.class_metrics(probabilities, test_targets)
@@ -678,6 +689,18 @@ def batch_size(config: Config, rows: int) -> int:
     """Return the rows of a batch: as configured, or chosen from their number."""
     table = config.table
     return config.train.batch or choose_batch(rows, table.model, table.effort)
+
+
+def measure_numbers(estimator: Any, rows: Frame, targets: Array) -> dict[str, float]:
+    """Return metrics on test rows, and add their coverage and their fan to the report."""
+    if not estimator.predicts_distribution:
+        metrics: dict[str, float] = estimator.evaluate(rows, targets)
+        return metrics
+    distribution = estimator.predict_distribution(rows)
+    coverage = estimator.report_.setdefault("coverage", {})
+    coverage["test"] = coverage_curve(distribution, targets)
+    estimator.report_["fan"] = fan_groups(distribution, targets)
+    return number_metrics(distribution, targets)
 
 
 def make_estimator(config: Config, schema: Schema) -> TableEstimator:
