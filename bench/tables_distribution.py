@@ -29,7 +29,11 @@ from addnorm.metrics import interval_metrics, pinball_loss, regression_metrics
 from addnorm.models.bins import positions_of, smoothed_labels
 from addnorm.models.tabular import build_tabular
 from addnorm.tabular import FTTransformerRegressor
+<<<<<<< HEAD
 from addnorm.tabular.choices import RECOMMENDED, choose_network
+=======
+from addnorm.tabular.choices import choose_network
+>>>>>>> tableB
 from addnorm.tabular.distribution import NumberDistribution
 from addnorm.tabular.fitting import Rows, losses, predict_outputs, swap_cells
 
@@ -43,7 +47,7 @@ INTERVALS = {0.8: (0.1, 0.9), 0.9: (0.05, 0.95), 0.95: (0.025, 0.975)}
 QUANTILES = 64
 """Quantiles of the head of quantiles."""
 MEASURED = 3000
-SETTINGS: dict[str, Any] = RECOMMENDED["number"] | {"members": 1}
+SETTINGS: dict[str, Any] = {}
 
 
 def read_table(folder: Path, name: str) -> tuple[Frame, Array]:

@@ -28,8 +28,13 @@ TRAIN = {
     "classify": "--valid-source --text --label --size --lora --rank",
     "images": "--valid-source --size",
     "label": "--valid-source --text --label --size --lora --rank",
+<<<<<<< HEAD
     "table": "--target --model --schema --groups --split --test --compare --unlabelled --pretrain "
     "--effort --folds --class-weight --metric --task",
+=======
+    "table": "--target --task --model --schema --groups --split --test --compare --unlabelled "
+    "--pretrain --effort --folds --class-weight --metric",
+>>>>>>> tableB
 }
 """Options of `train TASK`, besides those of every task."""
 FLAGS = {

@@ -138,7 +138,7 @@ def test_a_schema_survives_toml() -> None:
         ("x = [", "is not TOML"),
         ("targett = 'y'", "has no field 'targett'. Did you mean 'target'"),
         ("version = 9", "has version 9; this addnorm reads 1"),
-        ("task = 'rank'", "task must be classes or number: got 'rank'"),
+        ("task = 'rank'", "task must be classes, number or ordinal: got 'rank'"),
         ("[[columns]]\nkind = 'number'", "every .* must have a name"),
         ("[[columns]]\nname = 'a'\nkind = 'numbr'", "got 'numbr'. Did you mean 'number'"),
         ("[[columns]]\nname = 'a'\nkind = 'date'\nhow = 1", "'a' has no field 'how'"),
