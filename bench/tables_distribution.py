@@ -29,11 +29,7 @@ from addnorm.metrics import interval_metrics, pinball_loss, regression_metrics
 from addnorm.models.bins import positions_of, smoothed_labels
 from addnorm.models.tabular import build_tabular
 from addnorm.tabular import FTTransformerRegressor
-<<<<<<< HEAD
-from addnorm.tabular.choices import RECOMMENDED, choose_network
-=======
 from addnorm.tabular.choices import choose_network
->>>>>>> tableB
 from addnorm.tabular.distribution import NumberDistribution
 from addnorm.tabular.fitting import Rows, losses, predict_outputs, swap_cells
 

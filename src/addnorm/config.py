@@ -77,8 +77,7 @@ class ModelConfig(Section):
     ffn_width: int | None = None
     """Inner width of the feed-forward (learned vectors of all-attention); 4 x width if unset."""
     mixing: str = "attention"
-    """What mixes positions: attention; as baselines convolution in place of self-attention, or
-    recurrent (GRUs with additive attention: Bahdanau et al. 2015; ignores heads, ffn, addnorm)."""
+    """What mixes positions: attention; as baselines, convolution, or recurrent (Bahdanau)."""
     kernel: int = 3
     """Positions that a convolution reads, for mixing=convolution."""
     attention: str = "dot"

@@ -28,13 +28,8 @@ TRAIN = {
     "classify": "--valid-source --text --label --size --lora --rank",
     "images": "--valid-source --size",
     "label": "--valid-source --text --label --size --lora --rank",
-<<<<<<< HEAD
-    "table": "--target --model --schema --groups --split --test --compare --unlabelled --pretrain "
-    "--effort --folds --class-weight --metric --task",
-=======
     "table": "--target --task --model --schema --groups --split --test --compare --unlabelled "
     "--pretrain --effort --folds --class-weight --metric",
->>>>>>> tableB
 }
 """Options of `train TASK`, besides those of every task."""
 FLAGS = {
@@ -49,7 +44,8 @@ FLAGS = {
     "classify": HELP | {"--stream", "--engine", "--examples", "--json"},
     "label": HELP | {"--stream", "--engine", "--json"},
     "schema": HELP | {"-o", "--out", "--target", "--json"},
-    "predict": HELP | {"-o", "--out", "--proba", "--intervals", "--quantiles", "--point", "--json"},
+    "predict": HELP
+    | {"-o", "--out", "--proba", "--intervals", "--quantiles", "--point", "--engine", "--json"},
     "explain": HELP | {"--row", "--report", "--memory", "--json"},
     "import": HELP | {"--adapter", "--json"},
     "export": HELP | {"--to", "--architecture", "--precision", "--json"},

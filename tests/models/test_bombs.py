@@ -19,8 +19,8 @@ SIZES: dict[str, Any] = {"vocab": 20, "width": 16, "depth": 1, "heads": 2, "leng
     ("change", "message"),
     (
         (
-            {"depth": 10**6},
-            r"it has \d+ tensors, too few for a depth of 1,000,000\. Use",
+            {"depth": 10_000},
+            r"it has \d+ tensors, too few for a depth of 10,000\. Use",
         ),
         ({"width": 10**6}, "does not match its own configuration"),
         ({"vocab": 10**12}, "does not match its own configuration: tokens.weight must be"),

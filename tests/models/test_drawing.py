@@ -153,7 +153,7 @@ def test_the_verb_writes_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_tables_are_refused_by_name() -> None:
     config = Config().override("run.task=table")
-    with pytest.raises(ConfigError, match="models for texts and images: got a run of task=table"):
+    with pytest.raises(ConfigError, match="for texts and images: got task=table"):
         draw(config)
 
 

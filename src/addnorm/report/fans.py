@@ -45,11 +45,7 @@ def fan_chart(fans: Sequence[Fan], *, title: str, x: str, y: str) -> Svg:
     picture.path(f"M{middle}", "curve c0", "predicted median")
     for place, _, observed, rows in fans:
         at = frame.x(place)
-<<<<<<< HEAD
-        picture.line(at, frame.y(observed[0]), at, frame.y(observed[-1]), "whisker c1")
-=======
         picture.line(at, frame.y(observed[0]), at, frame.y(observed[4]), "whisker c1")
->>>>>>> tableB
         ends = f"{format_number(observed[0])} to {format_number(observed[4])}"
         tip = f"observed median {format_number(observed[2])}, 90 % from {ends}, {rows} rows"
         picture.dot(at, frame.y(observed[2]), 3.5, "dot c1", tip)

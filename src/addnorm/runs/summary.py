@@ -4,6 +4,7 @@ from typing import Any
 
 from addnorm.files import to_json, write_whole
 from addnorm.models.drawing import draw, is_drawable
+from addnorm.models.transformer import Base
 from addnorm.report import Page, line_chart
 from addnorm.report.svg import Svg
 from addnorm.runs.loggers import format_duration, format_metrics
@@ -64,9 +65,10 @@ def make_page(run: Run, task: Task, summary: dict[str, Any]) -> Page:
     page.section("Data")
     for note in run.record.notes:
         page.text(note)
-    if has_model and is_drawable(run.config):
+    model = run.model if has_model and is_drawable(run.config) else None
+    if isinstance(model, Base):
         page.section("Model")
-        drawing = draw(run.config, model=run.model)
+        drawing = draw(run.config, model=model)
         page.figure(drawing, "Its Add & Norm boxes; equal blocks are drawn once.")
     page.section("Configuration")
     page.code(run.config.dump())
