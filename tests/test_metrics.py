@@ -19,8 +19,11 @@ from addnorm.metrics import (
     chrf,
     classification_metrics,
     find_spans,
+    interval_metrics,
     log_loss,
     macro_f1,
+    ordinal_metrics,
+    pinball_loss,
     regression_metrics,
     reliability_bins,
     rouge,
@@ -303,3 +306,34 @@ def test_rouge_equals_that_of_rouge_score() -> None:
         found = theirs.score(reference, text)
         expected = {name: 100 * score.fmeasure for name, score in found.items()}
         assert rouge([text], [reference]) == pytest.approx(expected, abs=1e-4)
+
+
+# ── Numbers and ordered classes ───────────────────────────────────────────────────────────────────
+
+
+def test_coverage_counts_the_ends() -> None:
+    ends = [[0.0, 1.0], [0.0, 1.0], [2.0, 4.0], [2.0, 4.0]]
+    share, width = interval_metrics(ends, [0.0, 1.5, 4.0, 3.0])
+    assert (share, width) == (0.75, 1.5)
+
+
+def test_the_pinball_loss_of_the_median_is_half_the_absolute_error() -> None:
+    predicted, targets = [[1.0], [5.0]], [3.0, 1.0]
+    assert pinball_loss(predicted, [0.5], targets) == pytest.approx(1.5)
+
+
+def test_kappa_is_that_of_scikit_learn() -> None:
+    sklearn = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(0)
+    p, labels = rng.dirichlet(np.ones(5), size=200), rng.integers(0, 5, 200)
+    found = ordinal_metrics(p, labels, [3, 4, 5, 6, 9])
+    predicted = p.argmax(axis=1)
+    kappa = sklearn.cohen_kappa_score(predicted, labels, weights="quadratic")
+    assert found["kappa"] == pytest.approx(kappa)
+    values = np.array([3, 4, 5, 6, 9])
+    assert found["mae"] == pytest.approx(np.abs(values[predicted] - values[labels]).mean())
+    total = 0.0
+    for row, label in zip(p, labels, strict=True):
+        for k in range(4):
+            total += (row[: k + 1].sum() - (label <= k)) ** 2
+    assert found["rps"] == pytest.approx(total / 4 / 200)

@@ -164,3 +164,32 @@ def test_shap_stands_beside_our_numbers() -> None:
     assert ">SHAP<" in page.html() and "0.3125" in page.html()
     assert ">SHAP<" not in explanation_page(explanation()).html()
     assert whole._repr_html_().startswith("<iframe")
+
+
+def test_intervals_of_numbers_are_shown() -> None:
+    metrics = {"rmse": 1.5, "crps": 0.7, "coverage_80": 0.815, "width_80": 4.25}
+    metrics |= {"coverage_90": 0.9, "width_90": 5.0}
+    fan = {"predicted": [0, 1, 2, 3, 4], "observed": [1, 1, 2, 3, 3], "residual": [-1, 0, 0, 0, 1]}
+    figures = {
+        "held_out": 300,
+        "target": "64 bins from 0 to 9",
+        "results": [{"model": "OurModel", "on": "test.csv", **metrics}, {"model": "boosting"}],
+        "coverage": {"as trained": [(0.8, 0.9, 300)], "test": [(0.8, 0.815, 400)]},
+        "fan": [{**fan, "rows": 12}, {**fan, "predicted": [1, 2, 3, 4, 5], "rows": 13}],
+    }
+    add_results(page := Page("Run"), figures, SCHEMA)
+    assert sections(page) == ["Figures", "Intervals", "Columns"]
+    html = page.html()
+    heads = re.findall(r"<th [^>]*>(.*?)</th>", html)
+    assert heads[:7] == ["", "rmse", "crps", "", "interval", "targets inside", "mean width"]
+    for text in ("over 64 bins from 0 to 9", "81.5 %", ">4.25<", "Groups of test rows", "13 rows"):
+        assert text in html
+    for title in ("Predicted and observed", "Residuals", "Stated level of an interval"):
+        assert f"<title>{title}" in html
+
+
+def test_many_figures_are_several_tables() -> None:
+    results = [{"model": "OurModel", **{f"f{i}": float(i) for i in range(11)}}]
+    add_results(page := Page("Run"), {"results": results}, SCHEMA)
+    heads = re.findall(r"<th [^>]*>(.*?)</th>", page.html())
+    assert heads[:13] == ["", *(f"f{i}" for i in range(8)), "", "f8", "f9", "f10"]

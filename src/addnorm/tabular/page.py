@@ -9,6 +9,9 @@ from addnorm.report import Page, bar_chart, fan_chart, heat_map, reliability_cha
 from addnorm.tabular.base import TableEstimator
 from addnorm.tabular.explain import Explanation, RowExplanation
 
+MAX_FIGURES = 8
+"""Columns of a table of figures: more would be cut off on a page of 1,100 pixels."""
+
 
 def add_results(
     page: Page, figures: Mapping[str, Any], schema: Schema, labels: Sequence[str] = ()
@@ -32,17 +35,18 @@ def add_results(
         for name in row
         if name not in words and not name.startswith(("coverage_", "width_"))
     )
-    heads = [name.replace("_seconds", " s").replace("_", " ") for name in names]
-    page.table(
-        ["", *heads],
-        [
+    for first in range(0, max(len(names), 1), MAX_FIGURES):
+        part = list(names)[first : first + MAX_FIGURES]
+        page.table(
+            ["", *(name.replace("_seconds", " s").replace("_", " ") for name in part)],
             [
-                " · ".join(split_words(row[name]) for name in ("model", "on") if name in row),
-                *(_figure(row, name) for name in names),
-            ]
-            for row in results
-        ],
-    )
+                [
+                    " · ".join(split_words(row[name]) for name in ("model", "on") if name in row),
+                    *(_figure(row, name) for name in part),
+                ]
+                for row in results
+            ],
+        )
     others = [row for row in results if "settings" in row]
     if others:
         page.text(
