@@ -31,7 +31,7 @@ labelled, test, unlabelled = texts[:40], texts[40:240], [text for text, _ in tex
 folder = Path(tempfile.mkdtemp())
 model = Path(sys.argv[1]) if len(sys.argv) > 1 else folder / "encoder"
 if len(sys.argv) == 1:
-    small = {"model.width": 64, "model.depth": 1, "model.heads": 4, "train.steps": 60}
+    small = {"model.width": 64, "model.depth": 1, "model.heads": 4, "train.steps": 250}
     masked = addnorm.train("masked", text=unlabelled, out=model, progress=False, set=small)
     print(f"a pretrained encoder of {masked.model.count():,} parameters: {model}")
 

@@ -9,6 +9,7 @@ from website.atlas import (
     FOLDER,
     MEASURED,
     SIZE,
+    UNFOLLOWED,
     index_page,
     page_of,
     settings_of,
@@ -91,3 +92,13 @@ def test_measurements_of_a_shallow_model() -> None:
     assert small.shares[0][2] == 0  # the second block has not written yet
     assert not profile(2, mode="decoder", addnorm="none").shares
     assert DEPTHS == (6, 18, 64)
+
+
+def test_pages_say_where_the_trace_could_not_follow_the_stream() -> None:
+    measured = json.loads(MEASURED.read_text(encoding="utf-8"))
+    lost = {
+        name
+        for kind, name in PAGES
+        if measured[kind][name]["depth"]["64"]["input"] is None and name != "none"
+    }
+    assert lost == set(UNFOLLOWED)
