@@ -52,9 +52,10 @@ bench: $(BENCH_READY)
 docs: $(DOCS_READY)
 	$(BIN)/python -m website.build
 
-# The pages and pictures of docs/atlas, measured anew.
+# The pages and pictures of docs/atlas, measured anew, and the picture of the README.
 atlas: $(READY)
 	$(BIN)/python -m website.atlas
+	$(BIN)/python -m website.overview
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

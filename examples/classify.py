@@ -2,9 +2,8 @@
 
     python examples/classify.py [MODEL]
 
-MODEL is a local directory of Hugging Face with an encoder, such as a MiniLM. Without one, a tiny
-encoder is trained here on unlabelled texts and written as such a directory, so that the rest of the
-program is the same.
+MODEL is a local directory of Hugging Face with an encoder, such as a MiniLM, or a run of
+`addnorm train masked`. Without one, a tiny encoder is trained here on unlabelled texts.
 """
 
 # %% Data: opinions about things; labels for a few of them only
@@ -16,9 +15,9 @@ from pathlib import Path
 
 import addnorm
 
-good = "great lovely superb fine charming brilliant".split()
-poor = "awful boring bad clumsy dull terrible".split()
-things = "film book song meal hotel play".split()
+good = ["great", "lovely", "superb", "fine", "charming", "brilliant"]
+poor = ["awful", "boring", "bad", "clumsy", "dull", "terrible"]
+things = ["film", "book", "song", "meal", "hotel", "play"]
 forms = ("the {b} was {a}", "a {a} {b}", "what a {a} {b} , really {c}", "{a} and {c} : this {b}")
 texts = []
 for words, label in ((good, "good"), (poor, "poor")):
@@ -32,9 +31,8 @@ labelled, test, unlabelled = texts[:40], texts[40:240], [text for text, _ in tex
 folder = Path(tempfile.mkdtemp())
 model = Path(sys.argv[1]) if len(sys.argv) > 1 else folder / "encoder"
 if len(sys.argv) == 1:
-    small = {"model.width": 64, "model.depth": 2, "model.heads": 4, "train.steps": 300}
-    masked = addnorm.train("masked", text=unlabelled, progress=False, set=small)
-    masked.export(model)
+    small = {"model.width": 64, "model.depth": 1, "model.heads": 4, "train.steps": 250}
+    masked = addnorm.train("masked", text=unlabelled, out=model, progress=False, set=small)
     print(f"a pretrained encoder of {masked.model.count():,} parameters: {model}")
 
 # %% Fine-tune it with 40 labels, and train the same from nothing
@@ -48,10 +46,12 @@ for start in (model, None):
         progress=False,
     )
     answers = run.classify([text for text, _ in test])
-    right = sum(next(iter(answer)) == label for answer, (_, label) in zip(answers, test))
+    pairs = zip(answers, test, strict=True)
+    right = sum(next(iter(answer)) == label for answer, (_, label) in pairs)
     name = "from nothing" if start is None else "from pretrained weights"
     print(f"{name}: {right / len(test):.0%} of {len(test)} held-out texts")
 
-# %% Without training: by the nearest labelled texts, with any encoder
-(answer,) = addnorm.open(str(model)).classify(["a dull song"], examples=labelled)
-print("a dull song:", answer)
+# %% Without training: a linear classifier of the encoder's vectors
+known = [text for text, _ in labelled]
+(answer,) = addnorm.open(str(model)).classify_by_examples(["a dull song"], known, labels)
+print("a dull song:", {label: round(share, 2) for label, share in answer.items()})

@@ -173,3 +173,13 @@ def test_the_readme_lists_every_arrangement() -> None:
     assert sorted(name for cell in cells for name in re.findall(r"`(.+?)`", cell)) == sorted(
         ADDNORMS
     )
+
+
+def test_the_formulas_of_the_readme_are_those_of_the_docstrings() -> None:
+    rows = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Arrangements")[2]
+    cells = re.findall(r"^\| `([\w-]+)` \| ([^|]*?) \|", rows.partition("\n## ")[0], re.M)
+    formulas = {name: cell for name, cell in cells if re.match(r"[Nxλ]\S* ?[(+]", cell)}
+    assert len(formulas) >= 5
+    for name, formula in formulas.items():
+        first = (ADDNORMS[name].__doc__ or "").partition("\n")[0]
+        assert formula.replace(" ", "") in first.replace(" ", ""), name

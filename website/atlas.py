@@ -206,7 +206,7 @@ dropout), N the norm. The pages are generated from the docstrings and from measu
 atlas`).
 """
 UNFOLLOWED = dict.fromkeys(
-    ("hyper", "instance"),
+    ("hyper", "dlcl", "batch", "instance"),
     " What earlier blocks wrote cannot be told apart here, because the trace does not follow a sum "
     "through this operation: the first column is everything before the block.",
 )

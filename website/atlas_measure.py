@@ -45,8 +45,12 @@ class Profile:
 
     @property
     def is_followed(self) -> bool:
-        """Whether earlier blocks could be told apart in the stream after later ones."""
-        return any(any(row[1 : block + 1]) for block, row in enumerate(self.shares))
+        """Whether earlier blocks could be told apart in the stream after later ones.
+
+        Where every branch is 0 at first, the stream is the input, and there is nothing to tell.
+        """
+        is_input = bool(self.shares) and not any(any(row[1:]) for row in self.shares)
+        return is_input or any(any(row[1 : block + 1]) for block, row in enumerate(self.shares))
 
 
 def make(**settings: Any) -> tuple[nn.Module, Tensor]:
