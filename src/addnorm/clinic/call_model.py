@@ -455,8 +455,8 @@ class Objective:
             loss = self.loss(output, targets)
         except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
             raise InputError(
-                f"the loss must also work for {batch.row_count} rows of the batch, as a function of "
-                f"output and targets: {str(error).rstrip('.')}. If it "
+                f"the loss must also work for {batch.row_count} rows of the batch, as a function "
+                f"of output and targets: {str(error).rstrip('.')}. If it "
                 "compares with fixed targets, pass them with the batch: ClinicBatch(inputs, "
                 "targets)."
             ) from error
