@@ -131,7 +131,15 @@ HEALTHY["base: BART"] = lambda: Case(hub("bart"), {"input_ids": ids(), "labels":
 HEALTHY["base: ours, translation"] = lambda: Case(
     our_translator(), (ids(), ids(length=9)), lambda out, pair: next_token(out, pair[1])
 )
+HEALTHY["base: ours, padded left"] = lambda: Case(
+    ours(pad=0), padded("left")[0], _next_real_token, {"pad": 0, "causal": True}
+)
 HEALTHY["base: ours, optimizer with two groups"] = lambda: _two_groups()
+
+
+def _next_real_token(output: Tensor, tokens: Tensor) -> Tensor:
+    targets = tokens[:, 1:].masked_fill(tokens[:, :-1] == 0, -100)
+    return F.cross_entropy(output[:, :-1].flatten(0, 1), targets.flatten())
 
 
 def _two_groups() -> Case:

@@ -7,8 +7,8 @@
 `run` trains every configuration of bench/prediction_set.py as planned, which is the truth, and
 rehearses it with other weights and batches, which is all that a prediction sees; both are written
 as one JSON line each, with every curve, so that an interrupted benchmark is resumed and a rule can
-be changed without training again. `advise` needs no earlier run: it rehearses the configurations
-of one half as an examination does, and where the clinic lists remedies (another rate, a warm-up, for
+be changed without training again. `advise` needs no earlier run: it rehearses the configurations of
+one half as an examination does, and where the clinic lists remedies (another rate, a warm-up, for
 models of addnorm another arrangement), it trains the plan and each remedy with two seeds. `report`
 applies the present rules and prints the tables as Markdown; half 0 is for choosing the rules, half
 1 for reporting.
@@ -312,8 +312,8 @@ def report_advice(out: Path, half: int) -> None:
     advised = sum(bool(x["advised"]) for x in lines)
     failing = sum(x["answer"] == WILL_NOT_TRAIN for x in lines)
     print(
-        f"\nadvice: {len(lines)} configurations examined, {failing} predicted to fail, {advised} of "
-        f"them with advice, {len(given)} remedies; clearly better {better}, worse {len(worse)}"
+        f"\nadvice: {len(lines)} configurations examined, {failing} predicted to fail, {advised} "
+        f"of them with advice, {len(given)} remedies; clearly better {better}, worse {len(worse)}"
     )
     for line, name, values in worse:
         print(f"worse: {name}: {values} against {line['planned']}\n{line['key']}")

@@ -130,9 +130,10 @@ def left_padding() -> Cases:
             x = x + self.feed(self.ln2[i](x), i)
         return self.head(self.lnf(x))
 
+    # The first version also listed a model of addnorm here. It is not sick (it counts positions
+    # from the first real token), and is among the healthy ones now.
     options = {"pad": 0, "causal": True}
     name = "left padding, absolute positions"
-    yield name, OURS, lambda: Case(ours(pad=0), padded("left")[0], loss, options)
     yield name, HAND, lambda: Case(hand(forward=masked), padded("left")[0], loss, options)
     yield name, HUB, lambda: Case(hub("gpt2"), hub_batch())
 
@@ -164,7 +165,7 @@ def tokens_drowned() -> Cases:
 
     def drowned_ours() -> Case:
         model = ours()
-        for name, parameter in model.decoder.positions.named_parameters():
+        for parameter in model.decoder.positions.parameters():
             with torch.no_grad():
                 parameter.copy_(20 * torch.randn_like(parameter))
         return lm(model)

@@ -92,10 +92,10 @@ def table(rows: list[Row]) -> str:
     unsure = [row for row in fit if row["verdict"] == "not examined"]
     lines = [
         f"**{len(sick)} sick models of {len({r['sickness'] for r in sick})} kinds: "
-        f"{counts['named']} named ({counts['named'] / len(sick):.0%}), "
-        f"{counts['another finding']} with another finding, {counts['not examined']} not examined, "
-        f"{counts['healthy']} called healthy, {counts['crash']} crashes. {len(fit)} healthy models: "
-        f"{len(alarms)} false alarms, {len(crashes)} crashes, {len(unsure)} not examined.**",
+        f"{counts['named']} named ({counts['named'] / len(sick):.0%}), {counts['another finding']} "
+        f"with another finding, {counts['not examined']} not examined, {counts['healthy']} called "
+        f"healthy, {counts['crash']} crashes. {len(fit)} healthy models: {len(alarms)} false "
+        f"alarms, {len(crashes)} crashes, {len(unsure)} not examined.**",
         "",
         "| sickness | ours | torch.nn | hand-written | Hugging Face |",
         "|---|---|---|---|---|",

@@ -456,8 +456,9 @@ class Objective:
         except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
             raise InputError(
                 f"the loss must also work for {batch.row_count} rows of the batch, as a function "
-                f"of output and targets: {str(error).rstrip('.')}. If it compares with fixed "
-                "targets, pass them with the batch: ClinicBatch(inputs, targets)."
+                f"of output and targets: {str(error).rstrip('.')}. If it "
+                "compares with fixed targets, pass them with the batch: ClinicBatch(inputs, "
+                "targets)."
             ) from error
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise InputError(
