@@ -129,6 +129,18 @@ def test_ctranslate2_generates_greedily_as_torch_does(runs: dict[str, Path]) -> 
 
 @pytest.mark.slow
 @pytest.mark.trains
+@pytest.mark.parametrize("name", ["ctranslate2", "onnx"])
+def test_200_prompts_are_continued_greedily_as_by_torch(runs: dict[str, Path], name: str) -> None:
+    pytest.importorskip("onnxscript" if name == "onnx" else name)
+    run, prompts = Run.open(runs["language"]), lines(200, seed=7)
+    options: dict[str, Any] = {"tokens": 5, "temperature": 0}
+    expected = [run.generate(prompt[:12], **options) for prompt in prompts]
+    use_engine(run, name, quiet)
+    assert [run.generate(prompt[:12], **options) for prompt in prompts] == expected
+
+
+@pytest.mark.slow
+@pytest.mark.trains
 def test_onnx_answers_as_torch_does(runs: dict[str, Path]) -> None:
     for name in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(name)
@@ -144,7 +156,7 @@ def test_onnx_answers_as_torch_does(runs: dict[str, Path]) -> None:
         expected = run.generate("Ba be", tokens=10, **options)
         use_engine(run, "onnx", quiet)
         assert run.generate("Ba be", tokens=10, **options) == expected
-    run = Run.open(runs["translate"])
+    run, texts = Run.open(runs["translate"]), lines(200, seed=9)
     expected = run.translate(texts, beam=1)
     use_engine(run, "onnx", quiet)
     found = run.translate(texts, beam=1)
