@@ -27,7 +27,9 @@ def test_the_lists_are_those_of_the_project() -> None:
     assert set(REQUIRED) == names(PROJECT["dependencies"])
     extras = PROJECT["optional-dependencies"]
     assert {name: set(modules) for name, modules in EXTRAS.items()} == {
-        name: names(extras[name]) - {"addnorm"} for name in extras if name not in ("dev", "bench", "docs")
+        name: names(extras[name]) - {"addnorm"}
+        for name in extras
+        if name not in ("dev", "bench", "docs")
     }
 
 

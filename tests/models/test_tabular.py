@@ -227,7 +227,7 @@ def test_columns_norms_and_biases_have_no_weight_decay() -> None:
 def test_errors() -> None:
     with pytest.raises(ConfigError, match="model has no choice 'fft'"):
         trunk_of("fft")
-    with pytest.raises(ConfigError, match="members, outputs and folds must be 1 or more: got members=0"):
+    with pytest.raises(ConfigError, match="must be 1 or more: got members=0"):
         make("ft", members=0)
     with pytest.raises(ConfigError, match="embedding has no choice 'linaer'"):
         make("ft", embedding="linaer")
