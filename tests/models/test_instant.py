@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from addnorm import ModelConfig
 from addnorm.errors import InputError, SavedError
@@ -164,8 +165,8 @@ def test_the_numbers_of_the_classes_are_nothing_to_the_votes() -> None:
     cells, target = draw()
     hidden, known = model.hidden(cells, target)
     order = torch.tensor([2, 0, 1])
-    before = model.class_logits(hidden, known, target, 3)
-    renamed = model.class_logits(hidden, known, order[target], 3)
+    before = model.class_vote(hidden, known, F.one_hot(target, 3).float())
+    renamed = model.class_vote(hidden, known, F.one_hot(order[target], 3).float())
     assert torch.allclose(renamed[..., order], before, atol=NEAR)
 
 

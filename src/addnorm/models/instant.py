@@ -30,6 +30,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +47,7 @@ from addnorm.layers.key_value import ProductKeyMemory
 from addnorm.layers.masks import Mask
 from addnorm.layers.positions import Positions
 from addnorm.layers.rows import KnownRowAttention, RowCache, RowContext
+from addnorm.layers.stack import Stack
 from addnorm.models.build import make_positions, make_qk_norm, make_score, make_stack, make_sublayer
 from addnorm.models.saved import read_tensors, require_matching_tensors, write_tensors
 from addnorm.models.tabular import TabularConfig, TabularModel
@@ -68,7 +70,11 @@ class InstantConfig:
     Parameters
     ----------
     trunk
-        Configuration of the stack, with positions "none".
+        Configuration of the stack over cells, with positions "none".
+    rows
+        Configuration of the stack over rows that follows it; None for none.
+    identity
+        Random numbers that tell a column from the others; 0 for none.
     classes
         Most classes of a table.
     bins, reach
@@ -76,6 +82,8 @@ class InstantConfig:
     """
 
     trunk: ModelConfig
+    rows: ModelConfig | None = None
+    identity: int = 0
     classes: int = 10
     bins: int = 64
     reach: float = 8.0
@@ -132,6 +140,32 @@ def cell_features(x: Tensor, stats: ColumnStats, is_category: Tensor | None = No
     return torch.cat((values, 1 - known, category), dim=-1)
 
 
+def column_identities(stats: ColumnStats, count: int, seed: int = 0) -> Tensor:
+    """Return `count` standard normal numbers for each column, (tables, columns, count).
+
+    They are a function of the sorted known cells of the column, bit for bit, and of the seed: so
+    they follow the column wherever it stands, the order of the rows changes nothing, and other
+    columns get others. (In TabPFN they are drawn anew for each prediction: Hollmann et al. 2025.)
+    """
+    bits = (stats.ordered.float() + 0.0).view(torch.int32).to(torch.int64)
+    places = torch.arange(bits.shape[-1], device=bits.device) * _GOLDEN
+    column = _mix(_mix(bits + places).sum(dim=-1) + seed)
+    draws = _mix(column[..., None] + torch.arange(1, count + 1, device=bits.device) * _GOLDEN)
+    share = ((draws & (2**24 - 1)).float() + 0.5) / 2**24
+    return math.sqrt(2) * torch.special.erfinv(2 * share - 1)
+
+
+_GOLDEN = -7046029254386353131
+"""2^64 / golden ratio, as a signed number: consecutive multiples are far apart."""
+
+
+def _mix(x: Tensor) -> Tensor:
+    """Return 64 bits, each of which depends on all of x (splitmix64: Steele et al. 2014)."""
+    x = (x ^ ((x >> 30) & (2**34 - 1))) * -4658895280553007687
+    x = (x ^ ((x >> 27) & (2**37 - 1))) * -7723592293110705685
+    return x ^ ((x >> 31) & (2**33 - 1))
+
+
 @dataclass(frozen=True)
 class KnownRows:
     """The known rows of a batch of tables, read once: what many unknown rows are predicted from."""
@@ -139,7 +173,9 @@ class KnownRows:
     columns: ColumnStats
     is_category: Tensor | None
     real: Tensor | None
-    cache: RowCache
+    identity: Tensor | None
+    caches: tuple[RowCache, RowCache]
+    """Of the stack over cells, and of the stack over rows."""
     hidden: Tensor
     """(tables, known, width): the states of the known rows after the stack."""
     target: Tensor
@@ -148,7 +184,8 @@ class KnownRows:
 
     def numel(self) -> int:
         """Return how many numbers are cached."""
-        return sum(keys.numel() + values.numel() for keys, values in self.cache.values())
+        both = (*self.caches[0].values(), *self.caches[1].values())
+        return sum(keys.numel() + values.numel() for keys, values in both)
 
 
 class Vote(nn.Module):
@@ -197,17 +234,31 @@ class InstantModel(nn.Module):
         positions = make_positions(c, "encoder")
         roles = ("attention", "row_attention", "ffn")
         self.stack = make_stack(c, "encoder", positions, roles, make_instant_sublayer)
-        self.class_vote = Vote(c.width)
-        self.number_vote = Vote(c.width)
-        self.number_head = nn.Linear(c.width, config.bins)
+        init_stack_(self.stack, lambda weight: INITS[c.init](weight, c.init_std))
+        self.identities: nn.Linear | None = None
+        if config.identity:
+            self.identities = nn.Linear(config.identity, c.width, bias=False)
+        width = c.width
+        self.row_stack: Stack | None = None
+        if (r := config.rows) is not None:
+            width, roles = r.width, roles[1:]
+            self.widen = nn.Linear(c.width, width)
+            self.row_stack = make_stack(
+                r, "encoder", make_positions(r, "encoder"), roles, make_instant_sublayer
+            )
+            init_stack_(self.row_stack, lambda weight: INITS[r.init](weight, r.init_std))
+        self.class_vote, self.class_head = Vote(width), nn.Linear(width, config.classes)
+        self.number_vote, self.number_head = Vote(width), nn.Linear(width, config.bins)
         self.bandwidth = nn.Parameter(torch.tensor(math.log(0.2)))
         self.register_buffer("edges", bin_edges(config), persistent=False)
-        init_stack_(self.stack, lambda weight: INITS[c.init](weight, c.init_std))
         with torch.no_grad():
             self.labels.weight.normal_(std=0.5)
             self.unknown.normal_(std=0.5)
-            self.number_head.weight.normal_(std=0.02)
-            self.number_head.bias.zero_()
+            if self.identities is not None:  # at first hardly any: learning would not start
+                self.identities.weight.normal_(std=0.01)
+            for head in (self.class_head, self.number_head):
+                head.weight.normal_(std=0.02)
+                head.bias.zero_()
 
     def count(self) -> int:
         """Return the number of parameters."""
@@ -226,13 +277,31 @@ class InstantModel(nn.Module):
         """Return the token of an unknown class, or of an unknown number."""
         return self.unknown[int(is_number)].expand(tables, rows, -1)
 
+    def cell_tokens(
+        self,
+        cells: Tensor,
+        stats: ColumnStats,
+        is_category: Tensor | None,
+        identity: Tensor | None,
+    ) -> Tensor:
+        """Return (tables, rows, columns, width)."""
+        tokens = self.cells(cell_features(cells, stats, is_category))
+        if self.identities is None or identity is None:
+            return tokens
+        return tokens + self.identities(identity)[:, None]
+
+    def identity_of(self, stats: ColumnStats, seed: int) -> Tensor | None:
+        """Return what tells columns apart, (tables, columns, identity), if anything does."""
+        count = self.config.identity
+        return column_identities(stats, count, seed) if count else None
+
     def run(
         self,
         first: Tensor,
         cells: Tensor,
         known: int,
         real: Tensor | None = None,
-        cache: RowCache | None = None,
+        caches: tuple[RowCache, RowCache] | None = None,
         maps: Maps | None = None,
     ) -> Tensor:
         """Return the target tokens after the stack, (tables, rows, width).
@@ -246,8 +315,8 @@ class InstantModel(nn.Module):
             Leading rows that the others see, or that the cache is of.
         real
             (tables, columns): False for columns that are padding.
-        cache
-            As in RowContext.
+        caches
+            Those of the two stacks, as in RowContext.
         maps
             If given, attention weights are stored in it by name.
         """
@@ -260,12 +329,16 @@ class InstantModel(nn.Module):
         context = RowContext(
             rows=rows,
             known=known,
-            row_cache=cache,
+            row_cache=None if caches is None else caches[0],
             mask=mask,
             maps=None if maps is None else {},
             output_length=1 if maps is None else None,
         )
-        hidden = self.stack(x, context)[:, 0].reshape(tables, rows, -1)
+        hidden = self.stack(x, context)[:, :1]
+        if self.row_stack is not None:
+            after = RowContext(rows=rows, known=known, row_cache=caches and caches[1])
+            hidden = self.row_stack(self.widen(hidden), after)
+        hidden = hidden[:, 0].reshape(tables, rows, -1)
         if maps is not None and context.maps is not None:
             for sublayer, box in self.stack.steps():
                 if sublayer in context.maps:
@@ -278,6 +351,7 @@ class InstantModel(nn.Module):
         target: Tensor,
         is_category: Tensor | None = None,
         real: Tensor | None = None,
+        seed: int = 0,
     ) -> tuple[Tensor, Tensor]:
         """Return the hidden states of unknown and of known rows, (tables, rows, width) each.
 
@@ -291,13 +365,16 @@ class InstantModel(nn.Module):
             (tables, columns): which columns hold codes without an order.
         real
             (tables, columns): False for columns that are padding.
+        seed
+            Of what tells columns apart.
         """
         tables, rows = cells.shape[:2]
         known = target.shape[1]
-        features = cell_features(cells, column_stats(cells[:, :known]), is_category)
+        stats = column_stats(cells[:, :known])
+        tokens = self.cell_tokens(cells, stats, is_category, self.identity_of(stats, seed))
         unknown = self.unknown_tokens(tables, rows - known, target.is_floating_point())
         first = torch.cat((self.target_tokens(target), unknown), dim=1)
-        hidden = self.run(first, self.cells(features), known, real)
+        hidden = self.run(first, tokens, known, real)
         return hidden[:, known:], hidden[:, :known]
 
     # ── Known rows once, unknown rows often ───────────────────────────────────────────────────────
@@ -308,16 +385,19 @@ class InstantModel(nn.Module):
         target: Tensor,
         is_category: Tensor | None = None,
         real: Tensor | None = None,
+        seed: int = 0,
     ) -> KnownRows:
         """Return the known rows as `hidden_of` needs them; parameters as for `hidden`."""
-        stats, cache = column_stats(cells), RowCache()
+        stats, caches = column_stats(cells), (RowCache(), RowCache())
+        identity = self.identity_of(stats, seed)
         tables, count = cells.shape[:2]
         hidden = self.unknown_tokens(tables, count, target.is_floating_point())
         if count:
-            features = cell_features(cells, stats, is_category)
-            first = self.target_tokens(target)
-            hidden = self.run(first, self.cells(features), count, real, cache)
-        return KnownRows(stats, is_category, real, cache, hidden, target, count)
+            tokens = self.cell_tokens(cells, stats, is_category, identity)
+            hidden = self.run(self.target_tokens(target), tokens, count, real, caches)
+        elif self.row_stack is not None:
+            hidden = self.widen(hidden)
+        return KnownRows(stats, is_category, real, identity, caches, hidden, target, count)
 
     def hidden_of(self, cells: Tensor, known: KnownRows, is_number: bool) -> Tensor:
         """Return the hidden states of unknown rows, (tables, rows, width), from known rows."""
@@ -325,14 +405,14 @@ class InstantModel(nn.Module):
 
     def tokens_of(self, cells: Tensor, known: KnownRows) -> Tensor:
         """Return the tokens of the cells of unknown rows, (tables, rows, columns, width)."""
-        return self.cells(cell_features(cells, known.columns, known.is_category))
+        return self.cell_tokens(cells, known.columns, known.is_category, known.identity)
 
     def hidden_of_tokens(
         self, tokens: Tensor, known: KnownRows, is_number: bool, maps: Maps | None = None
     ) -> Tensor:
         """Return the hidden states of unknown rows from the tokens of their cells."""
         first = self.unknown_tokens(tokens.shape[0], tokens.shape[1], is_number)
-        return self.run(first, tokens, known.count, known.real, known.cache, maps)
+        return self.run(first, tokens, known.count, known.real, known.caches, maps)
 
     # ── Heads ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -358,7 +438,7 @@ class InstantModel(nn.Module):
         """
         self.check_classes(classes)
         ballots = F.one_hot(target, classes).to(hidden.dtype)
-        return self.class_vote(hidden, known, ballots)
+        return self.class_vote(hidden, known, ballots) + self.class_head(hidden)[..., :classes]
 
     def bin_logits(self, hidden: Tensor, known: Tensor, target: Tensor) -> Tensor:
         """Return (tables, unknown, bins); parameters as for `class_logits`.
@@ -438,9 +518,12 @@ class InstantPredictor(TabularModel):
         self.sizes = PredictorSizes(**config.embedding_options)
         sizes, categories = self.sizes, len(config.categories)
         dtype = torch.int64 if sizes.classes else torch.float32
+        rows = sizes.rows and Config.parse(sizes.rows, source="the stack over rows").model
         self.network = InstantModel(
             InstantConfig(
                 trunk=config.trunk,
+                rows=rows or None,
+                identity=sizes.identity,
                 classes=sizes.most_classes,
                 bins=sizes.bins,
                 reach=sizes.reach,
@@ -481,7 +564,8 @@ class InstantPredictor(TabularModel):
             if self.sizes.classes:
                 target = self.class_order(member)[target]
             is_category = (self.kept >= self.config.numbers)[None]
-            known = self.network.read(cells, target[None], is_category)
+            seed = self.sizes.seed + member
+            known = self.network.read(cells, target[None], is_category, seed=seed)
         if sum(part.numel() for part in (*self.read_rows.values(), known)) <= MAX_CACHED:
             self.read_rows[member] = known
         return known
@@ -500,8 +584,8 @@ class InstantPredictor(TabularModel):
         return total / members
 
     def different_members(self) -> int:
-        """Return how many members differ: without categories there are as many as classes."""
-        if bool((self.kept >= self.config.numbers).any()):
+        """Return how many members differ: without categories there may be as many as classes."""
+        if self.sizes.identity or bool((self.kept >= self.config.numbers).any()):
             return self.config.members
         return min(self.config.members, max(self.sizes.classes, 1))
 
@@ -567,10 +651,13 @@ class PredictorSizes:
         Known rows, and columns that are looked at.
     classes
         Classes of the table; 0 for numbers.
-    most_classes, bins, reach
+    most_classes, bins, reach, identity
         As in the network's InstantConfig.
+    rows
+        The configuration of the network's stack over rows, as plain values.
     seed
-        Of the orders in which members see the values of categories.
+        Of the orders in which members see the values of categories, and of what tells columns
+        apart.
     """
 
     known: int
@@ -580,6 +667,8 @@ class PredictorSizes:
     bins: int
     reach: float
     seed: int
+    identity: int = 0
+    rows: dict[str, Any] | None = None
 
 
 def make_predictor(
@@ -631,6 +720,8 @@ def make_predictor(
                 bins=network.config.bins,
                 reach=network.config.reach,
                 seed=seed,
+                identity=network.config.identity,
+                rows=_dump(network.config.rows),
             )
         ),
         members=members,
@@ -663,12 +754,21 @@ def quantiles_of(probabilities: Tensor, edges: Tensor, levels: Tensor) -> Tensor
 # ── On disk ───────────────────────────────────────────────────────────────────────────────────────
 
 
+def _dump(trunk: ModelConfig | None) -> dict[str, Any] | None:
+    """Return the configuration of a stack as plain values."""
+    return None if trunk is None else Config(model=trunk).dump()
+
+
+PLAIN_SIZES = ("identity", "classes", "bins", "reach")
+
+
 def write_instant(model: InstantModel, state: Mapping[str, Tensor], path: Path) -> None:
     """Write the weights `state` of a model with its configuration and a digest of both."""
     config = model.config
     content = {
         "trunk": Config(model=config.trunk).dump(),
-        **{"classes": config.classes, "bins": config.bins, "reach": config.reach},
+        "rows": _dump(config.rows),
+        **{name: getattr(config, name) for name in PLAIN_SIZES},
     }
     write_tensors(path, state, *INSTANT_MODEL, content)
 
@@ -677,10 +777,13 @@ def read_instant(path: Path) -> InstantModel:
     """Return the model that `write_instant` wrote, in evaluation mode."""
     tensors, content = read_tensors(path, *INSTANT_MODEL)
     try:
-        trunk = Config.parse(content["trunk"], source=str(path)).model
-        sizes = {name: content[name] for name in ("classes", "bins", "reach")}
+        trunk, rows = (
+            content[name] and Config.parse(content[name], source=str(path)).model
+            for name in ("trunk", "rows")
+        )
+        sizes = {name: content[name] for name in PLAIN_SIZES}
         with torch.random.fork_rng(devices=[]):
-            model = InstantModel(InstantConfig(trunk=trunk, **sizes))
+            model = InstantModel(InstantConfig(trunk=trunk, rows=rows, **sizes))
     except KeyError as error:
         raise SavedError(f"{str(path)!r} cannot be loaded: it has no {error}.") from None
     except (TypeError, ValueError, RuntimeError, AddnormError) as error:

@@ -50,6 +50,7 @@ VALIDATION = (
     (300, 60, 10, 2, 24),
     (100, 60, 8, 4, 32),
     (100, 60, 16, 8, 24),
+    (150, 60, 40, 10, 12),
     (100, 60, 8, 0, 40),
     (300, 60, 12, 0, 16),
 )
@@ -63,10 +64,16 @@ class InstantSettings:
     width: int = 64
     depth: int = 4
     heads: int = 2
+    row_width: int = 128
+    row_depth: int = 4
+    row_heads: int = 4
+    """Of the stack over rows; depth 0 for none."""
+    identity: int = 16
     addnorm: str = "pre"
     ffn: str = "relu"
     optimizer: str = "muon"
     rate: float = 3.5e-4
+    schedule: str = "constant"
     warmup: int = 100
     cells: int = 8_000
     """Cells of a step, about."""
@@ -88,20 +95,30 @@ class InstantSettings:
 def make_model(settings: InstantSettings) -> InstantModel:
     """Return the network of a training run, with new weights."""
     torch.manual_seed(settings.seed)
-    trunk = ModelConfig(
+    s = settings
+    rows = make_trunk(s, s.row_width, s.row_depth, s.row_heads) if s.row_depth else None
+    return InstantModel(
+        InstantConfig(
+            trunk=make_trunk(s, s.width, s.depth, s.heads), rows=rows, identity=s.identity
+        )
+    )
+
+
+def make_trunk(settings: InstantSettings, width: int, depth: int, heads: int) -> ModelConfig:
+    """Return the configuration of one of the two stacks."""
+    return ModelConfig(
         mode="encoder",
         input="vectors",
-        width=settings.width,
-        depth=settings.depth,
-        heads=settings.heads,
+        width=width,
+        depth=depth,
+        heads=heads,
         ffn=settings.ffn,
-        ffn_width=2 * settings.width,
+        ffn_width=2 * width,
         positions="none",
         addnorm=settings.addnorm,
         dropout=0.0,
         head="none",
     )
-    return InstantModel(InstantConfig(trunk=trunk))
 
 
 def draw_shape(draw: Draw, settings: InstantSettings, part: int) -> tuple[int, int, int, int]:
@@ -315,15 +332,17 @@ def make_loop(
         model, settings.optimizer, lr=settings.rate, betas=(0.9, 0.98), eps=1e-9
     )
     make_directory(directory)
-    constant = make_schedule("constant", warmup=settings.warmup, steps=steps)
+    schedule = make_schedule(settings.schedule, warmup=settings.warmup, steps=steps)
     options = LoopSettings(
         steps=steps,
-        schedule=constant,
+        schedule=schedule,
         clip=1.0,
         evaluate_every=evaluate_every,
         save_every=evaluate_every,
         ema=settings.ema,
         max_seconds=seconds,
+        refit=seconds > 0 and settings.schedule != "constant",
+        fixed_evaluations=True,
     )
     curve = CurveLogger(directory / "curve.jsonl", task)
     loop = Loop(
@@ -346,7 +365,7 @@ def make_loop(
         loop.settings = replace(
             options,
             steps=began + anneal,
-            schedule=lambda step: constant(step) * max(0.0, 1 - (step - began) / anneal),
+            schedule=lambda step: schedule(step) * max(0.0, 1 - (step - began) / anneal),
         )
     return loop
 
