@@ -5,13 +5,8 @@
 Every cell is a token, and the target is the first token of its row; that of an unknown row is a
 learned vector. In each block the tokens of a row attend to one another, then each token attends to
 the tokens of its own column in the known rows. Nothing tells columns or rows apart but their
-content, so their order changes nothing. The last block computes the target token only.
-
-A cell x of a numeric column becomes a few features, from the known rows alone:
-
-    z  = (x − mean) / deviation, clipped smoothly: z / √(1 + (z/4)²)
-    u  = 2 · (share of known cells below x, ties counted half) − 1
-    sin, cos of π k u for k = ½, 1, 2, 4;  1 if missing (the others are 0);  1 if a category
+content, so their order changes nothing. The last block computes the target token only. The features
+of a cell, and random numbers by which its column is told from others: instant_cells.py.
 
 Prior-fitted networks: Müller et al. 2022 (2112.10510). Cells as tokens with attention over columns,
 then over rows: Hollmann et al. 2025, Pfefferle et al. 2025 (2511.03634), whose cells are numbers
@@ -19,9 +14,10 @@ without these features.
 
 The heads vote: an unknown row weights the known rows by the similarity of their target tokens, and
 the weights of the known rows of a class add up to its probability (matching networks: Vinyals et
-al. 2016, 1606.04080, eq. 1). So no class has weights of its own, and with equal weights the answer
-is the share of each class. Numbers vote for bins, and a linear map of the target token is added to
-the logarithm of the votes.
+al. 2016, 1606.04080, eq. 1). With equal weights the answer is the share of each class. Numbers vote
+for bins. A linear map of the target token is added to the logarithm of the votes, so that the
+answer is not bound to be a mean of known ones. It is a function of the number of a class, which the
+prior draws at random and over whose rotations predictions are averaged.
 
 Shapes: cells (tables, rows, columns); stream (tables · rows, 1 + columns, width).
 """
@@ -30,7 +26,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -47,16 +43,19 @@ from addnorm.layers.key_value import ProductKeyMemory
 from addnorm.layers.masks import Mask
 from addnorm.layers.positions import Positions
 from addnorm.layers.rows import KnownRowAttention, RowCache, RowContext
-from addnorm.layers.stack import Stack
 from addnorm.models.build import make_positions, make_qk_norm, make_score, make_stack, make_sublayer
+from addnorm.models.instant_cells import (
+    FEATURES,
+    ColumnStats,
+    cell_features,
+    column_identities,
+    column_stats,
+)
+from addnorm.models.instant_solvers import SOLVERS, Solved, count_parts, solve, solver_features
 from addnorm.models.saved import read_tensors, require_matching_tensors, write_tensors
 from addnorm.models.tabular import TabularConfig, TabularModel
 from addnorm.models.transformer import Maps
 
-FREQUENCIES = (0.5, 1.0, 2.0, 4.0)
-FEATURES = 4 + 2 * len(FREQUENCIES)
-"""Numbers that describe a cell."""
-CLIP = 4.0
 UNNAMED = 2
 """Codes of a category that are not values: missing, and rare or unknown."""
 MAX_CACHED = 2**27
@@ -70,11 +69,11 @@ class InstantConfig:
     Parameters
     ----------
     trunk
-        Configuration of the stack over cells, with positions "none".
-    rows
-        Configuration of the stack over rows that follows it; None for none.
+        Configuration of the stack, with positions "none".
     identity
         Random numbers that tell a column from the others; 0 for none.
+    solvers
+        Whether the predictions of closed-form models are inputs; see instant_solvers.py.
     classes
         Most classes of a table.
     bins, reach
@@ -82,88 +81,20 @@ class InstantConfig:
     """
 
     trunk: ModelConfig
-    rows: ModelConfig | None = None
     identity: int = 0
+    solvers: bool = False
     classes: int = 10
     bins: int = 64
     reach: float = 8.0
 
 
-@dataclass(frozen=True)
-class ColumnStats:
-    """What is known of each column from the known rows of its table."""
+class RowStates(NamedTuple):
+    """What is known of rows after the stack."""
 
-    mean: Tensor
-    """(tables, 1, columns)"""
-    deviation: Tensor
-    """(tables, 1, columns), above 0."""
-    ordered: Tensor
-    """(tables, columns, known): the cells in ascending order, then infinities for missing ones."""
-    count: Tensor
-    """(tables, 1, columns): cells that are not missing."""
-
-
-def column_stats(known: Tensor) -> ColumnStats:
-    """Return the statistics of columns from (tables, known, columns), NaN where missing."""
-    present = ~known.isnan()
-    count = present.sum(dim=1, keepdim=True)
-    filled = known.masked_fill(~present, 0.0)
-    divisor = count.clamp(min=1)
-    mean = filled.sum(dim=1, keepdim=True) / divisor
-    centred = (filled - mean).masked_fill(~present, 0.0)
-    deviation = (centred.square().sum(dim=1, keepdim=True) / divisor).sqrt()
-    tiny = 1e-6 * (1 + mean.abs())
-    deviation = torch.where(deviation > tiny, deviation, torch.ones_like(deviation))
-    ordered = known.masked_fill(~present, float("inf")).transpose(1, 2).contiguous()
-    return ColumnStats(mean, deviation, ordered.sort(dim=-1).values, count)
-
-
-def cell_features(x: Tensor, stats: ColumnStats, is_category: Tensor | None = None) -> Tensor:
-    """Return (tables, rows, columns, FEATURES) for cells (tables, rows, columns)."""
-    missing = x.isnan()
-    filled = torch.where(missing, stats.mean, x)
-    z = (filled - stats.mean) / stats.deviation
-    z = z / (1 + (z / CLIP).square()).sqrt()
-    along = filled.transpose(1, 2).contiguous()
-    below = torch.searchsorted(stats.ordered, along)
-    upto = torch.searchsorted(stats.ordered, along, right=True)
-    share = (below + upto).transpose(1, 2) / (2 * stats.count.clamp(min=1))
-    u = torch.where(stats.count > 0, 2 * share.clamp(max=1.0) - 1, torch.zeros_like(z))
-    angles = u[..., None] * (math.pi * torch.tensor(FREQUENCIES, device=x.device))
-    waves = torch.cat((angles.sin(), angles.cos()), dim=-1)
-    known = (~missing).to(z.dtype)[..., None]
-    values = torch.cat((z[..., None], u[..., None], waves), dim=-1) * known
-    if is_category is None:
-        category = torch.zeros_like(known)
-    else:
-        category = is_category.to(z.dtype)[:, None, :, None].expand_as(known)
-    return torch.cat((values, 1 - known, category), dim=-1)
-
-
-def column_identities(stats: ColumnStats, count: int, seed: int = 0) -> Tensor:
-    """Return `count` standard normal numbers for each column, (tables, columns, count).
-
-    They are a function of the sorted known cells of the column, bit for bit, and of the seed: so
-    they follow the column wherever it stands, the order of the rows changes nothing, and other
-    columns get others. (In TabPFN they are drawn anew for each prediction: Hollmann et al. 2025.)
-    """
-    bits = (stats.ordered.float() + 0.0).view(torch.int32).to(torch.int64)
-    places = torch.arange(bits.shape[-1], device=bits.device) * _GOLDEN
-    column = _mix(_mix(bits + places).sum(dim=-1) + seed)
-    draws = _mix(column[..., None] + torch.arange(1, count + 1, device=bits.device) * _GOLDEN)
-    share = ((draws & (2**24 - 1)).float() + 0.5) / 2**24
-    return math.sqrt(2) * torch.special.erfinv(2 * share - 1)
-
-
-_GOLDEN = -7046029254386353131
-"""2^64 / golden ratio, as a signed number: consecutive multiples are far apart."""
-
-
-def _mix(x: Tensor) -> Tensor:
-    """Return 64 bits, each of which depends on all of x (splitmix64: Steele et al. 2014)."""
-    x = (x ^ ((x >> 30) & (2**34 - 1))) * -4658895280553007687
-    x = (x ^ ((x >> 27) & (2**37 - 1))) * -7723592293110705685
-    return x ^ ((x >> 31) & (2**33 - 1))
+    hidden: Tensor
+    """(tables, rows, width)"""
+    answers: Tensor | None
+    """(tables, rows, SOLVERS, outcomes): the solvers' predictions, of known rows without them."""
 
 
 @dataclass(frozen=True)
@@ -174,18 +105,17 @@ class KnownRows:
     is_category: Tensor | None
     real: Tensor | None
     identity: Tensor | None
-    caches: tuple[RowCache, RowCache]
-    """Of the stack over cells, and of the stack over rows."""
-    hidden: Tensor
-    """(tables, known, width): the states of the known rows after the stack."""
+    solved: Solved | None
+    cache: RowCache
+    states: RowStates
+    """Of the known rows after the stack."""
     target: Tensor
     """(tables, known): classes, or standardised numbers."""
     count: int
 
     def numel(self) -> int:
         """Return how many numbers are cached."""
-        both = (*self.caches[0].values(), *self.caches[1].values())
-        return sum(keys.numel() + values.numel() for keys, values in both)
+        return sum(keys.numel() + values.numel() for keys, values in self.cache.values())
 
 
 class Vote(nn.Module):
@@ -218,6 +148,55 @@ class Vote(nn.Module):
         return shares.log().expand(*hidden.shape[:2], outcomes)
 
 
+class SolverInputs(nn.Module):
+    """What the network makes of the solvers' predictions, before and after the stack."""
+
+    def __init__(self, config: InstantConfig) -> None:
+        super().__init__()
+        width = config.trunk.width
+        self.classes = nn.Linear(SOLVERS * width, width, bias=False)
+        self.numbers = nn.Linear(SOLVERS * 5, width, bias=False)
+        self.quality = nn.Linear(SOLVERS, width)
+        self.class_trust = nn.Linear(width, 2 * SOLVERS)
+        self.number_trust = nn.Linear(width, SOLVERS)
+        for layer in (self.classes, self.numbers, self.class_trust, self.number_trust):
+            nn.init.normal_(layer.weight, std=0.02)
+        with torch.no_grad():
+            self.class_trust.bias[:SOLVERS] = 2 / SOLVERS
+            self.class_trust.bias[SOLVERS:] = 0.5 / SOLVERS
+            self.number_trust.bias.fill_(math.log(2 / SOLVERS))
+
+    def forward(self, answers: Tensor, quality: Tensor, labels: Tensor) -> Tensor:
+        """Return what to add to the tokens of targets, (tables, rows, width).
+
+        Parameters
+        ----------
+        answers
+            (tables, rows, SOLVERS, outcomes).
+        quality
+            (tables, SOLVERS): how well each predicts the known rows.
+        labels
+            The vectors of the classes, (classes, width).
+        """
+        general = self.quality(quality)[:, None]
+        if answers.shape[-1] > 1:
+            return general + self.classes((answers @ labels).flatten(2))
+        v = answers[..., 0].clamp(-6, 6)
+        waves = torch.cat((v, v.sin(), v.cos(), (2 * v).sin(), (2 * v).cos()), dim=-1)
+        return general + self.numbers(waves)
+
+    def class_logits(self, hidden: Tensor, answers: Tensor) -> Tensor:
+        """Return Σ_s a_s p_s + b_s log p_s, (tables, rows, classes); a, b linear in the states."""
+        shares = torch.cat((answers, answers.clamp(0.01, 1.0).log()), dim=2)
+        return (self.class_trust(hidden)[..., None] * shares).sum(dim=2)
+
+    def bin_logits(self, hidden: Tensor, answers: Tensor, middle: Tensor) -> Tensor:
+        """Return −½ Σ_s exp(a_s) (y − y_s)², (tables, rows, bins): a product of densities."""
+        precision = self.number_trust(hidden).clamp(max=6.0).exp()
+        gap = middle - answers.clamp(middle[0].item(), middle[-1].item())[..., None]
+        return -0.5 * (precision[..., None] * gap.square()).sum(dim=2)
+
+
 class InstantModel(nn.Module):
     """Predicts the unknown rows of tables from the known rows, in one forward pass."""
 
@@ -238,17 +217,9 @@ class InstantModel(nn.Module):
         self.identities: nn.Linear | None = None
         if config.identity:
             self.identities = nn.Linear(config.identity, c.width, bias=False)
-        width = c.width
-        self.row_stack: Stack | None = None
-        if (r := config.rows) is not None:
-            width, roles = r.width, roles[1:]
-            self.widen = nn.Linear(c.width, width)
-            self.row_stack = make_stack(
-                r, "encoder", make_positions(r, "encoder"), roles, make_instant_sublayer
-            )
-            init_stack_(self.row_stack, lambda weight: INITS[r.init](weight, r.init_std))
-        self.class_vote, self.class_head = Vote(width), nn.Linear(width, config.classes)
-        self.number_vote, self.number_head = Vote(width), nn.Linear(width, config.bins)
+        self.class_vote, self.class_head = Vote(c.width), nn.Linear(c.width, config.classes)
+        self.number_vote, self.number_head = Vote(c.width), nn.Linear(c.width, config.bins)
+        self.solvers = SolverInputs(config) if config.solvers else None
         self.bandwidth = nn.Parameter(torch.tensor(math.log(0.2)))
         self.register_buffer("edges", bin_edges(config), persistent=False)
         with torch.no_grad():
@@ -283,12 +254,32 @@ class InstantModel(nn.Module):
         stats: ColumnStats,
         is_category: Tensor | None,
         identity: Tensor | None,
-    ) -> Tensor:
-        """Return (tables, rows, columns, width)."""
-        tokens = self.cells(cell_features(cells, stats, is_category))
-        if self.identities is None or identity is None:
-            return tokens
-        return tokens + self.identities(identity)[:, None]
+        parts: int,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the tokens of cells, (tables, rows, columns, width), and their solver features."""
+        features = cell_features(cells, stats, is_category)
+        tokens = self.cells(features)
+        if self.identities is not None and identity is not None:
+            tokens = tokens + self.identities(identity)[:, None]
+        if self.solvers is None:
+            return tokens, None
+        return tokens, solver_features(cells, features, is_category, parts)
+
+    def solve(
+        self, features: Tensor | None, target: Tensor, real: Tensor | None
+    ) -> tuple[Solved | None, Tensor | None]:
+        """Return the solvers fitted to known rows, and what they predict for these."""
+        if features is None:
+            return None, None
+        is_number = target.is_floating_point()
+        wanted = target[..., None] if is_number else F.one_hot(target, self.config.classes)
+        return solve(features, wanted.to(features.dtype), real)
+
+    def with_answers(self, first: Tensor, answers: Tensor | None, solved: Solved | None) -> Tensor:
+        """Return tokens of targets with what the solvers say of them."""
+        if self.solvers is None or answers is None or solved is None:
+            return first
+        return first + self.solvers(answers, solved.quality, self.labels.weight)
 
     def identity_of(self, stats: ColumnStats, seed: int) -> Tensor | None:
         """Return what tells columns apart, (tables, columns, identity), if anything does."""
@@ -301,7 +292,7 @@ class InstantModel(nn.Module):
         cells: Tensor,
         known: int,
         real: Tensor | None = None,
-        caches: tuple[RowCache, RowCache] | None = None,
+        cache: RowCache | None = None,
         maps: Maps | None = None,
     ) -> Tensor:
         """Return the target tokens after the stack, (tables, rows, width).
@@ -315,8 +306,8 @@ class InstantModel(nn.Module):
             Leading rows that the others see, or that the cache is of.
         real
             (tables, columns): False for columns that are padding.
-        caches
-            Those of the two stacks, as in RowContext.
+        cache
+            As in RowContext.
         maps
             If given, attention weights are stored in it by name.
         """
@@ -329,16 +320,12 @@ class InstantModel(nn.Module):
         context = RowContext(
             rows=rows,
             known=known,
-            row_cache=None if caches is None else caches[0],
+            row_cache=cache,
             mask=mask,
             maps=None if maps is None else {},
             output_length=1 if maps is None else None,
         )
-        hidden = self.stack(x, context)[:, :1]
-        if self.row_stack is not None:
-            after = RowContext(rows=rows, known=known, row_cache=caches and caches[1])
-            hidden = self.row_stack(self.widen(hidden), after)
-        hidden = hidden[:, 0].reshape(tables, rows, -1)
+        hidden = self.stack(x, context)[:, 0].reshape(tables, rows, -1)
         if maps is not None and context.maps is not None:
             for sublayer, box in self.stack.steps():
                 if sublayer in context.maps:
@@ -352,8 +339,8 @@ class InstantModel(nn.Module):
         is_category: Tensor | None = None,
         real: Tensor | None = None,
         seed: int = 0,
-    ) -> tuple[Tensor, Tensor]:
-        """Return the hidden states of unknown and of known rows, (tables, rows, width) each.
+    ) -> tuple[RowStates, RowStates]:
+        """Return the states of unknown and of known rows.
 
         Parameters
         ----------
@@ -371,11 +358,23 @@ class InstantModel(nn.Module):
         tables, rows = cells.shape[:2]
         known = target.shape[1]
         stats = column_stats(cells[:, :known])
-        tokens = self.cell_tokens(cells, stats, is_category, self.identity_of(stats, seed))
+        parts = count_parts(cells[:, :known], is_category)
+        identity = self.identity_of(stats, seed)
+        tokens, features = self.cell_tokens(cells, stats, is_category, identity, parts)
+        solved, answers = self.solve(
+            None if features is None else features[:, :known], target, real
+        )
+        if features is not None and solved is not None and answers is not None:
+            answers = torch.cat((answers, solved.predict(features[:, known:])), dim=1)
         unknown = self.unknown_tokens(tables, rows - known, target.is_floating_point())
         first = torch.cat((self.target_tokens(target), unknown), dim=1)
-        hidden = self.run(first, tokens, known, real)
-        return hidden[:, known:], hidden[:, :known]
+        hidden = self.run(self.with_answers(first, answers, solved), tokens, known, real)
+        if answers is None:
+            return RowStates(hidden[:, known:], None), RowStates(hidden[:, :known], None)
+        return (
+            RowStates(hidden[:, known:], answers[:, known:]),
+            RowStates(hidden[:, :known], answers[:, :known]),
+        )
 
     # ── Known rows once, unknown rows often ───────────────────────────────────────────────────────
 
@@ -387,32 +386,48 @@ class InstantModel(nn.Module):
         real: Tensor | None = None,
         seed: int = 0,
     ) -> KnownRows:
-        """Return the known rows as `hidden_of` needs them; parameters as for `hidden`."""
-        stats, caches = column_stats(cells), (RowCache(), RowCache())
-        identity = self.identity_of(stats, seed)
-        tables, count = cells.shape[:2]
-        hidden = self.unknown_tokens(tables, count, target.is_floating_point())
+        """Return the known rows as `states_of` needs them; parameters as for `hidden`."""
+        stats, cache = column_stats(cells), RowCache()
+        identity, parts = self.identity_of(stats, seed), count_parts(cells, is_category)
+        tokens, features = self.cell_tokens(cells, stats, is_category, identity, parts)
+        solved, answers = self.solve(features, target, real)
+        hidden = self.target_tokens(target)
+        count = cells.shape[1]
         if count:
-            tokens = self.cell_tokens(cells, stats, is_category, identity)
-            hidden = self.run(self.target_tokens(target), tokens, count, real, caches)
-        elif self.row_stack is not None:
-            hidden = self.widen(hidden)
-        return KnownRows(stats, is_category, real, identity, caches, hidden, target, count)
+            first = self.with_answers(hidden, answers, solved)
+            hidden = self.run(first, tokens, count, real, cache)
+        states = RowStates(hidden, answers)
+        return KnownRows(stats, is_category, real, identity, solved, cache, states, target, count)
 
-    def hidden_of(self, cells: Tensor, known: KnownRows, is_number: bool) -> Tensor:
-        """Return the hidden states of unknown rows, (tables, rows, width), from known rows."""
-        return self.hidden_of_tokens(self.tokens_of(cells, known), known, is_number)
+    def states_of(self, cells: Tensor, known: KnownRows) -> RowStates:
+        """Return the states of unknown rows from known rows."""
+        return self.states_of_tokens(self.tokens_of(cells, known), known)
 
     def tokens_of(self, cells: Tensor, known: KnownRows) -> Tensor:
-        """Return the tokens of the cells of unknown rows, (tables, rows, columns, width)."""
-        return self.cell_tokens(cells, known.columns, known.is_category, known.identity)
+        """Return the tokens of the cells of unknown rows, then what solvers see of the cells.
 
-    def hidden_of_tokens(
-        self, tokens: Tensor, known: KnownRows, is_number: bool, maps: Maps | None = None
-    ) -> Tensor:
-        """Return the hidden states of unknown rows from the tokens of their cells."""
+        (tables, rows, columns, width + parts): all that predictions depend on.
+        """
+        parts = known.solved.parts if known.solved is not None else 0
+        tokens, features = self.cell_tokens(
+            cells, known.columns, known.is_category, known.identity, parts
+        )
+        return tokens if features is None else torch.cat((tokens, features), dim=-1)
+
+    def states_of_tokens(
+        self, tokens: Tensor, known: KnownRows, maps: Maps | None = None
+    ) -> RowStates:
+        """Return the states of unknown rows from what `tokens_of` returned."""
+        is_number = known.target.is_floating_point()
         first = self.unknown_tokens(tokens.shape[0], tokens.shape[1], is_number)
-        return self.run(first, tokens, known.count, known.real, known.caches, maps)
+        width, answers = self.config.trunk.width, None
+        if known.solved is not None:
+            answers = known.solved.predict(tokens[..., width:])
+        first = self.with_answers(first, answers, known.solved)
+        cells = tokens[..., :width]
+        return RowStates(
+            self.run(first, cells, known.count, known.real, known.cache, maps), answers
+        )
 
     # ── Heads ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -424,31 +439,44 @@ class InstantModel(nn.Module):
                 "Try one of the estimators that are fitted, such as FTTransformerClassifier."
             )
 
-    def class_logits(self, hidden: Tensor, known: Tensor, target: Tensor, classes: int) -> Tensor:
-        """Return log-probabilities, (tables, unknown, classes).
+    def class_logits(
+        self, unknown: RowStates, known: RowStates, target: Tensor, classes: int
+    ) -> Tensor:
+        """Return logits, (tables, unknown, classes).
 
         Parameters
         ----------
-        hidden, known
-            The hidden states of unknown and of known rows, (tables, rows, width).
+        unknown, known
+            The states of unknown and of known rows.
         target
             (tables, known): the classes of the known rows.
         classes
             Number of classes.
         """
         self.check_classes(classes)
+        hidden = unknown.hidden
         ballots = F.one_hot(target, classes).to(hidden.dtype)
-        return self.class_vote(hidden, known, ballots) + self.class_head(hidden)[..., :classes]
+        logits = self.class_vote(hidden, known.hidden, ballots)
+        logits = logits + self.class_head(hidden)[..., :classes]
+        if self.solvers is None or unknown.answers is None:
+            return logits
+        return logits + self.solvers.class_logits(hidden, unknown.answers[..., :classes])
 
-    def bin_logits(self, hidden: Tensor, known: Tensor, target: Tensor) -> Tensor:
+    def bin_logits(self, unknown: RowStates, known: RowStates, target: Tensor) -> Tensor:
         """Return (tables, unknown, bins); parameters as for `class_logits`.
 
         A known number votes for the bins around it: for each with the probability that a normal
         distribution with a learned deviation gives to it.
         """
+        hidden = unknown.hidden
         z = (self.edges[1:-1] - target[..., None]) * (-self.bandwidth).exp()
         below = F.pad(F.pad(torch.special.ndtr(z), (1, 0)), (0, 1), value=1.0)
-        return self.number_vote(hidden, known, below.diff(dim=-1)) + self.number_head(hidden)
+        votes = self.number_vote(hidden, known.hidden, below.diff(dim=-1))
+        logits = votes + self.number_head(hidden)
+        if self.solvers is None or unknown.answers is None:
+            return logits
+        middle = bin_means(self.edges)
+        return logits + self.solvers.bin_logits(hidden, unknown.answers[..., 0], middle)
 
     def bins_of(self, target: Tensor) -> Tensor:
         """Return the bin of each standardised number."""
@@ -518,12 +546,11 @@ class InstantPredictor(TabularModel):
         self.sizes = PredictorSizes(**config.embedding_options)
         sizes, categories = self.sizes, len(config.categories)
         dtype = torch.int64 if sizes.classes else torch.float32
-        rows = sizes.rows and Config.parse(sizes.rows, source="the stack over rows").model
         self.network = InstantModel(
             InstantConfig(
                 trunk=config.trunk,
-                rows=rows or None,
                 identity=sizes.identity,
+                solvers=sizes.solvers,
                 classes=sizes.most_classes,
                 bins=sizes.bins,
                 reach=sizes.reach,
@@ -577,8 +604,8 @@ class InstantPredictor(TabularModel):
         for member in range(members):
             known = self.read(member)
             cells = self.cells(numbers, codes, member)
-            hidden = self.network.hidden_of(cells, known, not self.sizes.classes)
-            probabilities = self.probabilities(hidden, member, known)
+            states = self.network.states_of(cells, known)
+            probabilities = self.probabilities(states, member, known)
             total = probabilities if total is None else total + probabilities
         assert total is not None
         return total / members
@@ -589,12 +616,12 @@ class InstantPredictor(TabularModel):
             return self.config.members
         return min(self.config.members, max(self.sizes.classes, 1))
 
-    def probabilities(self, hidden: Tensor, member: int, known: KnownRows) -> Tensor:
+    def probabilities(self, states: RowStates, member: int, known: KnownRows) -> Tensor:
         """Return probabilities, (rows, outcomes), with the classes in the table's order."""
         if not self.sizes.classes:
-            return self.network.bin_logits(hidden, known.hidden, known.target)[0].softmax(dim=-1)
+            return self.network.bin_logits(states, known.states, known.target)[0].softmax(dim=-1)
         classes = self.sizes.classes
-        logits = self.network.class_logits(hidden, known.hidden, known.target, classes)
+        logits = self.network.class_logits(states, known.states, known.target, classes)
         return logits[0].softmax(dim=-1)[:, self.class_order(member)]
 
     def forward(self, numbers: Tensor, codes: Tensor, maps: Maps | None = None) -> Tensor:
@@ -604,7 +631,7 @@ class InstantPredictor(TabularModel):
         return self.outputs_from_probabilities(self.outputs(numbers, codes))
 
     def tokens(self, numbers: Tensor, codes: Tensor) -> Tensor:
-        """Return the cells as the first member sees them, (rows, all columns, width).
+        """Return the cells as the first member sees them, (rows, all columns, width and parts).
 
         Columns that are not kept are 0.
         """
@@ -614,15 +641,14 @@ class InstantPredictor(TabularModel):
 
     def from_tokens(self, tokens: Tensor) -> Tensor:
         """Return the first member's answers, (rows, 1, outputs), from tokens."""
-        is_number = not self.sizes.classes
-        hidden = self.network.hidden_of_tokens(tokens[None, :, self.kept], self.read(0), is_number)
-        return self.outputs_from_probabilities(self.probabilities(hidden, 0, self.read(0)))
+        states = self.network.states_of_tokens(tokens[None, :, self.kept], self.read(0))
+        return self.outputs_from_probabilities(self.probabilities(states, 0, self.read(0)))
 
     def look(self, numbers: Tensor, codes: Tensor, maps: Maps) -> None:
         """Store the attention of the first member over the target and all columns of a row."""
         own: Maps = {}
         tokens = self.network.tokens_of(self.cells(numbers, codes, 0), self.read(0))
-        self.network.hidden_of_tokens(tokens, self.read(0), not self.sizes.classes, own)
+        self.network.states_of_tokens(tokens, self.read(0), own)
         count = 1 + self.config.numbers + len(self.config.categories)
         place = torch.cat((self.kept.new_zeros(1), 1 + self.kept))
         for name, weights in own.items():
@@ -651,10 +677,8 @@ class PredictorSizes:
         Known rows, and columns that are looked at.
     classes
         Classes of the table; 0 for numbers.
-    most_classes, bins, reach, identity
+    most_classes, bins, reach, identity, solvers
         As in the network's InstantConfig.
-    rows
-        The configuration of the network's stack over rows, as plain values.
     seed
         Of the orders in which members see the values of categories, and of what tells columns
         apart.
@@ -667,8 +691,8 @@ class PredictorSizes:
     bins: int
     reach: float
     seed: int
-    identity: int = 0
-    rows: dict[str, Any] | None = None
+    identity: int
+    solvers: bool
 
 
 def make_predictor(
@@ -721,7 +745,7 @@ def make_predictor(
                 reach=network.config.reach,
                 seed=seed,
                 identity=network.config.identity,
-                rows=_dump(network.config.rows),
+                solvers=network.config.solvers,
             )
         ),
         members=members,
@@ -754,12 +778,7 @@ def quantiles_of(probabilities: Tensor, edges: Tensor, levels: Tensor) -> Tensor
 # ── On disk ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def _dump(trunk: ModelConfig | None) -> dict[str, Any] | None:
-    """Return the configuration of a stack as plain values."""
-    return None if trunk is None else Config(model=trunk).dump()
-
-
-PLAIN_SIZES = ("identity", "classes", "bins", "reach")
+PLAIN_SIZES = ("identity", "solvers", "classes", "bins", "reach")
 
 
 def write_instant(model: InstantModel, state: Mapping[str, Tensor], path: Path) -> None:
@@ -767,7 +786,6 @@ def write_instant(model: InstantModel, state: Mapping[str, Tensor], path: Path) 
     config = model.config
     content = {
         "trunk": Config(model=config.trunk).dump(),
-        "rows": _dump(config.rows),
         **{name: getattr(config, name) for name in PLAIN_SIZES},
     }
     write_tensors(path, state, *INSTANT_MODEL, content)
@@ -777,13 +795,10 @@ def read_instant(path: Path) -> InstantModel:
     """Return the model that `write_instant` wrote, in evaluation mode."""
     tensors, content = read_tensors(path, *INSTANT_MODEL)
     try:
-        trunk, rows = (
-            content[name] and Config.parse(content[name], source=str(path)).model
-            for name in ("trunk", "rows")
-        )
+        trunk = Config.parse(content["trunk"], source=str(path)).model
         sizes = {name: content[name] for name in PLAIN_SIZES}
         with torch.random.fork_rng(devices=[]):
-            model = InstantModel(InstantConfig(trunk=trunk, rows=rows, **sizes))
+            model = InstantModel(InstantConfig(trunk=trunk, **sizes))
     except KeyError as error:
         raise SavedError(f"{str(path)!r} cannot be loaded: it has no {error}.") from None
     except (TypeError, ValueError, RuntimeError, AddnormError) as error:

@@ -29,7 +29,7 @@ from torch import Generator, Tensor, nn
 from addnorm.config import ModelConfig
 from addnorm.cpu import keep_memory
 from addnorm.errors import ConfigError
-from addnorm.files import make_directory, to_json, write_whole
+from addnorm.files import INSTANT_MODEL, make_directory, to_json, write_whole
 from addnorm.metrics import auc
 from addnorm.models.instant import (
     InstantConfig,
@@ -37,6 +37,7 @@ from addnorm.models.instant import (
     standardise_target,
     write_instant,
 )
+from addnorm.models.saved import read_tensors
 from addnorm.tabular.prior import MAX_CLASSES, Draw, Tables, sample_tables
 from addnorm.training import parallel
 from addnorm.training.loop import Batch, Loop, LoopSettings, Observer, Step
@@ -64,11 +65,8 @@ class InstantSettings:
     width: int = 64
     depth: int = 4
     heads: int = 2
-    row_width: int = 128
-    row_depth: int = 4
-    row_heads: int = 4
-    """Of the stack over rows; depth 0 for none."""
     identity: int = 16
+    solvers: int = 1
     addnorm: str = "pre"
     ffn: str = "relu"
     optimizer: str = "muon"
@@ -95,29 +93,21 @@ class InstantSettings:
 def make_model(settings: InstantSettings) -> InstantModel:
     """Return the network of a training run, with new weights."""
     torch.manual_seed(settings.seed)
-    s = settings
-    rows = make_trunk(s, s.row_width, s.row_depth, s.row_heads) if s.row_depth else None
-    return InstantModel(
-        InstantConfig(
-            trunk=make_trunk(s, s.width, s.depth, s.heads), rows=rows, identity=s.identity
-        )
-    )
-
-
-def make_trunk(settings: InstantSettings, width: int, depth: int, heads: int) -> ModelConfig:
-    """Return the configuration of one of the two stacks."""
-    return ModelConfig(
+    trunk = ModelConfig(
         mode="encoder",
         input="vectors",
-        width=width,
-        depth=depth,
-        heads=heads,
+        width=settings.width,
+        depth=settings.depth,
+        heads=settings.heads,
         ffn=settings.ffn,
-        ffn_width=2 * width,
+        ffn_width=2 * settings.width,
         positions="none",
         addnorm=settings.addnorm,
         dropout=0.0,
         head="none",
+    )
+    return InstantModel(
+        InstantConfig(trunk=trunk, identity=settings.identity, solvers=bool(settings.solvers))
     )
 
 
@@ -159,13 +149,13 @@ def batch_loss(model: InstantModel, batch: Batch, total: int) -> Tensor:
 
 def log_probabilities(model: InstantModel, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return those of all outcomes, (tables, unknown, outcomes), and those of the outcomes."""
-    hidden, known = model.hidden(batch["cells"], batch["known"], batch["is_category"])
+    unknown, known = model.hidden(batch["cells"], batch["known"], batch["is_category"])
     classes = int(batch["classes"])
     if classes:
-        logits = model.class_logits(hidden, known, batch["known"], classes)
+        logits = model.class_logits(unknown, known, batch["known"], classes)
         target = batch["target"]
     else:
-        logits = model.bin_logits(hidden, known, batch["known"])
+        logits = model.bin_logits(unknown, known, batch["known"])
         target = model.bins_of(batch["target"])
     logs = logits.log_softmax(dim=-1)
     return logs, logs.gather(-1, target[..., None])[..., 0]
@@ -231,9 +221,7 @@ class InstantTraining:
         if parallel.world_size() == 1:
             return loss
         # With several workers every parameter must take part in every step.
-        ends = (model.labels, model.numbers, model.class_vote, model.number_vote, model.number_head)
-        rest = [model.unknown, model.bandwidth, *(p for end in ends for p in end.parameters())]
-        return loss + 0.0 * torch.stack([p.sum() for p in rest]).sum()
+        return loss + 0.0 * torch.stack([p.sum() for p in model.parameters()]).sum()
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Return losses on validation tables; `loss` is their mean, relative to uniform guesses."""
@@ -304,6 +292,7 @@ def make_loop(
     anneal: int = 0,
     evaluate_every: int = 400,
     start: Path | None = None,
+    weights: Path | None = None,
     device: str | torch.device = "cpu",
 ) -> Loop:
     """Return a loop that continues the newest checkpoint in `directory`, if there is one.
@@ -323,11 +312,16 @@ def make_loop(
     start
         A directory whose newest checkpoint is annealed. Where `directory` has a checkpoint already,
         that is continued, and `anneal` must be as it was.
+    weights
+        A file of weights to begin with, instead of random ones; parts of the model that it does not
+        have stay as they are drawn.
     device
         Where to train.
     """
     device = torch.device(device)
     model, task = make_model(settings).to(device), InstantTraining(settings)
+    if weights is not None:
+        load_weights(model, weights)
     optimizer = make_optimizer(
         model, settings.optimizer, lr=settings.rate, betas=(0.9, 0.98), eps=1e-9
     )
@@ -370,6 +364,19 @@ def make_loop(
     return loop
 
 
+def load_weights(model: InstantModel, path: Path) -> None:
+    """Copy the weights of a file into a model that has them all, and perhaps others besides."""
+    tensors, _ = read_tensors(path, *INSTANT_MODEL)
+    own = model.state_dict()
+    for name, tensor in tensors.items():
+        if name not in own or own[name].shape != tensor.shape:
+            raise ConfigError(
+                f"the model has no weights {name!r} of shape {tuple(tensor.shape)}, but "
+                f"{str(path)!r} has. Give the sizes that it was trained with."
+            )
+    model.load_state_dict(tensors, strict=False)
+
+
 def _annealed_from(plan: Path, step: int, anneal: int) -> int:
     """Return the step at which annealing began: now, or as the plan of an earlier start says."""
     if not plan.exists():
@@ -399,6 +406,7 @@ def train_instant(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=1_000_000, help="stop after these steps")
     parser.add_argument("--anneal", type=int, default=0, help="decay the rate over these steps")
     parser.add_argument("--out", type=Path, help="where to anneal; DIRECTORY/annealed if left out")
+    parser.add_argument("--weights", type=Path, help="begin with these weights, not random ones")
     parser.add_argument("--evaluate-every", type=int, default=400)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu", help="cpu, or cuda")
@@ -426,6 +434,7 @@ def train_instant(arguments: Sequence[str] | None = None) -> None:
         anneal=args.anneal,
         evaluate_every=args.evaluate_every,
         start=args.directory if args.anneal else None,
+        weights=args.weights,
         device=device,
     )
     loop.run()
