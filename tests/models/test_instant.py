@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from addnorm import ModelConfig
 from addnorm.errors import InputError, SavedError
 from addnorm.layers.addnorm import ADDNORMS
+from addnorm.models import instant
 from addnorm.models.instant import (
     InstantConfig,
     InstantModel,
@@ -323,6 +324,17 @@ def test_members_that_would_be_equal_are_computed_once(
             predictor.outputs(numbers, codes)
         members = 4 if identity else wanted
         assert len(predictor.read_rows) == members == predictor.different_members()
+
+
+def test_two_members_are_enough_for_a_large_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers, codes = torch.randn(9, 2), torch.zeros(9, 0, dtype=torch.int64)
+    target = torch.randint(0, 2, (9,))
+    predictor = make_predictor(
+        make(), numbers, codes, target, categories=[], classes=2, kept=torch.arange(2)
+    )
+    assert predictor.different_members() == 4
+    monkeypatch.setattr(instant, "LARGE_TABLE", 17)
+    assert predictor.different_members() == 2
 
 
 def test_a_file_of_weights_is_read_as_it_was_written(tmp_path: Path) -> None:

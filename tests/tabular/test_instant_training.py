@@ -90,8 +90,9 @@ def test_a_run_is_resumed_and_annealed(tmp_path: Path) -> None:
     assert [row["step"] for row in rows] == [3, 6] and rows[1]["tables"] > rows[0]["tables"]
     annealed = make_loop(SMALL, tmp_path / "annealed", steps=99, anneal=4, start=tmp_path / "parts")
     assert annealed.state.step == 6 and annealed.settings.steps == 10
-    assert [annealed.settings.schedule(step) for step in (8, 10)] == [
-        0.5 * rest.settings.schedule(8),
+    assert [annealed.settings.schedule(step) for step in (6, 8, 10)] == [
+        rest.settings.schedule(6),
+        0.5 * rest.settings.schedule(6),
         0.0,
     ]
     annealed.run()

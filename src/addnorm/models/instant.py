@@ -58,6 +58,8 @@ from addnorm.models.transformer import Maps
 
 UNNAMED = 2
 """Codes of a category that are not values: missing, and rare or unknown."""
+LARGE_TABLE = 8_000
+"""Known cells above which more than two members gain next to nothing (docs/results/instant.md)."""
 MAX_CACHED = 2**27
 """Numbers that are kept of the known rows of one table: 512 MB."""
 
@@ -186,8 +188,12 @@ class SolverInputs(nn.Module):
         return general + self.numbers(waves)
 
     def class_logits(self, hidden: Tensor, answers: Tensor) -> Tensor:
-        """Return Σ_s a_s p_s + b_s log p_s, (tables, rows, classes); a, b linear in the states."""
-        shares = torch.cat((answers, answers.clamp(0.01, 1.0).log()), dim=2)
+        """Return Σ_s a_s p_s + b_s log p_s, (tables, rows, classes); a, b linear in the states.
+
+        Below about 0.05 and for negative p, log p bends smoothly to log 0.01.
+        """
+        positive = 0.01 + F.softplus(40 * answers) / 40
+        shares = torch.cat((answers, positive.log()), dim=2)
         return (self.class_trust(hidden)[..., None] * shares).sum(dim=2)
 
     def bin_logits(self, hidden: Tensor, answers: Tensor, middle: Tensor) -> Tensor:
@@ -529,8 +535,8 @@ class InstantPredictor(TabularModel):
     """An instant model together with the known rows of one table: `forward(numbers, codes)`.
 
     Answers are averaged over `members`: in each, classes are numbered in another order, and so are
-    the values of categories, on which the network depends a little. The order of columns makes no
-    difference, so it is not varied.
+    the values of categories, and other random numbers tell the columns apart; on all of these the
+    network depends a little. The order of columns makes no difference, so it is not varied.
 
     The configuration's `embedding_options` are the sizes that `predictor_config` sets. The known
     rows are buffers, so they are saved with the weights.
@@ -611,10 +617,13 @@ class InstantPredictor(TabularModel):
         return total / members
 
     def different_members(self) -> int:
-        """Return how many members differ: without categories there may be as many as classes."""
-        if self.sizes.identity or bool((self.kept >= self.config.numbers).any()):
-            return self.config.members
-        return min(self.config.members, max(self.sizes.classes, 1))
+        """Return how many members are averaged: those that differ; of large tables two at most."""
+        sizes, members = self.sizes, self.config.members
+        if sizes.known * sizes.columns > LARGE_TABLE:
+            members = min(members, 2)
+        if sizes.identity or bool((self.kept >= self.config.numbers).any()):
+            return members
+        return min(members, max(sizes.classes, 1))
 
     def probabilities(self, states: RowStates, member: int, known: KnownRows) -> Tensor:
         """Return probabilities, (rows, outcomes), with the classes in the table's order."""

@@ -355,11 +355,15 @@ def make_loop(
     loop.run_directory = directory
     loop.state.finished = False
     if anneal:
-        began = _annealed_from(plan, loop.state.step, anneal)
+        factor = loop.rate_factor(loop.state.step) if loop.state.step else 1.0
+        began, factor = _annealed_from(plan, loop.state.step, anneal, factor)
+        loop.state.segments.clear()  # a time limit of the run before
         loop.settings = replace(
             options,
             steps=began + anneal,
-            schedule=lambda step: schedule(step) * max(0.0, 1 - (step - began) / anneal),
+            schedule=lambda step: factor * max(0.0, 1 - (step - began) / anneal),
+            max_seconds=0.0,
+            refit=False,
         )
     return loop
 
@@ -377,18 +381,22 @@ def load_weights(model: InstantModel, path: Path) -> None:
     model.load_state_dict(tensors, strict=False)
 
 
-def _annealed_from(plan: Path, step: int, anneal: int) -> int:
-    """Return the step at which annealing began: now, or as the plan of an earlier start says."""
+def _annealed_from(plan: Path, step: int, anneal: int, factor: float) -> tuple[int, float]:
+    """Return the step at which annealing began, and the factor on the rate then.
+
+    They are those given, or those of the plan of an earlier start.
+    """
     if not plan.exists():
-        write_whole(plan, to_json({"began": step, "steps": anneal}).encode())
-        return step
+        facts = {"began": step, "steps": anneal, "factor": factor}
+        write_whole(plan, to_json(facts).encode())
+        return step, factor
     content = json.loads(plan.read_text(encoding="utf-8"))
     if content["steps"] != anneal:
         raise ConfigError(
             f"{str(plan.parent)!r} was begun with --anneal {content['steps']}: got {anneal}. "
             "Give the same number, or another --out."
         )
-    return int(content["began"])
+    return int(content["began"]), float(content["factor"])
 
 
 def export_weights(loop: Loop, path: Path) -> None:
