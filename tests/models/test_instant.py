@@ -1,28 +1,34 @@
 """The instant model: what its order of rows and columns, padding and batching must not change."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from addnorm import ModelConfig
 from addnorm.errors import InputError, SavedError
 from addnorm.layers.addnorm import ADDNORMS
+from addnorm.models import instant
 from addnorm.models.bins import bin_means, quantiles_of
 from addnorm.models.instant import (
-    FEATURES,
     InstantConfig,
     InstantModel,
     Vote,
-    cell_features,
-    column_stats,
     make_predictor,
     read_instant,
     standardise_target,
     write_instant,
+)
+from addnorm.models.instant_cells import (
+    FEATURES,
+    cell_features,
+    column_identities,
+    column_stats,
 )
 from tests.conftest import slow_except
 
@@ -32,15 +38,15 @@ FAST = ("pre", "post", "dual")
 
 def unknown_states(model: InstantModel, *arguments: Any, **named: Any) -> Tensor:
     """The hidden states of the unknown rows."""
-    return model.hidden(*arguments, **named)[0]
+    return model.hidden(*arguments, **named)[0].hidden
 
 
-def make(**changes: object) -> InstantModel:
+def make(*, identity: int = 6, **changes: object) -> InstantModel:
     """A small model, none of whose weights is at a special value."""
     sizes = {"width": 16, "depth": 2, "heads": 2, "ffn_width": 32} | changes
     plain = {"mode": "encoder", "input": "vectors", "positions": "none", "head": "none"}
     trunk = ModelConfig(**{**plain, "dropout": 0.0, "addnorm": "pre", **sizes})  # type: ignore[arg-type]
-    model = InstantModel(InstantConfig(trunk=trunk)).eval()
+    model = InstantModel(InstantConfig(trunk=trunk, identity=identity, solvers=True)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -112,7 +118,7 @@ def test_known_rows_that_were_read_once_give_the_same(is_number: bool) -> None:
     wanted = torch.randn(2, 8) if is_number else target
     whole = unknown_states(model, cells, wanted)
     known = model.read(cells[:, :8], wanted)
-    parts = [model.hidden_of(cells[:, 8 + i : 9 + i], known, is_number) for i in range(4)]
+    parts = [model.states_of(cells[:, 8 + i : 9 + i], known).hidden for i in range(4)]
     assert torch.allclose(torch.cat(parts, dim=1), whole, atol=NEAR)
 
 
@@ -131,8 +137,8 @@ def test_sizes_from_none_to_the_largest(known: int, columns: int) -> None:
     with torch.no_grad():
         logits = model.class_logits(*model.hidden(cells, target), target, 10)
         rows = model.read(cells[:, :known], target)
-        again = model.hidden_of(cells[:, known:], rows, False)
-        cached = model.class_logits(again, rows.hidden, rows.target, 10)
+        again = model.states_of(cells[:, known:], rows)
+        cached = model.class_logits(again, rows.states, rows.target, 10)
         bins = model.bin_logits(*model.hidden(cells, target.float()), target.float())
     assert logits.shape == (1, 2, 10) and bool(logits.isfinite().all())
     assert torch.allclose(cached, logits, atol=NEAR)
@@ -161,10 +167,10 @@ def test_votes_against_a_loop() -> None:
 def test_the_numbers_of_the_classes_are_nothing_to_the_votes() -> None:
     model = make()
     cells, target = draw()
-    hidden, known = model.hidden(cells, target)
+    hidden, known = (states.hidden for states in model.hidden(cells, target))
     order = torch.tensor([2, 0, 1])
-    before = model.class_logits(hidden, known, target, 3)
-    renamed = model.class_logits(hidden, known, order[target], 3)
+    before = model.class_vote(hidden, known, F.one_hot(target, 3).float())
+    renamed = model.class_vote(hidden, known, F.one_hot(order[target], 3).float())
     assert torch.allclose(renamed[..., order], before, atol=NEAR)
 
 
@@ -194,6 +200,44 @@ def test_features_of_a_cell() -> None:
     assert torch.allclose(features[:3, 1], torch.tensor([-1.0, 0.0, 1.0]))
     assert features[3, :-2].abs().sum() == 0
     assert features[:, -2].tolist() == [0, 0, 0, 1] and features[:, -1].tolist() == [1] * 4
+
+
+def test_identities_follow_their_columns() -> None:
+    known = torch.randn(2, 30, 5)
+    known[0, 3, 1] = known[:, :, 3] = float("nan")
+    known[:, :, 4] = known[:, :, 0]
+    before = column_identities(column_stats(known), 4)
+    rows, columns = torch.randperm(30), torch.tensor([2, 0, 3, 1, 4])
+    moved = column_identities(column_stats(known[:, rows][:, :, columns]), 4)
+    assert torch.equal(moved, before[:, columns])
+    assert torch.equal(before[:, 0], before[:, 4])  # of equal columns
+    assert not torch.equal(before, column_identities(column_stats(known), 4, seed=1))
+    zeros = torch.zeros(1, 3, 1)
+    assert torch.equal(*(column_identities(column_stats(z), 4) for z in (zeros, -zeros)))
+
+
+def test_identities_are_normal() -> None:
+    numbers = column_identities(column_stats(torch.randn(40, 9, 60)), 8).flatten(0, 1)
+    assert torch.allclose(numbers.mean(dim=0), torch.tensor(0.0), atol=0.1)
+    covariance = numbers.T @ numbers / len(numbers)
+    assert torch.allclose(covariance, torch.eye(8), atol=0.15)
+
+
+def test_identities_tell_columns_apart() -> None:
+    """Rows that swap the values of two columns with equal cells differ, if columns do."""
+    model = make()
+    values = torch.randn(1, 8)
+    cells = torch.stack((values, values.flip(1) + 1e-3), dim=2)
+    asked = torch.tensor([[[1.0, -1.0], [-1.0, 1.0]]])
+    wide, target = torch.cat((cells, asked), dim=1), torch.zeros(1, 8, dtype=torch.int64)
+
+    def gap() -> float:
+        first, second = unknown_states(model, wide, target)[0]
+        return float((first - second).abs().max().detach())
+
+    with_identity = gap()
+    model.config = replace(model.config, identity=0)
+    assert gap() < 0.2 * with_identity
 
 
 def test_too_many_classes_are_refused() -> None:
@@ -244,12 +288,13 @@ def test_members_see_classes_and_categories_in_other_orders() -> None:
     by_hand = []
     for member in range(3):
         order = (torch.arange(3) + member) % 3
+        seed = predictor.sizes.seed + member
         known = predictor.cells(numbers, codes, member)
         cells = torch.cat((known, known[:, :4]), dim=1)
         is_category = torch.tensor([[False, False, True]])
         with torch.no_grad():
             named = order[target][None]
-            states = model.hidden(cells, named, is_category)
+            states = model.hidden(cells, named, is_category, seed=seed)
             logits = model.class_logits(*states, named, 3)[0]
             by_hand.append(logits.softmax(dim=-1)[:, order])
     assert torch.allclose(chances, torch.stack(by_hand).mean(dim=0), atol=NEAR)
@@ -264,18 +309,31 @@ def test_members_that_would_be_equal_are_computed_once(
     classes: int, categories: int, wanted: int
 ) -> None:
     numbers, codes = torch.randn(9, 2), torch.randint(2, 6, (9, categories))
+    for identity in (0, 6):
+        predictor = make_predictor(
+            make(identity=identity),
+            numbers,
+            codes,
+            torch.randint(0, 3, (9,)) % 2 if classes else torch.randn(9),
+            categories=[6] * categories,
+            classes=classes,
+            kept=torch.arange(2 + categories),
+        )
+        with torch.inference_mode():
+            predictor.outputs(numbers, codes)
+        members = 4 if identity else wanted
+        assert len(predictor.read_rows) == members == predictor.different_members()
+
+
+def test_two_members_are_enough_for_a_large_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers, codes = torch.randn(9, 2), torch.zeros(9, 0, dtype=torch.int64)
+    target = torch.randint(0, 2, (9,))
     predictor = make_predictor(
-        make(),
-        numbers,
-        codes,
-        torch.randint(0, 3, (9,)) % 2 if classes else torch.randn(9),
-        categories=[6] * categories,
-        classes=classes,
-        kept=torch.arange(2 + categories),
+        make(), numbers, codes, target, categories=[], classes=2, kept=torch.arange(2)
     )
-    with torch.inference_mode():
-        predictor.outputs(numbers, codes)
-    assert len(predictor.read_rows) == wanted == predictor.different_members()
+    assert predictor.different_members() == 4
+    monkeypatch.setattr(instant, "MANY_CELLS", 17)
+    assert predictor.different_members() == 2
 
 
 def test_a_file_of_weights_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -4,28 +4,38 @@ import json
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from addnorm.errors import ConfigError
-from addnorm.models.instant import read_instant
+from addnorm.models.instant import read_instant, write_instant
 from addnorm.tabular import instant_training
 from addnorm.tabular.instant_training import (
     InstantSettings,
     InstantTraining,
     batch_loss,
     export_weights,
+    load_weights,
     make_loop,
     make_model,
     train_instant,
 )
 
 SMALL = InstantSettings(
-    **{"width": 8, "depth": 2, "heads": 2, "cells": 400, "curriculum": 20},
-    **{"growth_start": 20, "growth_end": 40, "small_rows": 60, "small_columns": 3},
-    **{"rows": 80, "columns": 5},
+    width=8,
+    depth=2,
+    heads=2,
+    cells=400,
+    curriculum=20,
+    growth_start=20,
+    growth_end=40,
+    small_rows=60,
+    small_columns=3,
+    rows=80,
+    columns=5,
 )
 FEW = ((20, 10, 3, 2, 4), (20, 10, 3, 0, 4))
 
@@ -80,8 +90,9 @@ def test_a_run_is_resumed_and_annealed(tmp_path: Path) -> None:
     assert [row["step"] for row in rows] == [3, 6] and rows[1]["tables"] > rows[0]["tables"]
     annealed = make_loop(SMALL, tmp_path / "annealed", steps=99, anneal=4, start=tmp_path / "parts")
     assert annealed.state.step == 6 and annealed.settings.steps == 10
-    assert [annealed.settings.schedule(step) for step in (8, 10)] == [
-        0.5 * rest.settings.schedule(8),
+    assert [annealed.settings.schedule(step) for step in (6, 8, 10)] == [
+        rest.settings.schedule(6),
+        0.5 * rest.settings.schedule(6),
         0.0,
     ]
     annealed.run()
@@ -102,6 +113,28 @@ def test_the_command_writes_weights(tmp_path: Path) -> None:
     assert read_instant(tmp_path / "run" / "instant.safetensors").config.trunk.width == 8
     train_instant([str(tmp_path / "run"), "--anneal", "2", *sizes])
     assert (tmp_path / "run" / "annealed" / "instant.safetensors").is_file()
+
+
+@pytest.mark.parametrize(("schedule", "last"), (("constant", 1.0), ("cosine", 0.0)))
+def test_a_schedule_that_falls_is_refitted_to_a_time_limit(
+    tmp_path: Path, schedule: str, last: float
+) -> None:
+    settings = replace(SMALL, schedule=schedule, warmup=2)
+    loop = make_loop(settings, tmp_path / "run", steps=50, seconds=9.0)
+    assert loop.settings.schedule(50) == last and loop.settings.refit == (schedule == "cosine")
+
+
+def test_a_run_may_begin_with_weights(tmp_path: Path) -> None:
+    first = make_model(replace(SMALL, seed=5, identity=0))
+    write_instant(first, first.state_dict(), tmp_path / "w.safetensors")
+    model = make_model(SMALL)
+    drawn = model.state_dict()["identities.weight"].clone()
+    load_weights(model, tmp_path / "w.safetensors")
+    for name, tensor in first.state_dict().items():
+        assert torch.equal(model.state_dict()[name], tensor), name
+    assert torch.equal(model.state_dict()["identities.weight"], drawn)
+    with pytest.raises(ConfigError, match="Give the sizes that it was trained with"):
+        load_weights(make_model(replace(SMALL, width=16)), tmp_path / "w.safetensors")
 
 
 @pytest.mark.slow

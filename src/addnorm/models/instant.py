@@ -5,13 +5,8 @@
 Every cell is a token, and the target is the first token of its row; that of an unknown row is a
 learned vector. In each block the tokens of a row attend to one another, then each token attends to
 the tokens of its own column in the known rows. Nothing tells columns or rows apart but their
-content, so their order changes nothing. The last block computes the target token only.
-
-A cell x of a numeric column becomes a few features, from the known rows alone:
-
-    z  = (x − mean) / deviation, clipped smoothly: z / √(1 + (z/4)²)
-    u  = 2 · (share of known cells below x, ties counted half) − 1
-    sin, cos of π k u for k = ½, 1, 2, 4;  1 if missing (the others are 0);  1 if a category
+content, so their order changes nothing. The last block computes the target token only. The features
+of a cell, and random numbers by which its column is told from others: instant_cells.py.
 
 Prior-fitted networks: Müller et al. 2022 (2112.10510). Cells as tokens with attention over columns,
 then over rows: Hollmann et al. 2025, Pfefferle et al. 2025 (2511.03634), whose cells are numbers
@@ -19,9 +14,10 @@ without these features.
 
 The heads vote: an unknown row weights the known rows by the similarity of their target tokens, and
 the weights of the known rows of a class add up to its probability (matching networks: Vinyals et
-al. 2016, 1606.04080, eq. 1). So no class has weights of its own, and with equal weights the answer
-is the share of each class. Numbers vote for bins, and a linear map of the target token is added to
-the logarithm of the votes.
+al. 2016, 1606.04080, eq. 1). With equal weights the answer is the share of each class. Numbers vote
+for bins. A linear map of the target token is added to the logarithm of the votes, so that the
+answer is not bound to be a mean of known ones. It is a function of the number of a class, which the
+prior draws at random and over whose rotations predictions are averaged.
 
 Shapes: cells (tables, rows, columns); stream (tables · rows, 1 + columns, width).
 """
@@ -30,6 +26,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -47,16 +44,22 @@ from addnorm.layers.rows import KnownRowAttention, RowCache, RowContext
 from addnorm.layers.stack import AnySublayer
 from addnorm.models.bins import bin_means
 from addnorm.models.build import make_positions, make_qk_norm, make_score, make_stack, make_sublayer
+from addnorm.models.instant_cells import (
+    FEATURES,
+    ColumnStats,
+    cell_features,
+    column_identities,
+    column_stats,
+)
+from addnorm.models.instant_solvers import SOLVERS, Solved, count_parts, solve, solver_features
 from addnorm.models.saved import read_tensors, require_matching_tensors, write_tensors
 from addnorm.models.tabular import TabularConfig, TabularModel
 from addnorm.models.transformer import Maps
 
-FREQUENCIES = (0.5, 1.0, 2.0, 4.0)
-FEATURES = 4 + 2 * len(FREQUENCIES)
-"""Numbers that describe a cell."""
-CLIP = 4.0
 UNNAMED = 2
 """Codes of a category that are not values: missing, and rare or unknown."""
+MANY_CELLS = 8_000
+"""Known cells above which more than two members gain next to nothing (docs/results/instant.md)."""
 MAX_CACHED = 2**27
 """Numbers that are kept of the known rows of one table: 512 MB."""
 
@@ -69,6 +72,10 @@ class InstantConfig:
     ----------
     trunk
         Configuration of the stack, with positions "none".
+    identity
+        Random numbers that tell a column from the others; 0 for none.
+    solvers
+        Whether the predictions of closed-form models are inputs; see instant_solvers.py.
     classes
         Most classes of a table.
     bins, reach
@@ -76,60 +83,20 @@ class InstantConfig:
     """
 
     trunk: ModelConfig
+    identity: int = 0
+    solvers: bool = False
     classes: int = 10
     bins: int = 64
     reach: float = 8.0
 
 
-@dataclass(frozen=True)
-class ColumnStats:
-    """What is known of each column from the known rows of its table."""
+class RowStates(NamedTuple):
+    """What is known of rows after the stack."""
 
-    mean: Tensor
-    """(tables, 1, columns)"""
-    deviation: Tensor
-    """(tables, 1, columns), above 0."""
-    ordered: Tensor
-    """(tables, columns, known): the cells in ascending order, then infinities for missing ones."""
-    count: Tensor
-    """(tables, 1, columns): cells that are not missing."""
-
-
-def column_stats(known: Tensor) -> ColumnStats:
-    """Return the statistics of columns from (tables, known, columns), NaN where missing."""
-    present = ~known.isnan()
-    count = present.sum(dim=1, keepdim=True)
-    filled = known.masked_fill(~present, 0.0)
-    divisor = count.clamp(min=1)
-    mean = filled.sum(dim=1, keepdim=True) / divisor
-    centred = (filled - mean).masked_fill(~present, 0.0)
-    deviation = (centred.square().sum(dim=1, keepdim=True) / divisor).sqrt()
-    tiny = 1e-6 * (1 + mean.abs())
-    deviation = torch.where(deviation > tiny, deviation, torch.ones_like(deviation))
-    ordered = known.masked_fill(~present, float("inf")).transpose(1, 2).contiguous()
-    return ColumnStats(mean, deviation, ordered.sort(dim=-1).values, count)
-
-
-def cell_features(x: Tensor, stats: ColumnStats, is_category: Tensor | None = None) -> Tensor:
-    """Return (tables, rows, columns, FEATURES) for cells (tables, rows, columns)."""
-    missing = x.isnan()
-    filled = torch.where(missing, stats.mean, x)
-    z = (filled - stats.mean) / stats.deviation
-    z = z / (1 + (z / CLIP).square()).sqrt()
-    along = filled.transpose(1, 2).contiguous()
-    below = torch.searchsorted(stats.ordered, along)
-    upto = torch.searchsorted(stats.ordered, along, right=True)
-    share = (below + upto).transpose(1, 2) / (2 * stats.count.clamp(min=1))
-    u = torch.where(stats.count > 0, 2 * share.clamp(max=1.0) - 1, torch.zeros_like(z))
-    angles = u[..., None] * (math.pi * torch.tensor(FREQUENCIES, device=x.device))
-    waves = torch.cat((angles.sin(), angles.cos()), dim=-1)
-    known = (~missing).to(z.dtype)[..., None]
-    values = torch.cat((z[..., None], u[..., None], waves), dim=-1) * known
-    if is_category is None:
-        category = torch.zeros_like(known)
-    else:
-        category = is_category.to(z.dtype)[:, None, :, None].expand_as(known)
-    return torch.cat((values, 1 - known, category), dim=-1)
+    hidden: Tensor
+    """(tables, rows, width)"""
+    answers: Tensor | None
+    """(tables, rows, SOLVERS, outcomes): the solvers' predictions, of known rows without them."""
 
 
 @dataclass(frozen=True)
@@ -139,9 +106,11 @@ class KnownRows:
     columns: ColumnStats
     is_category: Tensor | None
     real: Tensor | None
+    identity: Tensor | None
+    solved: Solved | None
     cache: RowCache
-    hidden: Tensor
-    """(tables, known, width): the states of the known rows after the stack."""
+    states: RowStates
+    """Of the known rows after the stack."""
     target: Tensor
     """(tables, known): classes, or standardised numbers."""
     count: int
@@ -181,6 +150,59 @@ class Vote(nn.Module):
         return shares.log().expand(*hidden.shape[:2], outcomes)
 
 
+class SolverInputs(nn.Module):
+    """What the network makes of the solvers' predictions, before and after the stack."""
+
+    def __init__(self, config: InstantConfig) -> None:
+        super().__init__()
+        width = config.trunk.width
+        self.classes = nn.Linear(SOLVERS * width, width, bias=False)
+        self.numbers = nn.Linear(SOLVERS * 5, width, bias=False)
+        self.quality = nn.Linear(SOLVERS, width)
+        self.class_trust = nn.Linear(width, 2 * SOLVERS)
+        self.number_trust = nn.Linear(width, SOLVERS)
+        for layer in (self.classes, self.numbers, self.class_trust, self.number_trust):
+            nn.init.normal_(layer.weight, std=0.02)
+        with torch.no_grad():
+            self.class_trust.bias[:SOLVERS] = 2 / SOLVERS
+            self.class_trust.bias[SOLVERS:] = 0.5 / SOLVERS
+            self.number_trust.bias.fill_(math.log(2 / SOLVERS))
+
+    def forward(self, answers: Tensor, quality: Tensor, labels: Tensor) -> Tensor:
+        """Return what to add to the tokens of targets, (tables, rows, width).
+
+        Parameters
+        ----------
+        answers
+            (tables, rows, SOLVERS, outcomes).
+        quality
+            (tables, SOLVERS): how well each predicts the known rows.
+        labels
+            The vectors of the classes, (classes, width).
+        """
+        general = self.quality(quality)[:, None]
+        if answers.shape[-1] > 1:
+            return general + self.classes((answers @ labels).flatten(2))
+        v = answers[..., 0].clamp(-6, 6)
+        waves = torch.cat((v, v.sin(), v.cos(), (2 * v).sin(), (2 * v).cos()), dim=-1)
+        return general + self.numbers(waves)
+
+    def class_logits(self, hidden: Tensor, answers: Tensor) -> Tensor:
+        """Return Σ_s a_s p_s + b_s log p_s, (tables, rows, classes); a, b linear in the states.
+
+        Below about 0.05 and for negative p, log p bends smoothly to log 0.01.
+        """
+        positive = 0.01 + F.softplus(40 * answers) / 40
+        shares = torch.cat((answers, positive.log()), dim=2)
+        return (self.class_trust(hidden)[..., None] * shares).sum(dim=2)
+
+    def bin_logits(self, hidden: Tensor, answers: Tensor, middle: Tensor) -> Tensor:
+        """Return −½ Σ_s exp(a_s) (y − y_s)², (tables, rows, bins): a product of densities."""
+        precision = self.number_trust(hidden).clamp(max=6.0).exp()
+        gap = middle - answers.clamp(middle[0].item(), middle[-1].item())[..., None]
+        return -0.5 * (precision[..., None] * gap.square()).sum(dim=2)
+
+
 class InstantModel(nn.Module):
     """Predicts the unknown rows of tables from the known rows, in one forward pass."""
 
@@ -197,17 +219,23 @@ class InstantModel(nn.Module):
         positions = make_positions(c, "encoder")
         roles = ("attention", "row_attention", "ffn")
         self.stack = make_stack(c, "encoder", positions, roles, make_instant_sublayer)
-        self.class_vote = Vote(c.width)
-        self.number_vote = Vote(c.width)
-        self.number_head = nn.Linear(c.width, config.bins)
+        init_stack_(self.stack, lambda weight: INITS[c.init](weight, c.init_std))
+        self.identities: nn.Linear | None = None
+        if config.identity:
+            self.identities = nn.Linear(config.identity, c.width, bias=False)
+        self.class_vote, self.class_head = Vote(c.width), nn.Linear(c.width, config.classes)
+        self.number_vote, self.number_head = Vote(c.width), nn.Linear(c.width, config.bins)
+        self.solvers = SolverInputs(config) if config.solvers else None
         self.bandwidth = nn.Parameter(torch.tensor(math.log(0.2)))
         self.register_buffer("edges", bin_edges(config), persistent=False)
-        init_stack_(self.stack, lambda weight: INITS[c.init](weight, c.init_std))
         with torch.no_grad():
             self.labels.weight.normal_(std=0.5)
             self.unknown.normal_(std=0.5)
-            self.number_head.weight.normal_(std=0.02)
-            self.number_head.bias.zero_()
+            if self.identities is not None:  # at first hardly any: learning would not start
+                self.identities.weight.normal_(std=0.01)
+            for head in (self.class_head, self.number_head):
+                head.weight.normal_(std=0.02)
+                head.bias.zero_()
 
     def count(self) -> int:
         """Return the number of parameters."""
@@ -225,6 +253,44 @@ class InstantModel(nn.Module):
     def unknown_tokens(self, tables: int, rows: int, is_number: bool) -> Tensor:
         """Return the token of an unknown class, or of an unknown number."""
         return self.unknown[int(is_number)].expand(tables, rows, -1)
+
+    def cell_tokens(
+        self,
+        cells: Tensor,
+        stats: ColumnStats,
+        is_category: Tensor | None,
+        identity: Tensor | None,
+        parts: int,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the tokens of cells, (tables, rows, columns, width), and their solver features."""
+        features = cell_features(cells, stats, is_category)
+        tokens = self.cells(features)
+        if self.identities is not None and identity is not None:
+            tokens = tokens + self.identities(identity)[:, None]
+        if self.solvers is None:
+            return tokens, None
+        return tokens, solver_features(cells, features, is_category, parts)
+
+    def solve(
+        self, features: Tensor | None, target: Tensor, real: Tensor | None
+    ) -> tuple[Solved | None, Tensor | None]:
+        """Return the solvers fitted to known rows, and what they predict for these."""
+        if features is None:
+            return None, None
+        is_number = target.is_floating_point()
+        wanted = target[..., None] if is_number else F.one_hot(target, self.config.classes)
+        return solve(features, wanted.to(features.dtype), real)
+
+    def with_answers(self, first: Tensor, answers: Tensor | None, solved: Solved | None) -> Tensor:
+        """Return tokens of targets with what the solvers say of them."""
+        if self.solvers is None or answers is None or solved is None:
+            return first
+        return first + self.solvers(answers, solved.quality, self.labels.weight)
+
+    def identity_of(self, stats: ColumnStats, seed: int) -> Tensor | None:
+        """Return what tells columns apart, (tables, columns, identity), if anything does."""
+        count = self.config.identity
+        return column_identities(stats, count, seed) if count else None
 
     def run(
         self,
@@ -278,8 +344,9 @@ class InstantModel(nn.Module):
         target: Tensor,
         is_category: Tensor | None = None,
         real: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Return the hidden states of unknown and of known rows, (tables, rows, width) each.
+        seed: int = 0,
+    ) -> tuple[RowStates, RowStates]:
+        """Return the states of unknown and of known rows.
 
         Parameters
         ----------
@@ -291,14 +358,29 @@ class InstantModel(nn.Module):
             (tables, columns): which columns hold codes without an order.
         real
             (tables, columns): False for columns that are padding.
+        seed
+            Of what tells columns apart.
         """
         tables, rows = cells.shape[:2]
         known = target.shape[1]
-        features = cell_features(cells, column_stats(cells[:, :known]), is_category)
+        stats = column_stats(cells[:, :known])
+        parts = count_parts(cells[:, :known], is_category)
+        identity = self.identity_of(stats, seed)
+        tokens, features = self.cell_tokens(cells, stats, is_category, identity, parts)
+        solved, answers = self.solve(
+            None if features is None else features[:, :known], target, real
+        )
+        if features is not None and solved is not None and answers is not None:
+            answers = torch.cat((answers, solved.predict(features[:, known:])), dim=1)
         unknown = self.unknown_tokens(tables, rows - known, target.is_floating_point())
         first = torch.cat((self.target_tokens(target), unknown), dim=1)
-        hidden = self.run(first, self.cells(features), known, real)
-        return hidden[:, known:], hidden[:, :known]
+        hidden = self.run(self.with_answers(first, answers, solved), tokens, known, real)
+        if answers is None:
+            return RowStates(hidden[:, known:], None), RowStates(hidden[:, :known], None)
+        return (
+            RowStates(hidden[:, known:], answers[:, known:]),
+            RowStates(hidden[:, :known], answers[:, :known]),
+        )
 
     # ── Known rows once, unknown rows often ───────────────────────────────────────────────────────
 
@@ -308,31 +390,50 @@ class InstantModel(nn.Module):
         target: Tensor,
         is_category: Tensor | None = None,
         real: Tensor | None = None,
+        seed: int = 0,
     ) -> KnownRows:
-        """Return the known rows as `hidden_of` needs them; parameters as for `hidden`."""
+        """Return the known rows as `states_of` needs them; parameters as for `hidden`."""
         stats, cache = column_stats(cells), RowCache()
-        tables, count = cells.shape[:2]
-        hidden = self.unknown_tokens(tables, count, target.is_floating_point())
+        identity, parts = self.identity_of(stats, seed), count_parts(cells, is_category)
+        tokens, features = self.cell_tokens(cells, stats, is_category, identity, parts)
+        solved, answers = self.solve(features, target, real)
+        hidden = self.target_tokens(target)
+        count = cells.shape[1]
         if count:
-            features = cell_features(cells, stats, is_category)
-            first = self.target_tokens(target)
-            hidden = self.run(first, self.cells(features), count, real, cache)
-        return KnownRows(stats, is_category, real, cache, hidden, target, count)
+            first = self.with_answers(hidden, answers, solved)
+            hidden = self.run(first, tokens, count, real, cache)
+        states = RowStates(hidden, answers)
+        return KnownRows(stats, is_category, real, identity, solved, cache, states, target, count)
 
-    def hidden_of(self, cells: Tensor, known: KnownRows, is_number: bool) -> Tensor:
-        """Return the hidden states of unknown rows, (tables, rows, width), from known rows."""
-        return self.hidden_of_tokens(self.tokens_of(cells, known), known, is_number)
+    def states_of(self, cells: Tensor, known: KnownRows) -> RowStates:
+        """Return the states of unknown rows from known rows."""
+        return self.states_of_tokens(self.tokens_of(cells, known), known)
 
     def tokens_of(self, cells: Tensor, known: KnownRows) -> Tensor:
-        """Return the tokens of the cells of unknown rows, (tables, rows, columns, width)."""
-        return self.cells(cell_features(cells, known.columns, known.is_category))
+        """Return the tokens of the cells of unknown rows, then what solvers see of the cells.
 
-    def hidden_of_tokens(
-        self, tokens: Tensor, known: KnownRows, is_number: bool, maps: Maps | None = None
-    ) -> Tensor:
-        """Return the hidden states of unknown rows from the tokens of their cells."""
+        (tables, rows, columns, width + parts): all that predictions depend on.
+        """
+        parts = known.solved.parts if known.solved is not None else 0
+        tokens, features = self.cell_tokens(
+            cells, known.columns, known.is_category, known.identity, parts
+        )
+        return tokens if features is None else torch.cat((tokens, features), dim=-1)
+
+    def states_of_tokens(
+        self, tokens: Tensor, known: KnownRows, maps: Maps | None = None
+    ) -> RowStates:
+        """Return the states of unknown rows from what `tokens_of` returned."""
+        is_number = known.target.is_floating_point()
         first = self.unknown_tokens(tokens.shape[0], tokens.shape[1], is_number)
-        return self.run(first, tokens, known.count, known.real, known.cache, maps)
+        width, answers = self.config.trunk.width, None
+        if known.solved is not None:
+            answers = known.solved.predict(tokens[..., width:])
+        first = self.with_answers(first, answers, known.solved)
+        cells = tokens[..., :width]
+        return RowStates(
+            self.run(first, cells, known.count, known.real, known.cache, maps), answers
+        )
 
     # ── Heads ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -344,31 +445,44 @@ class InstantModel(nn.Module):
                 "Try one of the estimators that are fitted, such as FTTransformerClassifier."
             )
 
-    def class_logits(self, hidden: Tensor, known: Tensor, target: Tensor, classes: int) -> Tensor:
-        """Return log-probabilities, (tables, unknown, classes).
+    def class_logits(
+        self, unknown: RowStates, known: RowStates, target: Tensor, classes: int
+    ) -> Tensor:
+        """Return logits, (tables, unknown, classes).
 
         Parameters
         ----------
-        hidden, known
-            The hidden states of unknown and of known rows, (tables, rows, width).
+        unknown, known
+            The states of unknown and of known rows.
         target
             (tables, known): the classes of the known rows.
         classes
             Number of classes.
         """
         self.check_classes(classes)
+        hidden = unknown.hidden
         ballots = F.one_hot(target, classes).to(hidden.dtype)
-        return self.class_vote(hidden, known, ballots)
+        logits = self.class_vote(hidden, known.hidden, ballots)
+        logits = logits + self.class_head(hidden)[..., :classes]
+        if self.solvers is None or unknown.answers is None:
+            return logits
+        return logits + self.solvers.class_logits(hidden, unknown.answers[..., :classes])
 
-    def bin_logits(self, hidden: Tensor, known: Tensor, target: Tensor) -> Tensor:
+    def bin_logits(self, unknown: RowStates, known: RowStates, target: Tensor) -> Tensor:
         """Return (tables, unknown, bins); parameters as for `class_logits`.
 
         A known number votes for the bins around it: for each with the probability that a normal
         distribution with a learned deviation gives to it.
         """
+        hidden = unknown.hidden
         z = (self.edges[1:-1] - target[..., None]) * (-self.bandwidth).exp()
         below = F.pad(F.pad(torch.special.ndtr(z), (1, 0)), (0, 1), value=1.0)
-        return self.number_vote(hidden, known, below.diff(dim=-1)) + self.number_head(hidden)
+        votes = self.number_vote(hidden, known.hidden, below.diff(dim=-1))
+        logits = votes + self.number_head(hidden)
+        if self.solvers is None or unknown.answers is None:
+            return logits
+        middle = bin_means(self.edges)
+        return logits + self.solvers.bin_logits(hidden, unknown.answers[..., 0], middle)
 
     def bins_of(self, target: Tensor) -> Tensor:
         """Return the bin of each standardised number."""
@@ -421,8 +535,8 @@ class InstantPredictor(TabularModel):
     """An instant model together with the known rows of one table: `forward(numbers, codes)`.
 
     Answers are averaged over `members`: in each, classes are numbered in another order, and so are
-    the values of categories, on which the network depends a little. The order of columns makes no
-    difference, so it is not varied.
+    the values of categories, and other random numbers tell the columns apart; on all of these the
+    network depends a little. The order of columns makes no difference, so it is not varied.
 
     The configuration's `embedding_options` are the sizes that `predictor_config` sets. The known
     rows are buffers, so they are saved with the weights.
@@ -441,6 +555,8 @@ class InstantPredictor(TabularModel):
         self.network = InstantModel(
             InstantConfig(
                 trunk=config.trunk,
+                identity=sizes.identity,
+                solvers=sizes.solvers,
                 classes=sizes.most_classes,
                 bins=sizes.bins,
                 reach=sizes.reach,
@@ -481,7 +597,8 @@ class InstantPredictor(TabularModel):
             if self.sizes.classes:
                 target = self.class_order(member)[target]
             is_category = (self.kept >= self.config.numbers)[None]
-            known = self.network.read(cells, target[None], is_category)
+            seed = self.sizes.seed + member
+            known = self.network.read(cells, target[None], is_category, seed=seed)
         if sum(part.numel() for part in (*self.read_rows.values(), known)) <= MAX_CACHED:
             self.read_rows[member] = known
         return known
@@ -493,24 +610,27 @@ class InstantPredictor(TabularModel):
         for member in range(members):
             known = self.read(member)
             cells = self.cells(numbers, codes, member)
-            hidden = self.network.hidden_of(cells, known, not self.sizes.classes)
-            probabilities = self.probabilities(hidden, member, known)
+            states = self.network.states_of(cells, known)
+            probabilities = self.probabilities(states, member, known)
             total = probabilities if total is None else total + probabilities
         assert total is not None
         return total / members
 
     def different_members(self) -> int:
-        """Return how many members differ: without categories there are as many as classes."""
-        if bool((self.kept >= self.config.numbers).any()):
-            return self.config.members
-        return min(self.config.members, max(self.sizes.classes, 1))
+        """Return how many members are averaged: those that differ; of large tables two at most."""
+        sizes, members = self.sizes, self.config.members
+        if sizes.known * sizes.columns > MANY_CELLS:
+            members = min(members, 2)
+        if sizes.identity or bool((self.kept >= self.config.numbers).any()):
+            return members
+        return min(members, max(sizes.classes, 1))
 
-    def probabilities(self, hidden: Tensor, member: int, known: KnownRows) -> Tensor:
+    def probabilities(self, states: RowStates, member: int, known: KnownRows) -> Tensor:
         """Return probabilities, (rows, outcomes), with the classes in the table's order."""
         if not self.sizes.classes:
-            return self.network.bin_logits(hidden, known.hidden, known.target)[0].softmax(dim=-1)
+            return self.network.bin_logits(states, known.states, known.target)[0].softmax(dim=-1)
         classes = self.sizes.classes
-        logits = self.network.class_logits(hidden, known.hidden, known.target, classes)
+        logits = self.network.class_logits(states, known.states, known.target, classes)
         return logits[0].softmax(dim=-1)[:, self.class_order(member)]
 
     def forward(self, numbers: Tensor, codes: Tensor, maps: Maps | None = None) -> Tensor:
@@ -520,7 +640,7 @@ class InstantPredictor(TabularModel):
         return self.outputs_from_probabilities(self.outputs(numbers, codes))
 
     def tokens(self, numbers: Tensor, codes: Tensor) -> Tensor:
-        """Return the cells as the first member sees them, (rows, all columns, width).
+        """Return the cells as the first member sees them, (rows, all columns, width and parts).
 
         Columns that are not kept are 0.
         """
@@ -530,15 +650,14 @@ class InstantPredictor(TabularModel):
 
     def from_tokens(self, tokens: Tensor) -> Tensor:
         """Return the first member's answers, (rows, 1, outputs), from tokens."""
-        is_number = not self.sizes.classes
-        hidden = self.network.hidden_of_tokens(tokens[None, :, self.kept], self.read(0), is_number)
-        return self.outputs_from_probabilities(self.probabilities(hidden, 0, self.read(0)))
+        states = self.network.states_of_tokens(tokens[None, :, self.kept], self.read(0))
+        return self.outputs_from_probabilities(self.probabilities(states, 0, self.read(0)))
 
     def look(self, numbers: Tensor, codes: Tensor, maps: Maps) -> None:
         """Store the attention of the first member over the target and all columns of a row."""
         own: Maps = {}
         tokens = self.network.tokens_of(self.cells(numbers, codes, 0), self.read(0))
-        self.network.hidden_of_tokens(tokens, self.read(0), not self.sizes.classes, own)
+        self.network.states_of_tokens(tokens, self.read(0), own)
         count = 1 + self.config.numbers + len(self.config.categories)
         place = torch.cat((self.kept.new_zeros(1), 1 + self.kept))
         for name, weights in own.items():
@@ -567,10 +686,11 @@ class PredictorSizes:
         Known rows, and columns that are looked at.
     classes
         Classes of the table; 0 for numbers.
-    most_classes, bins, reach
+    most_classes, bins, reach, identity, solvers
         As in the network's InstantConfig.
     seed
-        Of the orders in which members see the values of categories.
+        Of the orders in which members see the values of categories, and of what tells columns
+        apart.
     """
 
     known: int
@@ -580,6 +700,8 @@ class PredictorSizes:
     bins: int
     reach: float
     seed: int
+    identity: int
+    solvers: bool
 
 
 def make_predictor(
@@ -631,6 +753,8 @@ def make_predictor(
                 bins=network.config.bins,
                 reach=network.config.reach,
                 seed=seed,
+                identity=network.config.identity,
+                solvers=network.config.solvers,
             )
         ),
         members=members,
@@ -647,12 +771,15 @@ def make_predictor(
 # ── On disk ───────────────────────────────────────────────────────────────────────────────────────
 
 
+PLAIN_SIZES = ("identity", "solvers", "classes", "bins", "reach")
+
+
 def write_instant(model: InstantModel, state: Mapping[str, Tensor], path: Path) -> None:
     """Write the weights `state` of a model with its configuration and a digest of both."""
     config = model.config
     content = {
         "trunk": Config(model=config.trunk).dump(),
-        **{"classes": config.classes, "bins": config.bins, "reach": config.reach},
+        **{name: getattr(config, name) for name in PLAIN_SIZES},
     }
     write_tensors(path, state, *INSTANT_MODEL, content)
 
@@ -662,7 +789,7 @@ def read_instant(path: Path) -> InstantModel:
     tensors, content = read_tensors(path, *INSTANT_MODEL)
     try:
         trunk = Config.parse(content["trunk"], source=str(path)).model
-        sizes = {name: content[name] for name in ("classes", "bins", "reach")}
+        sizes = {name: content[name] for name in PLAIN_SIZES}
         with torch.random.fork_rng(devices=[]):
             model = InstantModel(InstantConfig(trunk=trunk, **sizes))
     except KeyError as error:

@@ -28,6 +28,7 @@ from addnorm.lens.columns import (
     embed_columns,
 )
 from addnorm.lens.shap_values import ShapValues, has_shap, shap_values
+from addnorm.models.instant import InstantPredictor
 from addnorm.models.tabular import TabTransformerModel, TabularModel
 from addnorm.tabular.base import TableEstimator
 from addnorm.tabular.estimators import TableClassifier
@@ -241,8 +242,9 @@ def explain_row(
     names, column_of_token = _columns(estimator)
     others, baseline_name = _background_rows(estimator, frame, row, background)
     table = estimator.encoder_.encode(one)
+    steps = 32 if isinstance(estimator.model_, InstantPredictor) else 16  # its paths bend more
     by_token, end, start = expected_gradients(
-        estimator.model_, table, others, draws=BACKGROUND_ROWS, steps=16
+        estimator.model_, table, others, draws=BACKGROUND_ROWS, steps=steps
     )
     contributions = _sum_by_column(by_token, column_of_token, len(names))[0]
     importance = contributions.abs().numpy()

@@ -197,7 +197,7 @@ class InstantClassifier(InstantEstimator, TableClassifier):
     ----------
     members
         Answers that are averaged; in each, classes and values of categories are numbered in
-        another order.
+        another order. Of tables with more than 8,000 cells, two at most.
     max_rows, max_columns
         Most rows and columns that are used.
     calibrate

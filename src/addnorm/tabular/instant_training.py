@@ -29,7 +29,7 @@ from torch import Generator, Tensor, nn
 from addnorm.config import ModelConfig
 from addnorm.cpu import keep_memory
 from addnorm.errors import ConfigError
-from addnorm.files import make_directory, to_json, write_whole
+from addnorm.files import INSTANT_MODEL, make_directory, to_json, write_whole
 from addnorm.metrics import auc
 from addnorm.models.instant import (
     InstantConfig,
@@ -37,6 +37,7 @@ from addnorm.models.instant import (
     standardise_target,
     write_instant,
 )
+from addnorm.models.saved import read_tensors
 from addnorm.tabular.prior import MAX_CLASSES, Draw, Tables, sample_tables
 from addnorm.training import parallel
 from addnorm.training.loop import Batch, Loop, LoopSettings, Observer, Step
@@ -50,6 +51,7 @@ VALIDATION = (
     (300, 60, 10, 2, 24),
     (100, 60, 8, 4, 32),
     (100, 60, 16, 8, 24),
+    (150, 60, 40, 10, 12),
     (100, 60, 8, 0, 40),
     (300, 60, 12, 0, 16),
 )
@@ -63,10 +65,13 @@ class InstantSettings:
     width: int = 64
     depth: int = 4
     heads: int = 2
+    identity: int = 16
+    solvers: int = 1
     addnorm: str = "pre"
     ffn: str = "relu"
     optimizer: str = "muon"
     rate: float = 3.5e-4
+    schedule: str = "constant"
     warmup: int = 100
     cells: int = 8_000
     """Cells of a step, about."""
@@ -101,7 +106,9 @@ def make_model(settings: InstantSettings) -> InstantModel:
         dropout=0.0,
         head="none",
     )
-    return InstantModel(InstantConfig(trunk=trunk))
+    return InstantModel(
+        InstantConfig(trunk=trunk, identity=settings.identity, solvers=bool(settings.solvers))
+    )
 
 
 def draw_shape(draw: Draw, settings: InstantSettings, part: int) -> tuple[int, int, int, int]:
@@ -142,13 +149,13 @@ def batch_loss(model: InstantModel, batch: Batch, total: int) -> Tensor:
 
 def log_probabilities(model: InstantModel, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return those of all outcomes, (tables, unknown, outcomes), and those of the outcomes."""
-    hidden, known = model.hidden(batch["cells"], batch["known"], batch["is_category"])
+    unknown, known = model.hidden(batch["cells"], batch["known"], batch["is_category"])
     classes = int(batch["classes"])
     if classes:
-        logits = model.class_logits(hidden, known, batch["known"], classes)
+        logits = model.class_logits(unknown, known, batch["known"], classes)
         target = batch["target"]
     else:
-        logits = model.bin_logits(hidden, known, batch["known"])
+        logits = model.bin_logits(unknown, known, batch["known"])
         target = model.bins_of(batch["target"])
     logs = logits.log_softmax(dim=-1)
     return logs, logs.gather(-1, target[..., None])[..., 0]
@@ -214,9 +221,7 @@ class InstantTraining:
         if parallel.world_size() == 1:
             return loss
         # With several workers every parameter must take part in every step.
-        ends = (model.labels, model.numbers, model.class_vote, model.number_vote, model.number_head)
-        rest = [model.unknown, model.bandwidth, *(p for end in ends for p in end.parameters())]
-        return loss + 0.0 * torch.stack([p.sum() for p in rest]).sum()
+        return loss + 0.0 * torch.stack([p.sum() for p in model.parameters()]).sum()
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Return losses on validation tables; `loss` is their mean, relative to uniform guesses."""
@@ -287,6 +292,7 @@ def make_loop(
     anneal: int = 0,
     evaluate_every: int = 400,
     start: Path | None = None,
+    weights: Path | None = None,
     device: str | torch.device = "cpu",
 ) -> Loop:
     """Return a loop that continues the newest checkpoint in `directory`, if there is one.
@@ -306,24 +312,31 @@ def make_loop(
     start
         A directory whose newest checkpoint is annealed. Where `directory` has a checkpoint already,
         that is continued, and `anneal` must be as it was.
+    weights
+        A file of weights to begin with, instead of random ones; parts of the model that it does not
+        have stay as they are drawn.
     device
         Where to train.
     """
     device = torch.device(device)
     model, task = make_model(settings).to(device), InstantTraining(settings)
+    if weights is not None:
+        load_weights(model, weights)
     optimizer = make_optimizer(
         model, settings.optimizer, lr=settings.rate, betas=(0.9, 0.98), eps=1e-9
     )
     make_directory(directory)
-    constant = make_schedule("constant", warmup=settings.warmup, steps=steps)
+    schedule = make_schedule(settings.schedule, warmup=settings.warmup, steps=steps)
     options = LoopSettings(
         steps=steps,
-        schedule=constant,
+        schedule=schedule,
         clip=1.0,
         evaluate_every=evaluate_every,
         save_every=evaluate_every,
         ema=settings.ema,
         max_seconds=seconds,
+        refit=seconds > 0 and settings.schedule != "constant",
+        fixed_evaluations=True,
     )
     curve = CurveLogger(directory / "curve.jsonl", task)
     loop = Loop(
@@ -342,27 +355,48 @@ def make_loop(
     loop.run_directory = directory
     loop.state.finished = False
     if anneal:
-        began = _annealed_from(plan, loop.state.step, anneal)
+        factor = loop.rate_factor(loop.state.step) if loop.state.step else 1.0
+        began, factor = _annealed_from(plan, loop.state.step, anneal, factor)
+        loop.state.segments.clear()  # a time limit of the run before
         loop.settings = replace(
             options,
             steps=began + anneal,
-            schedule=lambda step: constant(step) * max(0.0, 1 - (step - began) / anneal),
+            schedule=lambda step: factor * max(0.0, 1 - (step - began) / anneal),
+            max_seconds=0.0,
+            refit=False,
         )
     return loop
 
 
-def _annealed_from(plan: Path, step: int, anneal: int) -> int:
-    """Return the step at which annealing began: now, or as the plan of an earlier start says."""
+def load_weights(model: InstantModel, path: Path) -> None:
+    """Copy the weights of a file into a model that has them all, and perhaps others besides."""
+    tensors, _ = read_tensors(path, *INSTANT_MODEL)
+    own = model.state_dict()
+    for name, tensor in tensors.items():
+        if name not in own or own[name].shape != tensor.shape:
+            raise ConfigError(
+                f"the model has no weights {name!r} of shape {tuple(tensor.shape)}, but "
+                f"{str(path)!r} has. Give the sizes that it was trained with."
+            )
+    model.load_state_dict(tensors, strict=False)
+
+
+def _annealed_from(plan: Path, step: int, anneal: int, factor: float) -> tuple[int, float]:
+    """Return the step at which annealing began, and the factor on the rate then.
+
+    They are those given, or those of the plan of an earlier start.
+    """
     if not plan.exists():
-        write_whole(plan, to_json({"began": step, "steps": anneal}).encode())
-        return step
+        facts = {"began": step, "steps": anneal, "factor": factor}
+        write_whole(plan, to_json(facts).encode())
+        return step, factor
     content = json.loads(plan.read_text(encoding="utf-8"))
     if content["steps"] != anneal:
         raise ConfigError(
             f"{str(plan.parent)!r} was begun with --anneal {content['steps']}: got {anneal}. "
             "Give the same number, or another --out."
         )
-    return int(content["began"])
+    return int(content["began"]), float(content["factor"])
 
 
 def export_weights(loop: Loop, path: Path) -> None:
@@ -380,6 +414,7 @@ def train_instant(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=1_000_000, help="stop after these steps")
     parser.add_argument("--anneal", type=int, default=0, help="decay the rate over these steps")
     parser.add_argument("--out", type=Path, help="where to anneal; DIRECTORY/annealed if left out")
+    parser.add_argument("--weights", type=Path, help="begin with these weights, not random ones")
     parser.add_argument("--evaluate-every", type=int, default=400)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu", help="cpu, or cuda")
@@ -407,6 +442,7 @@ def train_instant(arguments: Sequence[str] | None = None) -> None:
         anneal=args.anneal,
         evaluate_every=args.evaluate_every,
         start=args.directory if args.anneal else None,
+        weights=args.weights,
         device=device,
     )
     loop.run()

@@ -161,7 +161,7 @@ def _easy_tables(draw: Draw, tables: int, rows: int, columns: int, classes: int)
 
 
 def _full_tables(draw: Draw, tables: int, rows: int, columns: int, classes: int) -> Tables:
-    if classes and bool(draw.happens(0.2 if classes == 2 else 0.4, 1)):
+    if classes and bool(draw.happens(0.2 if classes == 2 else 0.5, 1)):
         x, target = _class_clusters(draw, tables, rows, columns, classes)
         cells, is_category = _warp_columns(draw, x)
         return Tables(_lose_cells(draw, cells), is_category, _flip(draw, target, classes), classes)
@@ -174,7 +174,7 @@ def _full_tables(draw: Draw, tables: int, rows: int, columns: int, classes: int)
         x = standardise(INPUT_KINDS[draw.pick(INPUT_SHARES)](draw, tables, rows, columns))
         cells, is_category = _warp_columns(draw, x)
         if bool(draw.happens(0.5, 1)):  # the target follows the columns as they are written
-            x = standardise(_ranks_of_codes(cells, is_category))
+            x = standardise(_effects(draw, cells, is_category))
         keep = draw.uniform(tables, 1, 1, low=0.2, high=1.0)
         weight = draw.normal(tables, 1, columns).abs() * draw.happens(keep, tables, 1, columns)
         weight[:, :, :1] += 0.3
@@ -270,12 +270,12 @@ def _class_clusters(
 
     The columns are mixtures of these dimensions with noise of their own; some are noise alone.
     """
-    each, latent = draw.one(1, 3), draw.one(2, max(2, min(columns, 12)))
+    each, latent = draw.one(1, 3), draw.one(2, max(2, min(columns, 20)))
     shares = _shares(draw, tables, classes).log()
     target = (shares[:, None] + draw.gumbel(tables, rows, classes)).argmax(dim=-1)
     cluster = target * each + draw.integers(0, each - 1, tables, rows)
     place = cluster[..., None].expand(-1, -1, latent)
-    apart = draw.log_uniform(tables, 1, 1, low=0.5, high=5.0)
+    apart = draw.log_uniform(tables, 1, 1, low=0.5 if classes == 2 else 1.0, high=6.0)
     centres = draw.normal(tables, classes * each, latent) * apart
     width = draw.uniform(tables, classes * each, latent, low=0.3, high=1.5)
     z = centres.gather(1, place) + width.gather(1, place) * draw.normal(tables, rows, latent)
@@ -283,7 +283,7 @@ def _class_clusters(
     x = standardise(z @ mix)
     if bool(draw.happens(0.4, 1)):
         x = _activate(draw, 1.5 * x + 0.5 * draw.normal(tables, 1, columns))
-    own = draw.uniform(tables, 1, columns) * draw.uniform(tables, 1, 1)
+    own = 1.5 * draw.uniform(tables, 1, columns) * draw.uniform(tables, 1, 1)
     return standardise(x + own * draw.normal(tables, rows, columns)), target
 
 
@@ -371,7 +371,7 @@ TARGET_SHARES = {
 
 def _softmax_classes(draw: Draw, score: Tensor) -> Tensor:
     tables, rows, classes = score.shape
-    sharpness = draw.log_uniform(tables, 1, 1, low=0.7, high=30.0)
+    sharpness = draw.log_uniform(tables, 1, 1, low=1.0, high=30.0)
     bias = draw.normal(tables, 1, classes) * draw.uniform(tables, 1, 1, high=2.0)
     # Relabelled at random by the exchangeable classes.
     return (sharpness * (score + 0.5 * bias) + draw.gumbel(tables, rows, classes)).argmax(dim=-1)
@@ -379,7 +379,7 @@ def _softmax_classes(draw: Draw, score: Tensor) -> Tensor:
 
 def _ordinal_classes(draw: Draw, score: Tensor, classes: int) -> Tensor:
     tables, rows = score.shape
-    noise = draw.log_uniform(tables, 1, low=0.03, high=2.0)
+    noise = draw.log_uniform(tables, 1, low=0.03, high=2.0 if classes == 2 else 0.6)
     noisy = score + noise * draw.normal(tables, rows)
     edges = _shares(draw, tables, classes).cumsum(dim=1)[:, :-1]
     place = noisy.argsort(dim=1).argsort(dim=1).float() / rows
@@ -405,7 +405,7 @@ def _flip(draw: Draw, target: Tensor, classes: int) -> Tensor:
 
 def _numbers(draw: Draw, score: Tensor, x: Tensor) -> Tensor:
     tables, rows = score.shape
-    noise = draw.log_uniform(tables, 1, low=0.02, high=1.5).expand(tables, rows)
+    noise = draw.log_uniform(tables, 1, low=0.02, high=1.0).expand(tables, rows)
     if bool(draw.happens(0.4, 1)):
         column = x[..., draw.one(0, x.shape[-1] - 1)]
         noise = noise * (0.7 * column.clamp(-3, 3)).exp()
@@ -431,6 +431,11 @@ def _warp_columns(draw: Draw, x: Tensor) -> tuple[Tensor, Tensor]:
     warped = torch.where(draw.happens(0.12, *shape), (x * draw.uniform(*shape, high=1.2)).exp(), x)
     power = draw.uniform(*shape, low=1.0, high=2.5)
     warped = torch.where(draw.happens(0.1, *shape), x.sign() * x.abs().pow(power), warped)
+    # Many zeros and a tail, as of amounts and pixels.
+    tail = (x - draw.uniform(*shape, low=-0.5, high=1.5)).relu()
+    tail = torch.where(draw.happens(0.5, *shape), tail.expm1(), tail)
+    zeros = draw.uniform(tables, 1, 1, high=0.6) * draw.happens(0.25, tables, 1, 1)
+    warped = torch.where(draw.happens(zeros, *shape), tail, warped)
     step = draw.log_uniform(*shape, low=0.15, high=1.0)
     warped = torch.where(draw.happens(0.2, *shape), (warped / step).round(), warped)
     # Categories: up to MAX_CODES intervals of the column; the codes of some have no order.
@@ -455,9 +460,16 @@ def _warp_columns(draw: Draw, x: Tensor) -> tuple[Tensor, Tensor]:
     return cells, is_category[:, 0]
 
 
-def _ranks_of_codes(cells: Tensor, is_category: Tensor) -> Tensor:
-    """Return the columns with bounded values: heavy tails would make the target one outlier's."""
-    return standardise(cells).clamp(-3, 3)
+def _effects(draw: Draw, cells: Tensor, is_category: Tensor) -> Tensor:
+    """Return what columns contribute as they are written: bounded numbers, an effect of each code.
+
+    Heavy tails would make the target one outlier's.
+    """
+    effects = draw.normal(len(cells), MAX_CODES, cells.shape[-1])
+    codes = torch.where(is_category[:, None], cells, 0.0).long()
+    return torch.where(
+        is_category[:, None], effects.gather(1, codes), standardise(cells).clamp(-3, 3)
+    )
 
 
 def _lose_cells(draw: Draw, cells: Tensor) -> Tensor:

@@ -42,7 +42,8 @@ def _to_robust(values: Array, knots: Sequence[float]) -> Array:
 
 
 def _fit_standard(values: Array) -> tuple[float, ...]:
-    return float(values.mean()), float(values.std()) or 1.0
+    ordered = np.sort(values)  # so that the order of rows does not change the last bit
+    return float(ordered.mean()), float(ordered.std()) or 1.0
 
 
 def _to_standard(values: Array, knots: Sequence[float]) -> Array:
