@@ -114,7 +114,7 @@ def run_experiments(
     objective : the loss, for the labels
     pad : the id of padding, if known
     """
-    labels, reason = _try_run(lambda: read_labels(model, batch, objective, pad))
+    labels, reason = _run_experiment(lambda: read_labels(model, batch, objective, pad))
     if labels is not None and labels.length_first:
         model, batch = _BatchFirst(model), _transposed(batch)
     experiments: dict[str, tuple[str, Callable[[], Any]]] = {
@@ -139,7 +139,7 @@ def run_experiments(
         if random and check != "training mode":
             reasons[check] = "the answers are random in evaluation mode, too"
             continue
-        value, reason = _try_run(run)
+        value, reason = _run_experiment(run)
         if reason:
             reasons[check] = reason
         else:
@@ -150,7 +150,7 @@ def run_experiments(
     return ExperimentResults(**values, not_examined=reasons)
 
 
-def _try_run(run: Callable[[], Any]) -> tuple[Any, str]:
+def _run_experiment(run: Callable[[], Any]) -> tuple[Any, str]:
     """Return the result of an experiment, or None and the reason why there is none."""
     try:
         with torch.no_grad():
