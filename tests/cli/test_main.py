@@ -43,7 +43,7 @@ FLAGS = {
     "classify": HELP | {"--stream", "--engine", "--examples", "--json"},
     "label": HELP | {"--stream", "--engine", "--json"},
     "schema": HELP | {"-o", "--out", "--target", "--json"},
-    "predict": HELP | {"-o", "--out", "--proba", "--json"},
+    "predict": HELP | {"--engine", "-o", "--out", "--proba", "--json"},
     "explain": HELP | {"--row", "--report", "--memory", "--json"},
     "import": HELP | {"--adapter", "--json"},
     "export": HELP | {"--to", "--architecture", "--precision", "--json"},
