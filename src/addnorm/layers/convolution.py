@@ -92,6 +92,6 @@ class Convolution(nn.Module):
             return context.segments.join(self.layer, x)
         if context.cache is None:
             return x
-        split = x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)
+        split = x.reshape(*x.shape[:2], self.heads, -1).transpose(1, 2)
         read = context.cache.write(self.layer, split, split)[0]
         return read[:, :, -(x.shape[1] + self.kernel - 1) :].transpose(1, 2).flatten(2)
