@@ -56,7 +56,7 @@ def test_quantiles_rise_and_counts_are_not_negative(model: FTTransformerRegresso
 
 
 def test_held_out_rows_calibrate_the_distribution(model: FTTransformerRegressor) -> None:
-    """How well intervals then cover is tested in test_conformal.py: this model is barely trained."""
+    """How well intervals cover is tested in test_conformal.py: this model is barely trained."""
     figures = model.report_["valid"]
     assert 0 <= figures["coverage_80"] <= figures["coverage_90"] <= 1
     assert set(figures) == set(model.evaluate(X, COUNTS))
