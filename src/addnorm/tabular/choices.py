@@ -107,7 +107,7 @@ def default_parameters(kind: str, effort: str, classes: bool, rows: int = 0) -> 
     return settings
 
 
-def resolve(estimator: "TableEstimator", name: str, rows: int = 0) -> Any:
+def parameter_of(estimator: "TableEstimator", name: str, rows: int = 0) -> Any:
     """Return a parameter of an estimator, or its default for a number of rows if it is None."""
     value = getattr(estimator, name)
     if value is not None:
@@ -183,7 +183,7 @@ def choose_network(
     folds : fold of each row, if there are several models; each has edges of its own.
     """
     options = dict(estimator.embedding_options or {})
-    embedding = resolve(estimator, "embedding") or estimator.number_embedding
+    embedding = parameter_of(estimator, "embedding") or estimator.number_embedding
     count = 1 if folds is None else int(folds.max()) + 1
     if embedding == "piecewise" and table.numbers.shape[1]:
         numbers, number_of_bins = table.numbers.numpy(), options.pop("bins", 48)
@@ -209,14 +209,14 @@ def choose_network(
         trunk=trunk or _trunk(estimator),
         embedding=embedding,
         embedding_options=options,
-        members=resolve(estimator, "members"),
+        members=parameter_of(estimator, "members"),
         folds=count,
     )
 
 
 def _trunk(estimator: "TableEstimator") -> ModelConfig:
     """Return the trunk: the published one, with recommended and explicit parameters."""
-    values = {name: resolve(estimator, name) for name in TRUNK_PARAMETERS}
+    values = {name: parameter_of(estimator, name) for name in TRUNK_PARAMETERS}
     changes = {name: value for name, value in values.items() if value is not None}
     if estimator.width is not None and estimator.kind == "ft":
         recommended = is_recommended(estimator.kind, estimator.effort)
@@ -262,18 +262,18 @@ def choose_settings(estimator: "TableEstimator", rows: int, held_out: bool) -> F
     epochs = estimator.epochs or choose_epochs(
         rows, batch, held_out, estimator.kind, estimator.effort
     )
-    rate = resolve(estimator, "learning_rate", rows)
+    rate = parameter_of(estimator, "learning_rate", rows)
     return FitSettings(
         batch=batch,
         epochs=epochs,
         rate=estimator.rate if rate is None else rate,
-        weight_decay=resolve(estimator, "weight_decay"),
-        schedule=resolve(estimator, "schedule"),
-        warmup=resolve(estimator, "warmup"),
-        patience=resolve(estimator, "patience"),
-        drop_cells=resolve(estimator, "drop_cells"),
-        swap_cells=resolve(estimator, "swap_cells", rows),
-        ema=resolve(estimator, "ema"),
+        weight_decay=parameter_of(estimator, "weight_decay"),
+        schedule=parameter_of(estimator, "schedule"),
+        warmup=parameter_of(estimator, "warmup"),
+        patience=parameter_of(estimator, "patience"),
+        drop_cells=parameter_of(estimator, "drop_cells"),
+        swap_cells=parameter_of(estimator, "swap_cells", rows),
+        ema=parameter_of(estimator, "ema"),
         minutes=estimator.minutes,
         seed=estimator.seed_,
         metric=estimator.metric,
