@@ -299,8 +299,8 @@ def test_everything_is_fitted_on_training_rows_only() -> None:
 @pytest.mark.trains
 def test_the_time_limit_is_respected() -> None:
     model = FTTransformerClassifier(**QUICK | {"epochs": 10_000, "minutes": 1e-4}).fit(X, Y)
-    assert model.report_["epochs"] < 100  # of 10,000
-    assert model.predict_proba(X).shape == (240, 2)
+    assert model.report_["epochs"] < 100
+    assert any("time limit reached" in note for note in model.report_["notes"])
 
 
 @pytest.mark.trains
@@ -488,7 +488,7 @@ def test_a_loaded_estimator_predicts_the_same(tmp_path: Path, name: str) -> None
         settings |= {"embedding": "piecewise", "members": 2}
     y = X.columns["noise"] if name.endswith("Regressor") else Y
     if name.endswith("Ordinal"):
-        y = (Y == "yes").astype(int)
+        y = np.arange(len(Y)) % 3
     model: Any = ESTIMATORS[name](**settings)
     model.fit(X, y)
     save_estimator(model, tmp_path / "m")
