@@ -138,7 +138,7 @@ def _depth_section(kind: str, name: str, row: Mapping[str, Any]) -> list[str]:
     lines = ["## Gradient and dependency by depth", "", head, "|---|---|---|"]
     for depth in DEPTHS:
         each = row["depth"][str(depth)]
-        share = "–" if each["input"] is None else f"{100 * each['input']:.2g} %"
+        share = "–" if each["input"] is None else f"{100 * each['input']:.3g} %"
         lines.append(f"| {depth} | {_ratio(each['gradient'])} | {share} |")
     return [
         *lines,
