@@ -149,7 +149,8 @@ def _depth_section(kind: str, name: str, row: Mapping[str, Any]) -> list[str]:
         "",
         f"At initialisation: {around}, width 64, 4 heads, random tokens. A map has a row for the "
         "stream after each block, and a column for what the input and each block wrote into it "
-        "([how it is measured](../../clinic.md#what-is-measured))." + UNFOLLOWED.get(name, ""),
+        "([how it is measured](../../clinic.md#what-is-measured)). Of several streams the first is "
+        "shown, the one that the next sublayer reads." + UNFOLLOWED.get(name, ""),
         "",
     ]
 
