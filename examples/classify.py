@@ -3,9 +3,9 @@
     python examples/classify.py [MODEL]
 
 MODEL is a local directory of Hugging Face with an encoder, such as a MiniLM, or a run of
-`addnorm train masked`. Without one, a tiny encoder is trained here on unlabelled texts. It shows the
-steps, not the gain: on 2026-11-18 it was 72 % right, and 76 % from nothing. What published encoders
-gain is in docs/interop.md.
+`addnorm train masked`. Without one, a tiny encoder is trained here on unlabelled texts. It shows
+the steps, not the gain: on 2026-11-18 it was 72 % right, and 76 % from nothing. What published
+encoders gain is in docs/interop.md.
 """
 
 # %% Data: opinions about things; labels for a few of them only
