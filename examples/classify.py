@@ -3,7 +3,9 @@
     python examples/classify.py [MODEL]
 
 MODEL is a local directory of Hugging Face with an encoder, such as a MiniLM, or a run of
-`addnorm train masked`. Without one, a tiny encoder is trained here on unlabelled texts.
+`addnorm train masked`. Without one, a tiny encoder is trained here on unlabelled texts. It shows
+the steps, not the gain: on 2026-11-18 it was 72 % right, and 76 % from nothing. What published
+encoders gain is in docs/interop.md.
 """
 
 # %% Data: opinions about things; labels for a few of them only
@@ -31,7 +33,7 @@ labelled, test, unlabelled = texts[:40], texts[40:240], [text for text, _ in tex
 folder = Path(tempfile.mkdtemp())
 model = Path(sys.argv[1]) if len(sys.argv) > 1 else folder / "encoder"
 if len(sys.argv) == 1:
-    small = {"model.width": 64, "model.depth": 1, "model.heads": 4, "train.steps": 250}
+    small = {"model.width": 64, "model.depth": 1, "model.heads": 4, "train.steps": 60}
     masked = addnorm.train("masked", text=unlabelled, out=model, progress=False, set=small)
     print(f"a pretrained encoder of {masked.model.count():,} parameters: {model}")
 

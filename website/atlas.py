@@ -138,7 +138,7 @@ def _depth_section(kind: str, name: str, row: Mapping[str, Any]) -> list[str]:
     lines = ["## Gradient and dependency by depth", "", head, "|---|---|---|"]
     for depth in DEPTHS:
         each = row["depth"][str(depth)]
-        share = "–" if each["input"] is None else f"{100 * each['input']:.2g} %"
+        share = "–" if each["input"] is None else f"{100 * each['input']:.3g} %"
         lines.append(f"| {depth} | {_ratio(each['gradient'])} | {share} |")
     return [
         *lines,
@@ -149,7 +149,8 @@ def _depth_section(kind: str, name: str, row: Mapping[str, Any]) -> list[str]:
         "",
         f"At initialisation: {around}, width 64, 4 heads, random tokens. A map has a row for the "
         "stream after each block, and a column for what the input and each block wrote into it "
-        "([how it is measured](../../clinic.md#what-is-measured))." + UNFOLLOWED.get(name, ""),
+        "([how it is measured](../../clinic.md#what-is-measured)). Of several streams the first is "
+        "shown, the one that the next sublayer reads." + UNFOLLOWED.get(name, ""),
         "",
     ]
 

@@ -53,7 +53,9 @@ def dependency_picture(name: str, profiles: Sequence[Profile]) -> Svg:
         picture.rect(left, 26, PANEL, PANEL, "frame")
         picture.text(left, PANEL + 42, f"{first}, then block after block →", "tick")
     picture.text(14, 26 + PANEL / 2, "after each block ↓", "tick", "middle", turn=-90)
-    picture.text(GAP, PANEL + 58, "dark: a large share of the variance (shade: its root)", "tick")
+    picture.text(
+        GAP, PANEL + 58, "strong colour: a large share of the variance (shade: its root)", "tick"
+    )
     return picture.close()
 
 
