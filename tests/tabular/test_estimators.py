@@ -299,8 +299,8 @@ def test_everything_is_fitted_on_training_rows_only() -> None:
 @pytest.mark.trains
 def test_the_time_limit_is_respected() -> None:
     model = FTTransformerClassifier(**QUICK | {"epochs": 10_000, "minutes": 1e-4}).fit(X, Y)
-    assert model.report_["epochs"] < 100
-    assert any("time limit reached" in note for note in model.report_["notes"])
+    assert model.report_["epochs"] < 100  # of 10,000
+    assert model.predict_proba(X).shape == (240, 2)
 
 
 @pytest.mark.trains
