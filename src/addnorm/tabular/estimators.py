@@ -130,7 +130,8 @@ class TableClassifier(ClassifierMixin, TableEstimator):  # type: ignore[misc]
 
     def predict(self, X: Any) -> Array:
         """Return the most likely class of each row."""
-        return np.asarray(self.classes_[self._decide(self.predict_proba(X))])
+        chosen = self._decide(self.predict_proba(X))
+        return np.asarray(self.classes_[chosen])
 
     def _decide(self, probabilities: Array) -> Array:
         """Return the class index of each row: the likeliest, or by the threshold if any."""
