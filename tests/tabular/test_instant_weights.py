@@ -40,6 +40,20 @@ def test_the_order_of_rows_and_columns_changes_nothing() -> None:
     assert np.allclose(alone, before[:3], rtol=0, atol=NEAR)
 
 
+def test_the_order_changes_nothing_with_categories_and_missing_cells() -> None:
+    """Numbers far from 0, so that a mean that depended on the order of rows would be seen."""
+    rng = np.random.default_rng(0)
+    X = np.empty((70, 4), dtype=object)
+    X[:, 0], X[:, 1] = rng.normal(5000, 9, 70), rng.exponential(3, 70)
+    X[:, 2], X[:, 3] = rng.choice(list("uvw"), 70), rng.normal(size=70)
+    X[rng.random(70) < 0.2, 3] = np.nan
+    y = X[:, 0].astype(float) + 5 * (X[:, 2] == "u") + rng.normal(size=70)
+    rows, columns = rng.permutation(60), [2, 0, 3, 1]
+    before = InstantRegressor().fit(X[:60], y[:60]).predict(X[60:])
+    moved = InstantRegressor().fit(X[rows][:, columns], y[rows]).predict(X[60:][:, columns])
+    assert np.allclose(moved, before, rtol=0, atol=NEAR * y.std())
+
+
 def test_it_predicts_classes_that_a_line_cannot_separate() -> None:
     X, y = moons()
     model = InstantClassifier().fit(X[:80], y[:80])

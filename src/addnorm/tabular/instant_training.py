@@ -6,7 +6,8 @@
 The learning rate is constant after warm-up, so that training can be continued at any time. To use a
 checkpoint, it is annealed: a copy is trained for some more steps with a rate that falls linearly to
 0 (Hu et al. 2024, 2404.06395, §4). The original is left as it was, and annealing can be resumed,
-too. All of this is counted in steps, none of it in time. Several processes: torchrun.
+too. With a budget that is known, `--schedule cosine` lets the rate fall over all of the steps, or
+over the time if `--minutes` is given. Several processes: torchrun.
 
 The curriculum is a function of the step: easy tables first, the whole prior mixed in linearly over
 the first `curriculum` steps; small tables first, larger ones between `growth_start` and
