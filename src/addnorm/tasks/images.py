@@ -73,10 +73,10 @@ def choose_patch(image: int) -> int:
     return sizes[0] if sizes else image
 
 
-def choose_batch(count: int) -> int:
+def images_per_batch(count: int) -> int:
     """Return a batch size, a power of 2 from 16 to 64, that leaves 32 steps an epoch if it can.
 
-    >>> choose_batch(100), choose_batch(1_300), choose_batch(60_000)
+    >>> images_per_batch(100), images_per_batch(1_300), images_per_batch(60_000)
     (16, 32, 64)
     """
     return next((size for size in (64, 32) if count >= 32 * size), 16)
@@ -417,7 +417,7 @@ class Images(Task):
         shift = side // 8 if request.data.image_shift is None else request.data.image_shift
         return base.replace(
             data=base.data.replace(valid_fraction=share, image_shift=shift),
-            train=base.train.replace(batch=choose_batch(facts.size), **cls.train_defaults),
+            train=base.train.replace(batch=images_per_batch(facts.size), **cls.train_defaults),
             run=base.run.replace(size=size),
         )
 
