@@ -74,7 +74,7 @@ def test_the_time_is_divided_among_the_rounds() -> None:
 
 def test_the_better_half_goes_on_if_there_is_time() -> None:
     trials = halve(CANDIDATES[:8], Fits(), seconds=240.0)
-    assert numbers_of(trials, 2) == {0, 4, 5, 6, 7} and numbers_of(trials, 3) == {0, 5, 6, 7}
+    assert numbers_of(trials, 2) == {0, 4, 5, 6, 7} and numbers_of(trials, 3) == {0, 6, 7}
 
 
 def test_a_round_without_time_ends() -> None:

@@ -154,7 +154,7 @@ def count_trials(budget: float, seconds: Sequence[float]) -> int:
 
 
 def survivors(trials: Sequence[Trial], budget: float, higher_is_better: bool) -> list[int]:
-    """Return the numbers of the better half of a round, the defaults first in any case.
+    """Return the defaults, 0, and the numbers of the better half of the others.
 
     Parameters
     ----------
@@ -165,8 +165,9 @@ def survivors(trials: Sequence[Trial], budget: float, higher_is_better: bool) ->
     """
     ranked = sorted(trials, key=lambda trial: rank_key(trial, higher_is_better))
     mean = max(sum(trial.seconds for trial in trials) / len(trials), 1e-6)
-    half = ranked[: math.ceil(len(ranked) / 2)]
-    kept = [trial.number for trial in half if trial.number and trial.score is not None]
+    others = [trial for trial in ranked if trial.number]
+    half = others[: math.ceil(len(others) / 2)]
+    kept = [trial.number for trial in half if trial.score is not None]
     return [0, *kept[: max(2, int(budget / (2 * mean))) - 1]]
 
 
