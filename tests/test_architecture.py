@@ -154,7 +154,7 @@ def test_the_rule_detects_forbidden_imports(file: str, text: str, count: int) ->
 
 # ── One name, one meaning ─────────────────────────────────────────────────────────────────────────
 
-COMMANDS = {"cost", "explain", "generate", "race", "train", "translate"}
+COMMANDS = {"cost", "explain", "generate", "race", "train", "translate", "tune"}
 """Commands of cli/ that have the name of the function they call."""
 
 

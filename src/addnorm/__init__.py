@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from addnorm.models.saved import save
     from addnorm.models.size import cost
     from addnorm.races.run import race
+    from addnorm.races.tune import tune
     from addnorm.runs.front_door import explain, load, open, train
     from addnorm.runs.imported import import_model
     from addnorm.runs.run import Run
@@ -53,6 +54,7 @@ _HOMES = {
     "shift_right": "addnorm.layers.embeddings",
     "token_loss": "addnorm.training.loss",
     "train": "addnorm.runs.front_door",
+    "tune": "addnorm.races.tune",
 }
 
 __all__ = [
@@ -79,6 +81,7 @@ __all__ = [
     "shift_right",
     "token_loss",
     "train",
+    "tune",
 ]
 
 

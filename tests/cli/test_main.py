@@ -54,6 +54,7 @@ FLAGS = {
     | {"--set", "--report", "--lr", "--warmup", "--quick", "--try", "--steps", "--jobs", "--json"}
     | {"--data", "--out", "--fail-on"},
     "race": HELP | {"--set", "--vary", "--seeds", "--minutes", "--out", "--jobs", "--json"},
+    "tune": HELP | {"--target", "--minutes", "--out", "--seed", "--set", "--json"},
     "runs": HELP | {"--json"},
     "cost": HELP | {"--set", "--length", "--batch", "--json"},
     "draw": HELP | {"--set", "-o", "--out", "--length"},

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from addnorm import __version__
-from addnorm.cli import clinic, completion, doctor, interop, predict, train
+from addnorm.cli import clinic, completion, doctor, interop, predict, train, tune
 from addnorm.cli.flags import add_set
 from addnorm.cpu import reduce_thread_spinning
 from addnorm.errors import AddnormError, ConfigError, nearest
@@ -215,6 +215,12 @@ COMMANDS: dict[str, Command] = {
         "addnorm.cli.clinic:race",
         clinic.race_flags,
         clinic.RACE_EXAMPLES,
+    ),
+    "tune": Command(
+        "search for the settings that suit a table, and train a run with the best ones",
+        "addnorm.cli.tune:tune",
+        tune.add_tune_flags,
+        tune.TUNE_EXAMPLES,
     ),
     "runs": Command(
         "list runs and their best metrics",

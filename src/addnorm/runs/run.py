@@ -50,6 +50,8 @@ from addnorm.training.pace import Extension
 
 RECORD, CONFIG_FILE = "run.json", "config.toml"
 METRICS_FILE, SUMMARY_FILE = "metrics.jsonl", "summary.json"
+TRIALS = "tune"
+"""Folder of a run with the trials of the search for its settings."""
 
 
 class VerbError(InputError, AttributeError):
@@ -409,7 +411,8 @@ def require_unused(path: str | Path) -> Path:
         )
     if path.exists() and not path.is_dir():
         raise SavedError(f"{str(path)!r} is a file. Choose another --out.")
-    others = {entry.name for entry in path.iterdir()} - {INPUTS, LOCK_FILE} if path.exists() else ()
+    expected = {INPUTS, TRIALS, LOCK_FILE}
+    others = {entry.name for entry in path.iterdir()} - expected if path.exists() else ()
     if others:
         raise SavedError(
             f"{str(path)!r} is not empty. Choose another --out: it has {sorted(others)[0]!r}."
