@@ -7,6 +7,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from addnorm.tabular import (
     FTTransformerClassifier,
+    FTTransformerOrdinal,
     FTTransformerRegressor,
     InstantClassifier,
     InstantRegressor,
@@ -49,6 +50,7 @@ def expected(estimator: Any) -> dict[str, str]:
 @parametrize_with_checks(
     [
         FTTransformerClassifier(**SMALL),
+        FTTransformerOrdinal(**SMALL),
         FTTransformerRegressor(**SMALL),
         TabTransformerClassifier(**LONGER),
         TabTransformerRegressor(**LONGER),
