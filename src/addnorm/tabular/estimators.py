@@ -131,6 +131,7 @@ class TableClassifier(ClassifierMixin, TableEstimator):  # type: ignore[misc]
 
     def predict(self, X: Any) -> Array:
         """Return the most likely class of each row."""
+        check_is_fitted(self)
         return np.asarray(self.classes_[self._decide(self.predict_proba(X))])
 
     def _decide(self, probabilities: Array) -> Array:
