@@ -14,6 +14,7 @@ from addnorm.models.bins import (
     positions_of,
     quantiles_of,
     recalibrated,
+    recalibrated_mean,
     shaped_logits,
     smoothed_labels,
 )
@@ -102,21 +103,44 @@ def test_labels_are_a_normal_distribution_around_the_target() -> None:
     assert label[2].tolist() == pytest.approx(expected)
 
 
-def test_recalibration_changes_f_at_the_edges() -> None:
-    p = chances()
-    stated = torch.tensor([0.0, 0.2, 0.7, 1.0], dtype=torch.float64)
-    observed = torch.tensor([0.0, 0.1, 0.9, 1.0], dtype=torch.float64)
-    assert recalibrated(p, stated, stated).tolist() == [pytest.approx(row.tolist()) for row in p]
-    after = cumulative(recalibrated(p, stated, observed))
-    for row, F in zip(after, cumulative(p), strict=True):
-        for value, before in zip(row.tolist(), F.tolist(), strict=True):
-            if before <= 0.2:
-                expected = before / 2
-            elif before <= 0.7:
-                expected = 0.1 + (before - 0.2) * 0.8 / 0.5
-            else:
-                expected = 0.9 + (before - 0.7) / 3
-            assert value == pytest.approx(expected)
+KNOTS = ((0.0, 0.0), (0.2, 0.1), (0.7, 0.9), (1.0, 1.0))
+
+
+def test_recalibration_changes_f_everywhere() -> None:
+    """Not only at the edges: a knot within a bin bends F there."""
+    p, table = chances(), torch.tensor(KNOTS, dtype=torch.float64)
+    after, edges = recalibrated(p, EDGES, table[:, 0], table[:, 1])
+    for y in (-2.0, -1.0, -0.9, -0.1, 0.0, 0.2, 0.3, 0.5, 0.9, 1.5, 2.5, 4.9, 5.0, 7.0):
+        numbers = torch.full((4,), y, dtype=torch.float64)
+        for found, before in zip(
+            cdf_of(after, edges, numbers), cdf_of(p, EDGES, numbers), strict=True
+        ):
+            expected = []
+            for F in before.tolist():
+                if F <= 0.2:
+                    expected.append(F / 2)
+                elif F <= 0.7:
+                    expected.append(0.1 + (F - 0.2) * 0.8 / 0.5)
+                else:
+                    expected.append(0.9 + (F - 0.7) / 3)
+            assert found.tolist() == pytest.approx(expected)
+    same, places = recalibrated(p, EDGES, table[:, 0], table[:, 0])
+    assert crps_of(same, places, numbers).tolist() == pytest.approx(crps_of(p, EDGES, numbers))
+
+
+def test_quantiles_after_recalibration_are_those_at_the_stated_level() -> None:
+    p, table = chances(), torch.tensor(KNOTS, dtype=torch.float64)
+    after = quantiles_of(*recalibrated(p, EDGES, table[:, 0], table[:, 1]), table[1:3, 1])
+    assert torch.allclose(after, quantiles_of(p, EDGES, table[1:3, 0]))
+
+
+def test_the_recalibrated_mean_needs_no_sorting() -> None:
+    sure = torch.tensor([[0.0, 1.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0, 0.0]])
+    p, table = torch.cat((chances(), sure.double())), torch.tensor(KNOTS, dtype=torch.float64)
+    after, edges = recalibrated(p, EDGES, table[:, 0], table[:, 1])
+    expected = (after * bin_means(edges)).sum(dim=1)
+    assert torch.allclose(recalibrated_mean(p, EDGES, KNOTS), expected)
+    assert recalibrated_mean(p.float(), EDGES, KNOTS).dtype == torch.float32
 
 
 def test_logits_are_corrections_of_a_student_distribution() -> None:

@@ -56,13 +56,25 @@ def test_quantiles_rise_and_counts_are_not_negative(model: FTTransformerRegresso
 
 
 def test_held_out_rows_calibrate_the_distribution(model: FTTransformerRegressor) -> None:
-    """How well intervals cover is tested in test_conformal.py: this model is barely trained."""
+    """Intervals hold for the held-out rows although the model is barely trained."""
     figures = model.report_["valid"]
-    assert 0 <= figures["coverage_80"] <= figures["coverage_90"] <= 1
+    for level in (80, 90, 95):
+        assert figures[f"coverage_{level}"] >= level / 100 - 1e-12
     assert set(figures) == set(model.evaluate(X, COUNTS))
     assert model.model_.config.calibration[0] == (0.0, 0.0)
     assert "single values" in model.report_["target"]
     assert set(model.report_["coverage"]) == {"as trained", "calibrated"}
+
+
+def test_held_out_targets_are_the_numbers_that_were_given(model: FTTransformerRegressor) -> None:
+    """To the last digit: else a count is not the value that has a bin of its own."""
+    _, found = model.labelled(model.rows(X, COUNTS))
+    assert found.dtype == np.float64 and np.array_equal(found, COUNTS)
+
+
+def test_the_network_answers_with_the_calibrated_mean(model: FTTransformerRegressor) -> None:
+    found = model._predict(X)[:, 0].double().numpy() * model.scale_ + model.mean_
+    assert found == pytest.approx(model.predict(X), rel=1e-4, abs=1e-4)
 
 
 def test_few_held_out_rows_calibrate_nothing() -> None:

@@ -14,8 +14,12 @@ corrections r_k of a Student distribution whose location m and scale s the netwo
 
     z_k = −2 log(1 + ((c_k − m)/s)² / 3) + r_k,    c_k: middle of bin k, from −2 to 2
 
-Shapes: probabilities (rows, bins), edges (bins + 1,) in ascending order.
+Shapes: probabilities (rows, bins), edges in ascending order: (bins + 1,), the same for all rows, or
+(rows, bins + 1).
 """
+
+from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -24,13 +28,15 @@ from torch.nn import functional as F
 EXTRA_OUTPUTS = 2
 """Outputs of the network beside one for each bin: location and scale."""
 MIN_SCALE = 0.02
+TINY = 1e-8
+"""Probability of a bin below which R(F) within it is taken as constant."""
 LABEL_SIGMA = 0.75
 """σ of the label, in bins: the value of Farebrother et al. 2024, §3.1."""
 
 
 def bin_means(edges: Tensor) -> Tensor:
-    """Return the mean of each bin, (bins,)."""
-    return (edges[1:] + edges[:-1]) / 2
+    """Return the mean of each bin: the shape of `edges`, with one less at the end."""
+    return (edges[..., 1:] + edges[..., :-1]) / 2
 
 
 def cumulative(probabilities: Tensor) -> Tensor:
@@ -49,7 +55,13 @@ def quantiles_of(probabilities: Tensor, edges: Tensor, levels: Tensor) -> Tensor
     place = torch.searchsorted(below, targets, right=True).clamp(1, probabilities.shape[1]) - 1
     low, high = below.gather(1, place), below.gather(1, place + 1)
     share = ((targets - low) / (high - low).clamp(min=1e-12)).clamp(0, 1)
-    return edges[place] + share * (edges[place + 1] - edges[place])
+    first, last = _at(edges, place), _at(edges, place + 1)
+    return first + share * (last - first)
+
+
+def _at(edges: Tensor, place: Tensor) -> Tensor:
+    """Return the edge at each place, (rows, places)."""
+    return edges[place] if edges.ndim == 1 else edges.gather(1, place)
 
 
 def positions_of(y: Tensor, edges: Tensor) -> Tensor:
@@ -83,9 +95,10 @@ def cdf_of(probabilities: Tensor, edges: Tensor, y: Tensor) -> tuple[Tensor, Ten
     for right in (False, True):
         place = (torch.searchsorted(edges, wide, right=right) - 1).clamp(0, bins - 1)
         low, high = below.gather(1, place), below.gather(1, place + 1)
-        width = edges[place + 1] - edges[place]
-        share = (wide - edges[place]) / torch.where(width > 0, width, 1.0)
-        share = torch.where(width > 0, share, (wide > edges[place]) | right).clamp(0, 1)
+        first = _at(edges, place)
+        width = _at(edges, place + 1) - first
+        share = (wide - first) / torch.where(width > 0, width, 1.0)
+        share = torch.where(width > 0, share, (wide > first) | right).clamp(0, 1)
         sides.append((low + (high - low) * share).view(y.shape))
     return sides[0], sides[1]
 
@@ -99,13 +112,13 @@ def crps_of(probabilities: Tensor, edges: Tensor, y: Tensor) -> Tensor:
     contributes w (a² + ab + b²)/3, where F − [y ≤ x] goes from a to b over the width w.
     """
     below, y = cumulative(probabilities), y[:, None]
-    a, b, width = below[:, :-1], below[:, 1:], edges[1:] - edges[:-1]
-    share = ((y - edges[:-1]) / torch.where(width > 0, width, 1.0)).clamp(0, 1)
+    a, b, width = below[:, :-1], below[:, 1:], edges.diff()
+    share = ((y - edges[..., :-1]) / torch.where(width > 0, width, 1.0)).clamp(0, 1)
     at = a + (b - a) * share
     left = share * (a * a + a * at + at * at)
     right = (1 - share) * ((1 - at) ** 2 + (1 - at) * (1 - b) + (1 - b) ** 2)
     inside = (width * (left + right)).sum(dim=1) / 3
-    outside = (edges[0] - y).clamp(min=0) + (y - edges[-1]).clamp(min=0)
+    outside = (edges[..., :1] - y).clamp(min=0) + (y - edges[..., -1:]).clamp(min=0)
     return inside + outside[:, 0]
 
 
@@ -133,16 +146,54 @@ def shaped_logits(outputs: Tensor) -> Tensor:
     return outputs[..., 2:] - 2 * torch.log1p(((middle - location) / scale).square() / 3)
 
 
-def recalibrated(probabilities: Tensor, stated: Tensor, observed: Tensor) -> Tensor:
-    """Return the probabilities of bins after F ← R(F), R piecewise linear.
+def recalibrated(
+    probabilities: Tensor, edges: Tensor, stated: Tensor, observed: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return probabilities and edges after F ← R(F), R piecewise linear.
+
+    R bends at its knots, which lie within bins. Each is therefore an edge of its own, in another
+    place in each row: F is R(F) everywhere, not only at the edges that were there before.
 
     Parameters
     ----------
-    probabilities
-        (rows, bins)
+    probabilities, edges
+        (rows, bins), (bins + 1,)
     stated, observed
         Knots of R, both from 0 to 1: of all rows, a share `observed` has F(y) of at most `stated`.
         Kuleshov et al. 2018 (1807.00263), §3.
+
+    Returns
+    -------
+    (rows, bins + inner knots) and (rows, bins + inner knots + 1)
     """
+    rows, inner = len(probabilities), stated[1:-1]
+    places = quantiles_of(probabilities, edges, inner)
     shares = (cumulative(probabilities)[..., None] - stated[:-1]) / stated.diff()
-    return (shares.clamp(0, 1) @ observed.diff()).diff(dim=1)
+    before = shares.clamp(0, 1) @ observed.diff()
+    # F does not fall with y, so each is sorted by itself.
+    below = torch.cat((before, observed[1:-1].expand(rows, -1)), dim=1).sort(dim=1).values
+    both = torch.cat((edges.expand(rows, -1), places), dim=1).sort(dim=1).values
+    return below.diff(dim=1), both
+
+
+def recalibrated_mean(
+    probabilities: Tensor, edges: Tensor, knots: Sequence[tuple[float, float]]
+) -> Tensor:
+    """Return the means, (rows,), of the distributions of `recalibrated`, without sorting.
+
+        E[Y] = e_last − ∫ R(F(y)) dy = e_last − Σ_k w_k (S(F_{k+1}) − S(F_k)) / p_k
+
+    where w_k is the width of bin k and S(u) = ∫_0^u R. In float64, as knots may be close
+    to one another.
+    """
+    below, edges = cumulative(probabilities.double()), edges.double()
+    R, S = torch.zeros_like(below), torch.zeros_like(below)
+    for (start, low), (stop, high) in pairwise(knots):
+        slope = (high - low) / (stop - start)
+        inside = (below - start).clamp(0, stop - start)
+        beyond = (below - stop).clamp(min=0)
+        R = R + slope * inside
+        S = S + slope * inside * inside / 2 + (high - low) * beyond
+    p = below.diff(dim=1)
+    level = torch.where(p > TINY, S.diff(dim=1) / p.clamp(min=TINY), R[:, 1:])
+    return (edges[-1] - level @ edges.diff()).to(probabilities.dtype)

@@ -33,7 +33,7 @@ from addnorm.layers.init import INITS, init_stack_, torch_linear_
 from addnorm.layers.positions import Positions
 from addnorm.layers.rows import ROW_FEEDFORWARDS, RowAttention
 from addnorm.layers.stack import AnySublayer
-from addnorm.models.bins import EXTRA_OUTPUTS, bin_means, recalibrated, shaped_logits
+from addnorm.models.bins import EXTRA_OUTPUTS, bin_means, recalibrated_mean, shaped_logits
 from addnorm.models.build import (
     MakeSublayer,
     make_norm,
@@ -144,12 +144,11 @@ class TabularModel(nn.Module):
         return raw if self.edges is None else shaped_logits(raw)
 
     def bin_probabilities(self, outputs: Tensor) -> Tensor:
-        """Return calibrated probabilities of bins, (batch, bins), the mean over the members."""
-        probabilities = outputs.softmax(dim=-1).mean(dim=1)
-        if not self.config.calibration:
-            return probabilities
-        knots = probabilities.new_tensor(self.config.calibration)
-        return recalibrated(probabilities, knots[:, 0], knots[:, 1])
+        """Return probabilities of bins, (batch, bins), the mean over the members.
+
+        They are as the network predicts them; `recalibrated` applies the calibration.
+        """
+        return outputs.softmax(dim=-1).mean(dim=1)
 
     def answers(self, outputs: Tensor) -> Tensor:
         """Return the answer for (batch, members, outputs): mean logits, or the mean number.
@@ -158,8 +157,10 @@ class TabularModel(nn.Module):
         """
         if self.edges is None:
             return outputs.mean(dim=1)
-        means = bin_means(self.edges.to(outputs.dtype))
-        return (self.bin_probabilities(outputs) @ means)[:, None]
+        probabilities, edges = self.bin_probabilities(outputs), self.edges.to(outputs.dtype)
+        if self.config.calibration:
+            return recalibrated_mean(probabilities, edges, self.config.calibration)[:, None]
+        return (probabilities @ bin_means(edges))[:, None]
 
     def count(self) -> int:
         """Return the number of parameters."""

@@ -470,7 +470,8 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             )
         head: dict[str, Any] = {"edges": self._edges(), "ordered": self.ordered}
         weights = normalise_weights(weight[inside])
-        rows = Rows(table, self._targets(target[inside]), weights, fold=fold, **head)
+        own = target[inside]
+        rows = Rows(table, self._targets(own), weights, fold=fold, given=own, **head)
         valid = rows if fold is not None else None
         if eval_set is not None:
             valid = self._rows(*to_pair(eval_set))
@@ -478,7 +479,8 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             other = self.encoder_.encode(frame.take(held))
             if weight[held].any():
                 held_weight = normalise_weights(weight[held])
-                valid = Rows(other, self._targets(target[held]), held_weight, **head)
+                own = target[held]
+                valid = Rows(other, self._targets(own), held_weight, given=own, **head)
         notes = [
             *frame.notes,
             *describe_columns(self.encoder_.schema),
@@ -616,13 +618,15 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
 
     def _rows(self, X: Any, y: Any) -> Rows:
         table = self.encoder_.encode(self._frame(X, fitting=False))
-        target = self._targets(self._encode_target(y))
+        given = self._encode_target(y)
+        target = self._targets(given)
         if len(target) != len(table):
             raise InputError(
                 f"X and y must have the same number of rows: got {len(table)} and {len(target)}."
             )
         weight = torch.ones(len(table))
-        return Rows(table, target, weight, edges=self._edges(), ordered=self.ordered)
+        head: dict[str, Any] = {"edges": self._edges(), "ordered": self.ordered}
+        return Rows(table, target, weight, given=given, **head)
 
     @abstractmethod
     def evaluate(self, X: Any, y: Any) -> dict[str, float]:

@@ -8,6 +8,13 @@ probability k/(n + 1), whatever the model, if its rows are like the held-out one
 makes quantiles, and intervals between two quantiles, cover what they state on average; with n rows
 their coverage varies by √(p(1 − p)/n) about p. Kuleshov et al. 2018 (1807.00263) recalibrate F so;
 Chernozhukov et al. 2021 (1909.07889, distributional conformal prediction) take the rank of u.
+
+For a level p of a knot, k is rounded outwards: ⌊p(n + 1)⌋ below the median, ⌈p(n + 1)⌉ above. An
+interval between two knots then covers at least what it states, and at most 2/(n + 1) more, of new
+targets on average, and at least what it states of the held-out rows themselves (Vovk et al. 2005;
+Lei et al. 2018, 1604.04173, theorem 2.2). Where F jumps, at a value that many rows have, u is drawn
+from the jump: the value is inside of a closed interval if any part of its jump is, so intervals of
+counts cover more, not less. A target outside of all bins is in no interval.
 The held-out rows also decided when to stop, which makes u a little too even; test rows show how
 much.
 """
@@ -27,7 +34,8 @@ MANY_LEVELS = (
     *(0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5),
     *(0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.975, 0.99, 0.995),
 )
-MIN_GAP = 1e-6
+MIN_GAP = 1e-9
+"""Distance of knots, and by how much they lie outside of the row that they come from."""
 Knots = tuple[tuple[float, float], ...]
 """(stated, observed), both ascending from 0 to 1."""
 
@@ -35,22 +43,29 @@ Knots = tuple[tuple[float, float], ...]
 def calibration_knots(pit: Array) -> Knots:
     """Return the knots of R from u = F(y) of held-out rows; none if there are too few rows.
 
-    >>> calibration_knots(np.linspace(0.25, 0.75, 39))[3]
-    (0.2894736842105263, 0.1)
+    >>> [round(x, 4) for x in calibration_knots(np.linspace(0.25, 0.75, 39))[3]]
+    [0.2895, 0.1]
     """
     count = len(pit)
     if count < MIN_CALIBRATION_ROWS:
         return ()
     levels = np.array(MANY_LEVELS if count > FEW_KNOTS_ROWS else FEW_LEVELS)
-    places = levels * (count + 1)
-    levels = levels[(places >= 1) & (places <= count)]
-    stated = np.interp(levels * (count + 1), np.arange(1, count + 1), np.sort(pit))
-    stated = np.clip(stated, MIN_GAP, 1 - MIN_GAP)
-    knots = [(0.0, 0.0)]
-    for one, other in zip(stated.tolist(), levels.tolist(), strict=True):
-        if one - knots[-1][0] >= MIN_GAP and 1 - one >= MIN_GAP:
-            knots.append((one, other))
-    return (*knots, (1.0, 1.0))
+    places = np.round(levels * (count + 1), 6)
+    is_known = (places >= 1) & (places <= count)
+    levels, places = levels[is_known], places[is_known]
+    ordered = np.sort(pit)
+    stated = np.interp(places, np.arange(1, count + 1), ordered)
+    is_low, is_high = levels < 0.5, levels > 0.5
+    stated[is_low] = ordered[np.floor(places[is_low]).astype(int) - 1] - MIN_GAP
+    stated[is_high] = ordered[np.ceil(places[is_high]).astype(int) - 1] + MIN_GAP
+    # Equal knots are moved apart, away from the median.
+    steps, middle = MIN_GAP * np.arange(len(levels)), int(is_low.sum())
+    low = np.minimum.accumulate((stated - steps)[: middle + 1][::-1])[::-1] + steps[: middle + 1]
+    high = np.maximum.accumulate((stated - steps)[middle:]) + steps[middle:]
+    stated = np.concatenate((low[:-1], high))
+    stated = np.clip(stated, steps + MIN_GAP, 1 - MIN_GAP - steps[::-1])
+    inner = zip(stated.tolist(), levels.tolist(), strict=True)
+    return ((0.0, 0.0), *inner, (1.0, 1.0))
 
 
 def is_calibration(knots: Any) -> bool:

@@ -35,6 +35,8 @@ MAX_OWN_VALUES, MIN_OWN_ROWS = 32, 5
 BEYOND = 0.1
 """How far the bins reach beyond the training targets, as a share of their range."""
 PLACES = 4096
+LEAST = 1e-12
+"""A bin without width is a value if it has a greater probability."""
 INTERVALS = (0.8, 0.9, 0.95)
 """Intervals whose coverage is reported."""
 FAN_LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -108,7 +110,8 @@ class NumberDistribution:
     Parameters
     ----------
     probabilities : (rows, bins); of a row, they add up to 1.
-    edges : (bins + 1,), ascending, in units of the target.
+    edges : (bins + 1,), or (rows, bins + 1) if each row has its own; ascending, in units of the
+        target. After calibration each row has its own: its knots are edges, too.
 
     Examples
     --------
@@ -125,10 +128,12 @@ class NumberDistribution:
         return len(self.probabilities)
 
     def __getitem__(self, rows: Any) -> "NumberDistribution":
-        return NumberDistribution(np.atleast_2d(self.probabilities[rows]), self.edges)
+        edges = self.edges if self.edges.ndim == 1 else np.atleast_2d(self.edges[rows])
+        return NumberDistribution(np.atleast_2d(self.probabilities[rows]), edges)
 
     def __repr__(self) -> str:
-        bins, ends = self.probabilities.shape[1], f"{self.edges[0]:.6g} to {self.edges[-1]:.6g}"
+        bins, low, high = self.probabilities.shape[1], self.edges.min(), self.edges.max()
+        ends = f"{low:.6g} to {high:.6g}"
         shown = ""
         for row in range(min(len(self), 3)):
             mean = self.mean[row]
@@ -140,7 +145,7 @@ class NumberDistribution:
     @property
     def mean(self) -> Array:
         """Mean of each row."""
-        return np.asarray((self._p @ bin_means(self._e)).numpy())
+        return np.asarray((self._p * bin_means(self._e)).sum(dim=1).numpy())
 
     @property
     def median(self) -> Array:
@@ -150,8 +155,8 @@ class NumberDistribution:
     @property
     def std(self) -> Array:
         """Standard deviation of each row."""
-        low, high = self._e[:-1], self._e[1:]
-        square = self._p @ ((low * low + low * high + high * high) / 3)
+        low, high = self._e[..., :-1], self._e[..., 1:]
+        square = (self._p * (low * low + low * high + high * high) / 3).sum(dim=1)
         return np.asarray(np.sqrt(np.maximum(square.numpy() - self.mean**2, 0.0)))
 
     def quantile(self, levels: ArrayLike) -> Array:
@@ -174,15 +179,15 @@ class NumberDistribution:
 
         It is constant within a bin, and 0 outside of all bins.
         """
-        numbers, edges = self._numbers(y).numpy(), self.edges
-        place = np.searchsorted(edges, numbers, side="right") - 1
-        place = np.where(numbers == edges[-1], len(edges) - 2, place)
-        is_inside = (place >= 0) & (place < len(edges) - 1)
-        place = np.clip(place, 0, len(edges) - 2)
-        alone = np.isin(numbers, edges[:-1][np.diff(edges) == 0])
-        width = np.diff(edges)[place]
-        density = self.probabilities[np.arange(len(self)), place] / np.where(width > 0, width, 1.0)
-        return np.where(is_inside, np.where(alone, np.inf, density), 0.0)
+        numbers = self._numbers(y).numpy()[:, None]
+        edges = np.broadcast_to(self.edges, (len(self), self.edges.shape[-1]))
+        low, high = edges[:, :-1], edges[:, 1:]
+        is_last = (numbers == high) & (high == edges[:, -1:])
+        is_here = ((low <= numbers) & (numbers < high)) | (is_last & (low < high))
+        width = np.where(high > low, high - low, 1.0)
+        density = np.where(is_here, self.probabilities / width, 0.0).sum(axis=1)
+        is_value = (low == high) & (low == numbers) & (self.probabilities > LEAST)
+        return np.where(is_value.any(axis=1), np.inf, density)
 
     def pit(self, y: ArrayLike, seed: int = 0) -> Array:
         """Return F(y) of each row, uniform if the distributions are right (Dawid 1984).

@@ -19,6 +19,7 @@ from addnorm.metrics import (
     regression_metrics,
     reliability_bins,
 )
+from addnorm.models.bins import recalibrated
 from addnorm.tabular.base import PREDICT_BATCH, TableEstimator
 from addnorm.tabular.conformal import MIN_CALIBRATION_ROWS, calibration_knots
 from addnorm.tabular.distribution import (
@@ -130,8 +131,8 @@ class TableClassifier(ClassifierMixin, TableEstimator):  # type: ignore[misc]
 
     def predict(self, X: Any) -> Array:
         """Return the most likely class of each row."""
-        chosen = self._decide(self.predict_proba(X))
-        return np.asarray(self.classes_[chosen])
+        check_is_fitted(self)
+        return np.asarray(self.classes_[self._decide(self.predict_proba(X))])
 
     def _decide(self, probabilities: Array) -> Array:
         """Return the class index of each row: the likeliest, or by the threshold if any."""
@@ -222,8 +223,13 @@ class TableRegressor(RegressorMixin, TableEstimator):  # type: ignore[misc]
         return torch.from_numpy((target - self.mean_) / self.scale_).float()
 
     def labelled(self, rows: Rows) -> tuple[EncodedTable, Array]:
-        """Return encoded rows and their targets, not standardised."""
-        return rows.table, rows.target.double().numpy() * self.scale_ + self.mean_
+        """Return encoded rows and their targets, not standardised.
+
+        They are the numbers that were given: a standardised float32 that is scaled back differs in
+        the last digits, and a count would no longer be the value that has a bin of its own.
+        """
+        assert rows.given is not None
+        return rows.table, np.asarray(rows.given, dtype=np.float64)
 
     def _calibrate(self, valid: Rows, outputs: Tensor) -> None:
         target = self.labelled(valid)[1]
@@ -294,11 +300,17 @@ class TableRegressor(RegressorMixin, TableEstimator):  # type: ignore[misc]
 
     def _distribution(self, outputs: Tensor) -> NumberDistribution:
         """Return the distributions that outputs (rows, members, bins) are the logits of."""
-        parts = [
-            self.model_.bin_probabilities(part.double())
-            for part in torch.split(outputs, PREDICT_BATCH)
-        ]
-        return NumberDistribution(torch.cat(parts).numpy(), np.array(self.edges_))
+        edges = torch.tensor(self.edges_, dtype=torch.float64)
+        knots = torch.tensor(self.model_.config.calibration, dtype=torch.float64)
+        found, places = [], []
+        for part in torch.split(outputs, PREDICT_BATCH):
+            p, own = self.model_.bin_probabilities(part.double()), edges
+            if len(knots):
+                p, own = recalibrated(p, edges, knots[:, 0], knots[:, 1])
+                places.append(own)
+            found.append(p)
+        ends = torch.cat(places) if places else edges
+        return NumberDistribution(torch.cat(found).numpy(), ends.numpy())
 
     def predict_quantiles(self, X: Any, levels: Any = (0.05, 0.5, 0.95)) -> Array:
         """Return quantiles of the predicted distribution of each row, (rows, levels)."""

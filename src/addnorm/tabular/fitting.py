@@ -61,6 +61,8 @@ class Rows:
     """(bins + 1,): edges of the bins of a standardised number; None for classes."""
     ordered: bool = False
     """Whether the classes have an order."""
+    given: Array | None = None
+    """(rows,): class indices, or numbers as they were given, to the last digit."""
 
     def __len__(self) -> int:
         return len(self.target)
