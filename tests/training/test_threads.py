@@ -83,10 +83,12 @@ def test_a_short_run_is_not_measured() -> None:
     machine = usual()
     for expected in ({"gradients": 19}, {"gradients": 25}, {"seconds": 3.5}):
         machine.measured.clear()
-        assert ThreadTuner([1, 2], machine).choose(**expected) == 2  # type: ignore[arg-type]
+        assert ThreadTuner([1, 2], machine).choose(**expected) == 1  # type: ignore[arg-type]
         assert machine.measured == [1]
+    slow = Machine({1: 10.0, 2: 6.0}, {})
+    assert ThreadTuner([1, 2], slow).choose(gradients=19) == 2, "few gradients, but minutes"
     tiny = Machine({1: 0.001, 2: 0.002}, {})
-    assert ThreadTuner([1, 2], tiny).choose(gradients=4000) == 2, "over in a few seconds"
+    assert ThreadTuner([1, 2], tiny).choose(gradients=4000) == 1, "over in a few seconds"
     assert ThreadTuner([1, 2], tiny).choose(gradients=6000) == 1
 
 

@@ -29,7 +29,11 @@ COST = 25
 FIRST_WAIT, LAST_WAIT = 2.0, 60.0
 """Shortest and longest time between checks, in seconds, if they cost little."""
 MIN_GRADIENTS, MIN_SECONDS = 20, 5.0
-"""A run of fewer gradients, or of fewer seconds, is not measured at its start."""
+"""A run of fewer gradients, or of fewer seconds with one thread, is not measured.
+
+One of fewer seconds takes the fewest threads: more would save it a second or two, and took 15 times
+as long beside a load.
+"""
 MAX_SHARE = 0.01
 """Share of the expected duration after which measuring at the start ends."""
 
@@ -93,6 +97,8 @@ class ThreadTuner:
         if not crowded:
             first = self.measure(fewest)  # allocates memory that later ones reuse
             spent, expected = spent + first, seconds or gradients * first or math.inf
+            if expected < MIN_SECONDS:
+                self.chosen, self.next_check = fewest, self.elapsed + 2 * MIN_SECONDS
             if len(self.candidates) == 1 or expected < max(MIN_SECONDS, MIN_GRADIENTS * first):
                 return self.chosen
             times = {threads: [] for threads in self.candidates}
