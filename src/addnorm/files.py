@@ -58,6 +58,8 @@ JOURNAL_LIMIT = 2**30
 """Bytes that the journal of a run, metrics.jsonl, may have."""
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}")
 """Names of the temporary files and directories of `whole` and of checkpoints."""
+_SAFETENSORS_TEMPORARY = re.compile(r"\.tmp[0-9A-Za-z]{6}")
+"""Names of the files that safetensors writes in the same directory, and renames."""
 _MARKERS = ("run.json", "model.safetensors", "state.safetensors", "case.json", "tokenizer.json")
 """The file that says what a directory is: a run, a model, a checkpoint, a case, a tokenizer."""
 _HINTS = {
@@ -148,12 +150,15 @@ def new_directory(path: str | Path) -> Iterator[Path]:
 def sweep_temporaries(directory: Path, names: Iterable[str]) -> list[str]:
     """Delete temporary files that a killed process left in a directory; return their names.
 
-    Only those of files with one of the `names` are deleted: other hidden files are the user's.
+    Only those of files with one of the `names`, and those of safetensors, are deleted: other hidden
+    files are the user's.
     """
     known, swept = set(names), []
     for path in sorted(directory.glob(".*")) if directory.is_dir() else ():
         match = _TEMPORARY.fullmatch(path.name)
-        if match is not None and match[1] in known and path.is_file() and not path.is_symlink():
+        is_ours = match is not None and match[1] in known
+        is_ours = is_ours or _SAFETENSORS_TEMPORARY.fullmatch(path.name) is not None
+        if is_ours and path.is_file() and not path.is_symlink():
             path.unlink(missing_ok=True)
             swept.append(path.name)
     return swept

@@ -105,11 +105,12 @@ def test_a_run_that_was_killed_before_its_record_can_be_started_again(tmp_path: 
 def test_temporary_files_of_a_run_are_swept_and_others_stay(tmp_path: Path) -> None:
     run = make(tmp_path / "run")
     (run.path / "best").mkdir()
-    for name in (".run.json.0123abcd", "best/.model.safetensors.00000000"):
+    for name in (".run.json.0123abcd", "best/.model.safetensors.00000000", "best/.tmpg4kYRa"):
         (run.path / name).write_text("half")
     for name in (".notes.txt.0123abcd", ".run.json.swp", ".run.json.0123abcg"):
         (run.path / name).write_text("mine")
-    assert sweep_run(run.path) == [".run.json.0123abcd", ".model.safetensors.00000000"]
+    swept = [".run.json.0123abcd", ".model.safetensors.00000000", ".tmpg4kYRa"]
+    assert sweep_run(run.path) == swept
     assert len(list(run.path.glob(".*"))) == 3
 
 
