@@ -1,4 +1,4 @@
-"""Examine a Hugging Face model: as it is, broken on purpose, and before a planned training.
+"""Examine a Hugging Face model: unchanged, broken on purpose, and before a planned training.
 
     python examples/clinic.py [MODEL]
 

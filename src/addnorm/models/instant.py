@@ -6,7 +6,7 @@ Every cell is a token, and the target is the first token of its row; that of an 
 learned vector. In each block the tokens of a row attend to one another, then each token attends to
 the tokens of its own column in the known rows. Nothing tells columns or rows apart but their
 content, so their order changes nothing. The last block computes the target token only. The features
-of a cell, and random numbers by which its column is told from others: instant_cells.py.
+of a cell, and random numbers that identify its column: instant_cells.py.
 
 Prior-fitted networks: Müller et al. 2022 (2112.10510). Cells as tokens with attention over columns,
 then over rows: Hollmann et al. 2025, Pfefferle et al. 2025 (2511.03634), whose cells are numbers
