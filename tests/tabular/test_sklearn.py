@@ -61,6 +61,7 @@ def expected(estimator: Any) -> dict[str, str]:
         SAINTRegressor(**SMALL),
     ],
     expected_failed_checks=expected,
+    xfail_strict=False,  # a check of rounding may pass by chance on another CPU
 )
 def test_checks(estimator: Any, check: Any) -> None:
     check(estimator)
