@@ -17,6 +17,7 @@ from addnorm.metrics import (
     brier_score,
     calibration_error,
     chrf,
+    class_table,
     classification_metrics,
     find_spans,
     interval_metrics,
@@ -337,3 +338,14 @@ def test_kappa_is_that_of_scikit_learn() -> None:
         for k in range(4):
             total += (row[: k + 1].sum() - (label <= k)) ** 2
     assert found["rps"] == pytest.approx(total / 4 / 200)
+
+
+def test_table_of_classes_counts_by_hand() -> None:
+    probabilities = np.array([[0.7, 0.2, 0.1], [0.2, 0.5, 0.3], [0.6, 0.3, 0.1], [0.4, 0.5, 0.1]])
+    found = class_table(probabilities, probabilities.argmax(axis=1), np.array([0, 1, 1, 1]))
+    assert found["rows"] == 4
+    assert found["counts"] == [[1, 0, 0], [1, 2, 0], [0, 0, 0]]
+    assert found["base_rate"] == [0.25, 0.75, 0.0]
+    assert found["mean_probability"] == pytest.approx([0.475, 0.375, 0.15])
+    assert found["precision"] == [0.5, 1.0, None]
+    assert found["recall"] == [1.0, 2 / 3, None]

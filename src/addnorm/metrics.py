@@ -262,6 +262,39 @@ def ordinal_metrics(
     }
 
 
+def class_table(
+    probabilities: NDArray[Any], decided: NDArray[Any], labels: NDArray[Any]
+) -> dict[str, Any]:
+    """Return how often each class occurs, is predicted with which mean probability, and is found.
+
+    Parameters
+    ----------
+    probabilities : (rows, classes).
+    decided : index of the predicted class of each row.
+    labels : index of the class of each row.
+
+    Returns
+    -------
+    rows : number of rows.
+    counts : (classes, classes): rows of a class that are predicted as each class.
+    base_rate : share of the rows that are of each class.
+    mean_probability : mean predicted probability of each class.
+    precision, recall : None where no row is predicted as, or is of, the class.
+    """
+    classes = probabilities.shape[1]
+    counts = np.zeros((classes, classes), dtype=np.int64)
+    np.add.at(counts, (labels, decided), 1)
+    right, found, real = np.diag(counts), counts.sum(axis=0), counts.sum(axis=1)
+    return {
+        "rows": len(labels),
+        "counts": counts.tolist(),
+        "base_rate": (real / len(labels)).tolist(),
+        "mean_probability": probabilities.mean(axis=0).tolist(),
+        "precision": [int(r) / int(n) if n else None for r, n in zip(right, found, strict=True)],
+        "recall": [int(r) / int(n) if n else None for r, n in zip(right, real, strict=True)],
+    }
+
+
 def auc(scores: NDArray[Any], positive: NDArray[Any]) -> float:
     """Return the probability that a positive row scores above a negative one; ties count half.
 

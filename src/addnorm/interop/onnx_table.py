@@ -191,6 +191,9 @@ def export_onnx_table(
             "an instant model reads its training rows for each prediction: it is not written as "
             "ONNX. Train one with table.model=ft."
         )
+    if encoder.texts:
+        name = encoder.texts[0].column
+        raise ConfigError(f"free text is not written as ONNX: {name!r} is one. Leave it out.")
     if dates := [rule.column for rule in encoder.numbers if rule.part is not None]:
         raise ConfigError(f"dates are not written as ONNX: {dates[0]!r} is one. Leave it out.")
     directory = require_empty(directory)

@@ -9,6 +9,7 @@ order does not matter.
 import inspect
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -27,6 +28,13 @@ from addnorm.data.table.encode import EncodedTable, TableEncoder, fit_encoder
 from addnorm.data.table.frame import Array, Frame
 from addnorm.data.table.infer import infer
 from addnorm.data.table.schema import Column, Schema
+from addnorm.data.table.text import (
+    TEXT_ROWS,
+    FittedText,
+    fit_texts,
+    target_scores,
+    without_texts,
+)
 from addnorm.errors import ConfigError, InputError
 from addnorm.models.tabular import TabularModel, build_tabular
 from addnorm.tabular.choices import (
@@ -62,6 +70,8 @@ from addnorm.tabular.pretrain import pretrain
 
 PREDICT_BATCH = 1024
 """Rows in a batch of prediction."""
+TEXT_FOLDS = 5
+"""Folds from which the scores of free texts are computed for one another's rows."""
 
 
 @dataclass(frozen=True)
@@ -460,14 +470,21 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         pretrained = getattr(self, "pretrained_", None)
         if encoder is None and pretrained is not None:
             encoder = pretrained.encoder
-        self.encoder_ = self._encoder(part, self._schema(part)) if encoder is None else encoder
-        table = self.encoder_.encode(part)
-        self._learn_scale(target[inside], weight[inside])
         fold = None
         if folds > 1:
             fold = torch.from_numpy(
                 make_folds(len(frame), folds, classes=labels, groups=group_names, seed=self.seed_)
             )
+        groups_inside = None if group_names is None else group_names[inside]
+        schema, texts = self._fit_texts(
+            part,
+            self._schema(part) if encoder is None else encoder.schema,
+            target_scores(target[inside], classes, self.ordered),
+            groups_inside,
+        )
+        self.encoder_ = self._encoder(part, schema, texts) if encoder is None else encoder
+        table = self.encoder_.encode(part, {name: t.out_of_fold for name, t in texts.items()})
+        self._learn_scale(target[inside], weight[inside])
         head: dict[str, Any] = {"edges": self._edges(), "ordered": self.ordered}
         weights = normalise_weights(weight[inside])
         own = target[inside]
@@ -488,6 +505,17 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             *describe_unlearnt(getattr(self, "classes_", ()), target[inside]),
         ]
         return SplitRows(rows, valid, target[inside], notes)
+
+    def _fit_texts(
+        self, frame: Frame, schema: Schema, scores: Array, groups: Array | None
+    ) -> tuple[Schema, dict[str, FittedText]]:
+        """Return the schema and the columns of free text that help, fitted to training rows."""
+        if not any(column.kind == "text" for column in schema.columns):
+            return schema, {}
+        if (groups is not None and len(np.unique(groups)) < TEXT_FOLDS) or len(frame) < TEXT_ROWS:
+            return without_texts(schema), {}
+        fold = make_folds(len(frame), TEXT_FOLDS, groups=groups, seed=self.seed_)
+        return fit_texts(frame, schema, scores, fold)
 
     def _folds(self, rows: int, eval_set: bool) -> int:
         """Return the number of folds; 1 if there are none, or too few rows for the default."""
@@ -542,8 +570,12 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             outputs = held_out_outputs(self.model_, split.valid, self._predict_batch())
             self._calibrate(split.valid, outputs)
 
-    def _encoder(self, frame: Frame, schema: Schema) -> TableEncoder:
-        return fit_encoder(frame, schema, scaling=self.scaling, rare=self.rare, impute=self.impute)
+    def _encoder(
+        self, frame: Frame, schema: Schema, texts: Mapping[str, FittedText] | None = None
+    ) -> TableEncoder:
+        return fit_encoder(
+            frame, schema, scaling=self.scaling, rare=self.rare, impute=self.impute, texts=texts
+        )
 
     def pretrain(self, X: Any, *, method: str = "masked", epochs: int | None = None) -> Self:
         """Pre-train on unlabelled rows; `fit` then starts from these weights.

@@ -14,6 +14,7 @@ from addnorm.data.table.encode import EncodedTable
 from addnorm.data.table.frame import Array
 from addnorm.errors import ConfigError, InputError, nearest
 from addnorm.metrics import (
+    class_table,
     classification_metrics,
     ordinal_metrics,
     regression_metrics,
@@ -116,6 +117,7 @@ class TableClassifier(ClassifierMixin, TableEstimator):  # type: ignore[misc]
             "as trained": reliability_bins(before, target),
             "calibrated": reliability_bins(after, target),
         }
+        self.report_["classes"] = class_table(after, self._decide(after), target)
 
     def evaluate(self, X: Any, y: Any) -> dict[str, float]:
         """Return the classification metrics of metrics.py on labelled rows."""

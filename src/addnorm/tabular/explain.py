@@ -32,7 +32,7 @@ from addnorm.models.instant import InstantPredictor
 from addnorm.models.tabular import TabTransformerModel, TabularModel
 from addnorm.tabular.base import TableEstimator
 from addnorm.tabular.estimators import TableClassifier
-from addnorm.tabular.fitting import losses, predict_outputs
+from addnorm.tabular.importance import columns_of_tokens, permutation_importance
 
 MAX_EXPLAINED_ROWS = 500
 """Of more rows, this many are drawn at random."""
@@ -175,10 +175,10 @@ def explain_table(
     if len(table) > MAX_EXPLAINED_ROWS:
         drawn = torch.from_numpy(rng.choice(len(table), MAX_EXPLAINED_ROWS, replace=False))
         table, target = table.take(drawn), target[drawn]
-    names, column_of_token = _columns(estimator)
+    names, column_of_token = columns_of_tokens(estimator)
     permutation = permutation_importance(
         estimator.model_, table, target, column_of_token, rng, repeats
-    )
+    ).mean(axis=0)
     contributions = expected_gradients(estimator.model_, table)[0]
     gradient = _sum_by_column(contributions, column_of_token, len(names)).abs().mean(dim=0).numpy()
     pairs_of = _interactions(estimator, table, table, gradient, rows=INTERACTION_ROWS)
@@ -239,7 +239,7 @@ def explain_row(
     if not 0 <= row < len(frame):
         raise InputError(f"row must be 0 to {len(frame) - 1}: got {row}.")
     one = frame.take(np.array([row]))
-    names, column_of_token = _columns(estimator)
+    names, column_of_token = columns_of_tokens(estimator)
     others, baseline_name = _background_rows(estimator, frame, row, background)
     table = estimator.encoder_.encode(one)
     steps = 32 if isinstance(estimator.model_, InstantPredictor) else 16  # its paths bend more
@@ -269,45 +269,6 @@ def explain_row(
         title=f"{_title(estimator)}: row {row + 1}",
         **_describe_output(estimator, one),
     )
-
-
-def permutation_importance(
-    model: TabularModel,
-    table: EncodedTable,
-    target: Tensor,
-    column_of_token: Sequence[int],
-    rng: np.random.Generator,
-    repeats: int,
-) -> Array:
-    """Return the mean increase of the loss when a column is shuffled. Breiman 2001, §10.
-
-    The loss of a number is the squared error of its mean, in squared standard deviations.
-
-    Parameters
-    ----------
-    model : the network.
-    table, target : encoded rows and their targets.
-    column_of_token : the column that each token belongs to; its tokens are shuffled together.
-    rng : source of the permutations.
-    repeats : number of permutations.
-    """
-    classes = 0 if target.is_floating_point() else max(2, model.config.outputs)
-
-    def loss(numbers: Tensor, codes: Tensor) -> float:
-        outputs = predict_outputs(model, EncodedTable(numbers, codes), 1024)
-        return float(losses(model.answers(outputs)[:, None], target, classes).mean())
-
-    before, count = loss(table.numbers, table.codes), table.numbers.shape[1]
-    increase = np.zeros(max(column_of_token) + 1)
-    for _ in range(repeats):
-        order = torch.from_numpy(rng.permutation(len(table)))
-        for column in range(len(increase)):
-            numbers, codes = table.numbers.clone(), table.codes.clone()
-            for token in (t for t, owner in enumerate(column_of_token) if owner == column):
-                part = numbers[:, token] if token < count else codes[:, token - count]
-                part.copy_(part[order].clone())
-            increase[column] += (loss(numbers, codes) - before) / repeats
-    return increase
 
 
 def expected_gradients(
@@ -385,7 +346,7 @@ def _interactions(
     rows: int,
 ) -> Interactions:
     """Return the interactions of the most important columns, on the first rows."""
-    model, (_, column_of_token) = estimator.model_, _columns(estimator)
+    model, (_, column_of_token) = estimator.model_, columns_of_tokens(estimator)
     columns = sorted(np.argsort(-importance)[:INTERACTION_COLUMNS].tolist())
     with torch.no_grad():
         tokens, other_tokens = (
@@ -409,7 +370,7 @@ def _shap_values(
     """
     if wanted:
         require("shap", "shap")
-    model, (_, column_of_token) = estimator.model_, _columns(estimator)
+    model, (_, column_of_token) = estimator.model_, columns_of_tokens(estimator)
     if wanted is False or model.along_rows or not has_shap():
         return None
     with torch.no_grad():
@@ -461,15 +422,6 @@ def spearman(one: Array, other: Array) -> float:
 def _ranks(values: Array) -> Array:
     _, index, ties = np.unique(values, return_inverse=True, return_counts=True)
     return np.asarray((np.cumsum(ties) - (ties - 1) / 2)[index])
-
-
-def _columns(estimator: TableEstimator) -> tuple[list[str], list[int]]:
-    """Return the names of the used columns, and for each token the index of its column."""
-    encoder = estimator.encoder_
-    owners = [*(rule.column for rule in encoder.numbers)]
-    owners += [rule.column for rule in encoder.categories]
-    names = list(dict.fromkeys(owners))
-    return names, [names.index(owner) for owner in owners]
 
 
 def _sum_by_column(tokens: Tensor, column_of_token: Sequence[int], count: int) -> Tensor:

@@ -7,6 +7,7 @@ and stores rows. Its weights are a file of the package, loaded when first needed
 
 import time
 import warnings
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
@@ -20,6 +21,7 @@ from addnorm.config import ModelConfig
 from addnorm.data.table.encode import EncodedTable, TableEncoder, fit_encoder
 from addnorm.data.table.frame import Array, Frame
 from addnorm.data.table.schema import Schema
+from addnorm.data.table.text import FittedText
 from addnorm.errors import ConfigError
 from addnorm.metrics import classification_metrics, regression_metrics
 from addnorm.models.instant import (
@@ -183,8 +185,10 @@ class InstantEstimator(TableEstimator):
         assert isinstance(self.model_, InstantPredictor)
         return max(32, PREDICT_CELLS // (1 + self.model_.sizes.columns))
 
-    def _encoder(self, frame: Frame, schema: Schema) -> TableEncoder:
-        return fit_encoder(frame, schema, scaling="standard", rare=self.rare)
+    def _encoder(
+        self, frame: Frame, schema: Schema, texts: Mapping[str, FittedText] | None = None
+    ) -> TableEncoder:
+        return fit_encoder(frame, schema, scaling="standard", rare=self.rare, texts=texts)
 
 
 class InstantClassifier(InstantEstimator, TableClassifier):

@@ -5,12 +5,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from addnorm.data.table.schema import Schema
-from addnorm.report import Page, bar_chart, fan_chart, heat_map, reliability_chart
+from addnorm.report import Page, bar_chart, fan_chart, heat_map, interval_chart, reliability_chart
 from addnorm.tabular.base import TableEstimator
 from addnorm.tabular.explain import Explanation, RowExplanation
 
 MAX_FIGURES = 8
 """Columns of a table of figures: more would be cut off on a page of 1,100 pixels."""
+
+
+SHOWN_CLASSES, SHOWN_COLUMNS = 20, 30
+"""Classes and columns that are shown."""
 
 
 def add_results(
@@ -74,8 +78,49 @@ def add_results(
             f"class. The probability is that of {which}, on the held-out rows before and after "
             "calibration, and on the test file if there is one.",
         )
+    if "classes" in figures and labels:
+        _add_classes(page, figures["classes"], labels)
+    if "importance" in figures:
+        _add_importance(page, figures["importance"])
     page.section("Columns")
     page.table(["column", "kind", "note"], [[c.name, c.kind, c.note] for c in schema.columns])
+
+
+def _add_classes(page: Page, classes: Mapping[str, Any], labels: Sequence[str]) -> None:
+    """Add base rate, mean probability, precision and recall of each class, and the confusion."""
+    page.section("Classes")
+    where = f"{classes['rows']:,} rows ({classes.get('on', 'held out')})"
+    names = ("base_rate", "mean_probability", "precision", "recall")
+    page.table(
+        ["class", "base rate", "mean probability", "precision", "recall"],
+        [
+            [label, *(classes[name][k] for name in names)]
+            for k, label in enumerate(labels[:SHOWN_CLASSES])
+        ],
+        f"On {where}. The base rate is the share of a class: a model that knows nothing predicts "
+        "it for every row.",
+    )
+    counts = [row[:SHOWN_CLASSES] for row in classes["counts"][:SHOWN_CLASSES]]
+    shown = [str(label) for label in labels[:SHOWN_CLASSES]]
+    part = f" The first {SHOWN_CLASSES} of {len(labels)} classes." * (len(labels) > SHOWN_CLASSES)
+    page.figure(
+        heat_map(counts, shown, shown, title="Confusion", x="predicted", y="class", low=0.0),
+        f"Number of rows of each class by predicted class: {where}.{part}",
+    )
+
+
+def _add_importance(page: Page, importance: Mapping[str, Any]) -> None:
+    """Add the permutation importance of the columns, with error bars."""
+    columns: Sequence[Mapping[str, Any]] = importance["columns"]
+    page.section("Which columns matter")
+    bars = [(each["column"], each["importance"], each["error"]) for each in columns[:SHOWN_COLUMNS]]
+    part = f" The first {SHOWN_COLUMNS} of {len(columns)} columns." * (len(columns) > SHOWN_COLUMNS)
+    title = "Increase of the loss when a column is shuffled"
+    page.figure(
+        interval_chart(bars, title=title, x="increase of the loss", guide=0.0),
+        f"On {importance['on']}; the bars are ± one standard error over rows. Columns with the "
+        f"same information share it.{part} addnorm explain shows more.",
+    )
 
 
 def _add_intervals(

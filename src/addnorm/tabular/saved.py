@@ -25,6 +25,7 @@ from addnorm.data.table.encode import DATE_PARTS, NumberRule, TableEncoder
 from addnorm.data.table.frame import Array
 from addnorm.data.table.scaling import SCALINGS
 from addnorm.data.table.schema import Schema, check_form
+from addnorm.data.table.text import TextRule
 from addnorm.errors import AddnormError, SavedError
 from addnorm.files import (
     TABLE_MODEL,
@@ -224,8 +225,14 @@ def _build(config: TabularConfig) -> TabularModel:
 def _check_encoder(encoder: TableEncoder, config: TabularConfig) -> None:
     """Raise SavedError if the encoder is invalid or does not match the network."""
     kinds = encoder.schema.kinds()
+    for i, text in enumerate(encoder.texts):
+        _check_text_rule(text, kinds, f"encoder.texts[{i}]")
+    scores = {text.column: text.parts for text in encoder.texts}
     for i, rule in enumerate(encoder.numbers):
-        _check_number(rule, kinds, f"encoder.numbers[{i}]")
+        _check_number(rule, kinds, scores, f"encoder.numbers[{i}]")
+    read = {(rule.column, rule.part) for rule in encoder.numbers}
+    are_read = all((column, part) in read for column, parts in scores.items() for part in parts)
+    _require_field(are_read, "encoder.numbers", "complete, with every score of a text", read)
     for i, category in enumerate(encoder.categories):
         where, values = f"encoder.categories[{i}]", category.values
         is_category = kinds.get(category.column) == "category"
@@ -242,13 +249,30 @@ def _check_encoder(encoder: TableEncoder, config: TabularConfig) -> None:
     _require_field(is_same, "network.categories", f"{sizes}, as in encoder", config.categories)
 
 
-def _check_number(rule: NumberRule, kinds: dict[str, str], where: str) -> None:
-    kind = "number" if rule.part is None else "date"
+def _check_text_rule(rule: TextRule, kinds: dict[str, str], where: str) -> None:
+    """Raise SavedError if the words and weights of a text do not match."""
+    is_text = kinds.get(rule.column) == "text"
+    _require_field(is_text, f"{where}.column", "a text of the schema", rule.column)
+    are_numbers = all(type(word) is int for word in rule.words)
+    is_sorted = are_numbers and all(a < b for a, b in pairwise(rule.words))
+    _require_field(is_sorted and len(rule.words) > 0, f"{where}.words", "ascending", rule.words)
+    for name, values in (("idf", (rule.idf,)), ("weights", rule.weights)):
+        matches = len(values) > 0 and all(
+            len(part) == len(rule.words) and all(map(_is_finite_number, part)) for part in values
+        )
+        _require_field(matches, f"{where}.{name}", "finite numbers, one for each word", values)
+
+
+def _check_number(
+    rule: NumberRule, kinds: dict[str, str], scores: dict[str, list[str]], where: str
+) -> None:
+    allowed = scores.get(rule.column, [*DATE_PARTS])
+    kind = "text" if rule.column in scores else "number" if rule.part is None else "date"
     is_column = kinds.get(rule.column) == kind
     _require_field(is_column, f"{where}.column", f"a {kind} of the schema", rule.column)
-    is_part = rule.part is None or rule.part in DATE_PARTS
+    is_part = rule.part in allowed or (rule.part is None and kind == "number")
     _require_field(
-        is_part, f"{where}.part", f"null or one of {', '.join(map(repr, DATE_PARTS))}", rule.part
+        is_part, f"{where}.part", f"null or one of {', '.join(map(repr, allowed))}", rule.part
     )
     is_scaling = rule.scaling in SCALINGS
     _require_field(is_scaling, f"{where}.scaling", f"one of {', '.join(SCALINGS)}", rule.scaling)

@@ -31,7 +31,7 @@ from addnorm.data.table.target import (
 )
 from addnorm.errors import ConfigError, InputError
 from addnorm.files import COLUMNS, read_document, write_document
-from addnorm.metrics import reliability_bins
+from addnorm.metrics import class_table, reliability_bins
 from addnorm.models.size import cost
 from addnorm.models.tabular import TabularModel, trunk_of
 from addnorm.report import Page
@@ -54,6 +54,7 @@ from addnorm.tabular.distribution import (
 from addnorm.tabular.explain import Explanation, RowExplanation, explain_row, explain_table
 from addnorm.tabular.fitting import FitResult, FitSettings, SplitRows, TableTraining
 from addnorm.tabular.holdout import hold_out, require_one_split
+from addnorm.tabular.importance import MAX_PREDICTED, MIN_SHUFFLED, measure_importance
 from addnorm.tabular.inputs import to_groups
 from addnorm.tabular.instant import (
     ALL_ESTIMATORS,
@@ -646,7 +647,8 @@ class Table(Task):
                 say(note)
             with without_warnings():
                 report["results"] += self._measure(estimator, self.test, say)
-            save_estimator(estimator, path / BEST)
+        self._add_importance(estimator, progress.finished)
+        save_estimator(estimator, path / BEST)
         kept = {k: v for k, v in report.items() if k not in ("history", "notes", "stopped")}
         best = {
             name: value
@@ -654,6 +656,19 @@ class Table(Task):
             if not name.startswith(("pinball", "coverage_", "width_"))
         }
         return {**kept, "best": best}
+
+    def _add_importance(self, estimator: Any, finished: bool) -> None:
+        """Add the permutation importance of each column, on test rows or else held-out rows."""
+        rows, name = self.split.valid, "held-out rows"
+        if self.split.rows.fold is not None:
+            name = "training rows"  # every row trained all models but one
+        if self.test is not None and finished:
+            with without_warnings():
+                rows, name = estimator.rows(self.test.rows, self.test.targets), self.test.name
+        if rows is not None and len(rows) >= MIN_SHUFFLED:
+            most = MAX_PREDICTED if self.needs_training else MAX_PREDICTED // 10
+            columns = measure_importance(estimator, rows, seed=self.config.run.seed, most=most)
+            estimator.report_["importance"] = {"on": name, "columns": columns}
 
     def _measure(self, estimator: Any, test: TestRows, say: Say) -> list[dict[str, Any]]:
         """Return metrics on test rows: of this model, and of other models with --compare."""
@@ -669,6 +684,9 @@ class Table(Task):
             metrics = estimator.class_metrics(probabilities, test_targets)
             reliability = estimator.report_.setdefault("reliability", {})
             reliability["test"] = reliability_bins(probabilities, test_targets)
+            decided = estimator._decide(probabilities)
+            estimator.report_["classes"] = class_table(probabilities, decided, test_targets)
+            estimator.report_["classes"]["on"] = test.name
         seconds = {
             "fit_seconds": estimator.report_["seconds"],
             "predict_seconds": time.perf_counter() - start,

@@ -155,7 +155,7 @@ def test_kinds_can_be_changed() -> None:
     assert schema.kinds()["row"] == "number"
     with pytest.raises(ConfigError, match=r"has no column 'rwo'\. Did you mean 'row'"):
         schema.change({"rwo": "number"})
-    with pytest.raises(ConfigError, match="must be one of number, category, date, ignore: got 'x'"):
+    with pytest.raises(ConfigError, match="must be one of number, category, date, text, ignore"):
         schema.change({"row": "x"})
 
 

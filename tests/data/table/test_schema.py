@@ -51,7 +51,7 @@ def test_used_columns_and_changed_kinds() -> None:
     assert SCHEMA.kinds()["b"] == "ignore"
     with pytest.raises(ConfigError, match=r"the schema has no column 'aa'\. Did you mean 'a'"):
         SCHEMA.change({"aa": "number"})
-    with pytest.raises(ConfigError, match="column 'a' must be one of number, category, date, ign"):
+    with pytest.raises(ConfigError, match="column 'a' must be one of number, category, date"):
         SCHEMA.change({"a": "float"})
 
 
@@ -86,7 +86,7 @@ def test_a_file_of_a_schema_can_be_edited(tmp_path: Path) -> None:
     SCHEMA.save(path)
     assert Schema.load(path) == SCHEMA
     text = path.read_text()
-    assert text.startswith("# Kinds of column: number, category, date, ignore.")
+    assert text.startswith("# Kinds of column: number, category, date, text, ignore.")
     assert text.endswith('kind = "category"\n')
     path.write_text(text.replace('kind = "ignore"', 'kind = "number"'))
     assert Schema.load(path).kinds()["b"] == "number"
@@ -99,7 +99,10 @@ def test_a_file_of_a_schema_can_be_edited(tmp_path: Path) -> None:
     (
         ("columns = [3]", r"every \[\[columns\]\] must have a name: got 3"),
         ("[[columns]]\nname = 3\nkind = 'date'", r"must have a name: got {'name': 3"),
-        ("[[columns]]\nname = 'a'", "column 'a' must be one of number, category, date, ignore"),
+        (
+            "[[columns]]\nname = 'a'",
+            "column 'a' must be one of number, category, date, text",
+        ),
     ),
 )
 def test_a_column_must_have_a_name_and_a_kind(text: str, message: str) -> None:

@@ -6,11 +6,12 @@ data, so that reading a saved one executes nothing.
     number     scaled; NaN where missing; infinities are clipped to the finite values
     category   0 missing, 1 rare or unknown, from 2 the values, sorted
     date       days since 1970 (number), day, month, weekday, hour (those that vary)
+    text       scores that its words predict (text.py), as numbers
 """
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -29,6 +30,7 @@ from addnorm.data.table.parse import (
 )
 from addnorm.data.table.scaling import SCALINGS
 from addnorm.data.table.schema import Column, Schema, list_names
+from addnorm.data.table.text import FittedText, TextRule, parse_texts, without_texts
 from addnorm.errors import InputError, SavedError, choose
 
 MISSING, OTHER, FIRST_VALUE = 0, 1, 2
@@ -56,7 +58,7 @@ class NumberRule:
 
     column: str
     part: str | None
-    """None for a column of numbers; a part of a date otherwise."""
+    """None for a column of numbers; otherwise a part of a date, or a score of a text."""
     scaling: str
     knots: tuple[float, ...]
     """The fitted parameters of the scaling: quantiles, or centre and scale."""
@@ -108,6 +110,7 @@ class TableEncoder:
     schema: Schema
     numbers: tuple[NumberRule, ...]
     categories: tuple[CategoryRule, ...]
+    texts: tuple[TextRule, ...] = ()
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -118,12 +121,15 @@ class TableEncoder:
         """The names of the tokens of a row: numbers, then categories."""
         return [rule.name for rule in self.numbers] + [rule.column for rule in self.categories]
 
-    def encode(self, frame: Frame) -> EncodedTable:
-        """Return the numbers and codes of rows; columns are matched by name."""
-        rows, parsed = len(frame), self.parse_columns(frame)
+    def encode(self, frame: Frame, scores: Mapping[str, Array] | None = None) -> EncodedTable:
+        """Return the numbers and codes of rows; columns are matched by name.
+
+        `scores` are those of texts, where they were computed from other rows.
+        """
+        rows, parsed = len(frame), self.parse_columns(frame) | dict(scores or {})
         numbers = np.empty((rows, len(self.numbers)), dtype=np.float32)
         for i, rule in enumerate(self.numbers):
-            numbers[:, i] = scale(_date_part(parsed[rule.column], rule.part), rule)
+            numbers[:, i] = scale(self._part(parsed[rule.column], rule), rule)
         codes = np.empty((rows, len(self.categories)), dtype=np.int64)
         for i, category in enumerate(self.categories):
             known = {value: FIRST_VALUE + n for n, value in enumerate(category.values)}
@@ -133,13 +139,21 @@ class TableEncoder:
             ]
         return EncodedTable(torch.from_numpy(numbers), torch.from_numpy(codes))
 
+    def _part(self, values: Array, rule: NumberRule) -> Array:
+        """Return the numbers of a rule: a column, a part of a date, or a score of a text."""
+        for text in self.texts:
+            if text.column == rule.column:
+                return np.asarray(values[:, text.parts.index(str(rule.part))])
+        return _date_part(values, rule.part)
+
     def parse_columns(self, frame: Frame) -> dict[str, Array]:
         """Return the columns that are used, by name, before they are scaled and numbered.
 
-        A number is float64 with NaN where missing, a date datetime64, a category text or None.
+        A number is float64 with NaN where missing, a date datetime64, a category text or None; a
+        text is its scores.
         """
         self.schema.check(frame)
-        parsed: dict[str, Array] = {}
+        parsed = {rule.column: rule.scores(frame.columns[rule.column]) for rule in self.texts}
         for rule in self.numbers:
             if rule.column not in parsed:
                 parsed[rule.column] = _parse_column_values(frame.columns[rule.column], rule)
@@ -186,6 +200,7 @@ class TableEncoder:
             "schema": self.schema.dump(),
             "numbers": [asdict(rule) for rule in self.numbers],
             "categories": [asdict(rule) for rule in self.categories],
+            **({"texts": [asdict(rule) for rule in self.texts]} if self.texts else {}),
         }
 
     @classmethod
@@ -199,10 +214,11 @@ class TableEncoder:
                 CategoryRule(column=rule["column"], values=tuple(rule["values"]))
                 for rule in plain["categories"]
             )
+            texts = parse_texts(plain.get("texts", ()))
             schema = Schema.parse(plain["schema"])
         except (KeyError, TypeError) as error:
             raise SavedError(f"the saved encoder is damaged: {error}.") from None
-        return cls(schema=schema, numbers=numbers, categories=categories)
+        return cls(schema=schema, numbers=numbers, categories=categories, texts=texts)
 
 
 def fit_encoder(
@@ -212,6 +228,7 @@ def fit_encoder(
     scaling: str = "quantile",
     rare: int | None = None,
     impute: str = "none",
+    texts: Mapping[str, FittedText] | None = None,
 ) -> TableEncoder:
     """Return an encoder fitted on training rows.
 
@@ -228,39 +245,50 @@ def fit_encoder(
     impute
         What replaces a missing number: ``median``, ``mean``, or ``none``, which leaves it missing
         for the model to learn from.
+    texts
+        By column, the fitted columns of free text; without them, these columns are not used.
     """
     choose("scaling", scaling, SCALINGS)
     choose("impute", impute, {"none": 0, "median": 0, "mean": 0})
     rare = rare if rare is not None else (5 if len(frame) >= 1000 else 1)
     numbers: list[NumberRule] = []
     categories: list[CategoryRule] = []
-    schema = _with_forms(schema, frame)
+    schema = _with_forms(schema if texts else without_texts(schema), frame)
     for column in schema.used:
         values = frame.column(column.name)
         if column.kind == "category":
             categories.append(_fit_category(column.name, values, rare))
             continue
-        parts: list[str | None] = [None] if column.kind == "number" else [*DATE_PARTS]
-        for part in parts:
-            rule = NumberRule(
-                column=column.name,
-                part=part,
-                scaling=scaling,
-                knots=(),
-                low=0.0,
-                high=0.0,
-                form=column.form,
-            )
-            parsed = _parse_column_values(values, rule)
-            fitted = _fit_number(rule, _date_part(parsed, rule.part), impute)
-            if fitted is not None:
-                numbers.append(fitted)
+        blank = NumberRule(
+            column=column.name,
+            part=None,
+            scaling=scaling,
+            knots=(),
+            low=0.0,
+            high=0.0,
+            form=column.form,
+        )
+        if column.kind == "text":
+            fitted_text = (texts or {})[column.name]
+            parts = zip(fitted_text.rule.parts, fitted_text.out_of_fold.T, strict=True)
+            rules = [_fit_number(replace(blank, part=p), scores, impute) for p, scores in parts]
+        else:
+            wanted: list[str | None] = [None] if column.kind == "number" else [*DATE_PARTS]
+            unfitted = [replace(blank, part=part) for part in wanted]
+            parsed = _parse_column_values(values, unfitted[0])
+            rules = [_fit_number(r, _date_part(parsed, r.part), impute) for r in unfitted]
+        numbers += [rule for rule in rules if rule is not None]
     if not numbers and not categories:
         raise InputError(
             f"{frame.name} must have a column to learn from: all are ignored. "
             f"{_reasons(schema.columns)}"
         )
-    return TableEncoder(schema=schema, numbers=tuple(numbers), categories=tuple(categories))
+    return TableEncoder(
+        schema=schema,
+        numbers=tuple(numbers),
+        categories=tuple(categories),
+        texts=tuple(fitted.rule for fitted in (texts or {}).values()),
+    )
 
 
 def _with_forms(schema: Schema, frame: Frame) -> Schema:

@@ -19,6 +19,7 @@ from addnorm.data.table.parse import (
     without_missing,
 )
 from addnorm.data.table.schema import Column, Schema
+from addnorm.data.table.text import is_free_text
 from addnorm.errors import InputError
 
 MANY_VALUES = 50
@@ -95,8 +96,9 @@ def _infer_column(name: str, column: Array, declared: bool) -> Column:
     if is_numeric and not code_note:
         return replace(_number_column(name, numbers, non_numeric, rows, missing, form), form=form)
     if _is_mostly_unique(len(values), len(present)):
-        note = f"texts: {len(values)} distinct values in {len(present)} rows{missing}"
-        return Column(name=name, kind="ignore", note=note + code_note)
+        note = f"texts: {len(values)} distinct values in {len(present)} rows{missing}{code_note}"
+        is_text = not code_note and is_free_text(present.tolist())
+        return Column(name=name, kind="text" if is_text else "ignore", note=note)
     return Column(name=name, kind="category", note=f"{len(values)} values{missing}{code_note}")
 
 

@@ -3,6 +3,7 @@
     number     used as a number; a text that is not numeric is treated as missing
     category   used by its values
     date       split into parts: date, day, month, weekday, hour
+    text       free text, used by its words; no text is stored
     ignore     not used; the note says why
 
 No column is ignored silently: every column has its entry in the schema, and its note.
@@ -20,7 +21,7 @@ from addnorm.errors import ConfigError, InputError, nearest
 from addnorm.files import read_text, write_whole
 from addnorm.section import parse_toml, write_value
 
-COLUMN_KINDS = ("number", "category", "date", "ignore")
+COLUMN_KINDS = ("number", "category", "date", "text", "ignore")
 TABLE_TASKS = ("classes", "number", "ordinal")
 SCHEMA_VERSION = 1
 COLUMN_FIELDS = ("name", "kind", "form", "note")
