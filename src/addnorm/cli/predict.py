@@ -101,7 +101,7 @@ def add_translate_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--scores", action="store_true", help="also print the score of each translation"
     )
-    _add_engine(parser, "torch; for long files the fastest that is installed, measured once")
+    _add_engine(parser, "the fastest that is installed, measured once")
     _add_stream(parser)
     _add_json(parser, "print one line of JSON per sentence")
 
@@ -291,13 +291,12 @@ def translate(args: argparse.Namespace) -> None:
         workers=args.workers,
         read_ahead=1 if _answers_each_line(args) else Decoding.read_ahead,
     )
-    lines = read_lines_of(args.file)
-    if args.engine is None and not _answers_each_line(args):
-        from addnorm.runs.engines import fastest_engine, use_engine
+    from addnorm.runs.engines import engine_for_translation
 
-        known = lines if isinstance(lines, list) else []  # a pipe uses what was measured before
-        use_engine(run, fastest_engine(run, known, decoding, say), say)
-    translations = run.trained.iter_translations(lines, decoding)
+    scores = args.scores or args.json
+    lines = read_lines_of(args.file)
+    engine = engine_for_translation(run, args.engine, decoding, say)
+    translations = run.trained.iter_translations(lines, decoding, engine=engine, scores=scores)
     for number, answers in enumerate(translations, start=1):
         if args.json:
             rows = [
@@ -305,7 +304,9 @@ def translate(args: argparse.Namespace) -> None:
                 | ({"pieces": answer.pieces} if args.scores else {})
                 for answer in answers
             ]
-            print(to_json({"line": number, "answers": rows}, indent=None), flush=True)
+            used = "torch" if engine is None else engine.name
+            line = {"line": number, "engine": used, "answers": rows}
+            print(to_json(line, indent=None), flush=True)
             continue
         for answer in answers:
             place = f"{number}\t" if nbest > 1 else ""
