@@ -139,6 +139,7 @@ def addnorm(
         max_tokens=sizes.length,
         batch_tokens=10**6,
         workers=workers,
+        scores=False,  # CTranslate2 does not compute them by default
     )
 
     def step() -> Rows:
@@ -184,6 +185,7 @@ def engine(folder: str, beam: int, size: str, workers: int, kind: str = "float32
         max_tokens=sizes.length + 1,
         batch_tokens=sizes.sentences // workers * (sizes.length + 1) * beam,
         workers=workers,
+        scores=False,
     )
 
     def step() -> Rows:

@@ -279,6 +279,7 @@ def _print_by_type(name: str, rows: dict[str, Any]) -> None:
 def translate(args: argparse.Namespace) -> None:
     """Print the translation of each line; that of a blank line is a blank line."""
     from addnorm.generate import Decoding
+    from addnorm.runs.engines import engine_for_translation
 
     run, nbest = open_with_verb(args, "translate", int8=args.int8), args.nbest
     if nbest > args.beam > 0:
@@ -290,13 +291,11 @@ def translate(args: argparse.Namespace) -> None:
         alpha=args.alpha,
         workers=args.workers,
         read_ahead=1 if _answers_each_line(args) else Decoding.read_ahead,
+        scores=args.scores or args.json,
     )
-    from addnorm.runs.engines import engine_for_translation
-
-    scores = args.scores or args.json
     lines = read_lines_of(args.file)
     engine = engine_for_translation(run, args.engine, decoding, say)
-    translations = run.trained.iter_translations(lines, decoding, engine=engine, scores=scores)
+    translations = run.trained.iter_translations(lines, decoding, engine=engine)
     for number, answers in enumerate(translations, start=1):
         if args.json:
             rows = [

@@ -40,19 +40,9 @@ class Engine:
     precision: str = "float32"
 
     def translate(
-        self,
-        sources: Iterable[Ids],
-        decoding: Decoding,
-        *,
-        begin: int,
-        end: int,
-        scores: bool = False,
+        self, sources: Iterable[Ids], decoding: Decoding, *, begin: int, end: int
     ) -> Iterator[list[Hypothesis]]:
-        """Yield the best outputs of each source, as `addnorm.generate.translate` does.
-
-        Without `scores`, those that take more time, and the log-probabilities of tokens, are NaN
-        or left out.
-        """
+        """Yield the best outputs of each source, as `addnorm.generate.translate` does."""
         raise self._cannot("translate")
 
     def generate(self, prompt: Ids, decoding: Decoding, *, end: int | None) -> Hypothesis:
@@ -114,13 +104,7 @@ class CTranslate2Engine(Engine):
         return self.engines[workers]
 
     def translate(
-        self,
-        sources: Iterable[Ids],
-        decoding: Decoding,
-        *,
-        begin: int,
-        end: int,
-        scores: bool = False,
+        self, sources: Iterable[Ids], decoding: Decoding, *, begin: int, end: int
     ) -> Iterator[list[Hypothesis]]:
         if decoding.penalty == "gnmt":
             raise ConfigError("CTranslate2 has no penalty gnmt. Try --engine torch.")
@@ -148,14 +132,16 @@ class CTranslate2Engine(Engine):
         limits = [decoding.limit(len(row)) - 1 for row in rows]
         outputs = [[tokens[:limit] for tokens in result.hypotheses]
                    for result, limit in zip(found, limits, strict=True)]  # fmt: skip
-        values = iter(self._log_probabilities(names, outputs, workers, share) if scores else ())
+        values = iter(
+            self._log_probabilities(names, outputs, workers, share) if decoding.scores else ()
+        )
         for texts, limit, result in zip(outputs, limits, found, strict=True):
             totals = result.scores or [UNKNOWN_SCORE] * len(texts)
             rated = [
                 self._hypothesis(tokens, next(values, ()), total, len(tokens) < limit, decoding)
                 for tokens, total in zip(texts, totals, strict=True)
             ]
-            yield sorted(rated, key=lambda each: -each.score) if scores else rated
+            yield sorted(rated, key=lambda each: -each.score) if decoding.scores else rated
 
     def _hypothesis(
         self,
@@ -271,13 +257,7 @@ class OnnxEngine(Engine):
         return [found[index] for index in range(len(rows))]
 
     def translate(
-        self,
-        sources: Iterable[Ids],
-        decoding: Decoding,
-        *,
-        begin: int,
-        end: int,
-        scores: bool = False,
+        self, sources: Iterable[Ids], decoding: Decoding, *, begin: int, end: int
     ) -> Iterator[list[Hypothesis]]:
         if decoding.beam > 1:
             raise ConfigError(

@@ -189,7 +189,7 @@ def _measure(
     rows = [delimit_source([plain[i] for i in row], source.special) for row in places.tolist()]
     each_line = decoding.read_ahead == 1
     parts = [[row] for row in rows[:MEASURED_LINES]] if each_line else [rows]
-    short = replace(decoding, max_tokens=MEASURED_LENGTH + 1)
+    short = replace(decoding, max_tokens=MEASURED_LENGTH + 1, scores=False)
     ends = {"begin": target.begin, "end": target.end}
 
     def seconds_of(engine: Engine | None) -> float:

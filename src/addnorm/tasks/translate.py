@@ -78,22 +78,18 @@ class TrainedTranslator(TrainedText):
     """A trained translation model."""
 
     def iter_translations(
-        self,
-        texts: Iterable[str],
-        decoding: Decoding,
-        *,
-        engine: Any = None,
-        scores: bool = True,
+        self, texts: Iterable[str], decoding: Decoding, *, engine: Any = None
     ) -> Iterator[list[Answer]]:
         """Yield the best translations of each text, in order, as soon as they are decoded.
 
         The translation of a blank text is one empty text. `decoding.read_ahead` texts are read
-        before they are translated together. `engine` computes in place of the one of the run;
-        without `scores`, an engine that takes more time for them leaves them out.
+        before they are translated together. `engine` computes in place of the one of the run.
         """
         source, target = sides_of(self.tokenizers)
         engine = engine or self.engine
-        name = "torch" if engine is None else engine.name
+        name, decode = (
+            ("torch", self.decode_by_torch) if engine is None else (engine.name, engine.translate)
+        )
         places = iter(enumerate(texts, 1))
         ahead = decoding.read_ahead
         while part := [require_text(text, place) for place, text in islice(places, ahead)]:
@@ -104,10 +100,7 @@ class TrainedTranslator(TrainedText):
             ]
             require_translatable(ids)
             ends = {"begin": target.begin, "end": target.end}
-            if engine is None:
-                results = self.decode_by_torch(ids, decoding, **ends)
-            else:
-                results = engine.translate(ids, decoding, **ends, scores=scores)
+            results = decode(ids, decoding, **ends)
             for text in part:
                 yield (
                     [EMPTY_ANSWER]
