@@ -94,13 +94,13 @@ def stored(run: Path) -> list[dict[str, Any]]:
 
 def prefer(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Make one engine the fastest, whatever the machine does."""
-    measure = engines._measure
+    measure = engines._time_engines
 
     def measured(*args: Any) -> Any:
         seconds, found = measure(*args)
         return {each: 1.0 + (each != name) for each in seconds}, found
 
-    monkeypatch.setattr(engines, "_measure", measured)
+    monkeypatch.setattr(engines, "_time_engines", measured)
 
 
 @pytest.mark.trains
@@ -124,7 +124,7 @@ def test_the_fastest_engine_is_measured_once_and_said(
     assert first.out == expected
     assert [row["engine"] for row in stored(fresh)] == [name]
     assert stored(fresh)[0]["seconds"].keys() == {"torch", "ctranslate2"}
-    monkeypatch.setattr(engines, "_measure", None)
+    monkeypatch.setattr(engines, "_time_engines", None)
     assert main([*words, "--json"]) == 0
     again = capsys.readouterr()
     assert f"engine: {name}, the fastest one here, measured once" in again.err
@@ -144,7 +144,7 @@ def test_a_pipe_a_stream_and_python_use_the_fastest_engine(
         assert main(["translate", str(fresh), *words]) == 0
         output = capsys.readouterr()
         assert "engine: ctranslate2, the fastest" in output.err and len(stored(fresh)) == rows
-    monkeypatch.setattr(engines, "_measure", None)
+    monkeypatch.setattr(engines, "_time_engines", None)
     by_default = addnorm.open(fresh).translate([*texts, ""])
     assert by_default[:3] == output.out.splitlines()
     assert [answer.engine for answer in by_default[:3]] == ["ctranslate2"] * 3

@@ -21,7 +21,7 @@ from addnorm.generate.samplers import top_values, uniforms
 from addnorm.generate.settings import Decoding
 from addnorm.generate.steps import Steps
 
-UNKNOWN = float("nan")
+UNKNOWN_SCORE = float("nan")
 """Score of an output whose log-probabilities are not computed."""
 DROP_SHARE = 8
 """Rows that are done are dropped once they are one in this many: moving the others has a cost."""
@@ -145,7 +145,7 @@ def take_tokens(
     quick = not decoding.scores and decoding.sampler == "greedy"
     while len(outputs.rows):
         logits = steps.step(newest)
-        total = UNKNOWN if quick else log_total(logits)
+        total = UNKNOWN_SCORE if quick else log_total(logits)
         ban_(logits, rules.banned)
         picked = sampler(logits, uniform[outputs.rows, outputs.length])
         taken = torch.where(outputs.at_limit(), end, picked) if rules.forces_end else picked
@@ -209,7 +209,7 @@ class Outputs:
         ):
             has_end = finished or rules.forces_end
             log_probs = log_probs[:length] if decoding.scores else []
-            total = sum(log_probs) if decoding.scores else UNKNOWN
+            total = sum(log_probs) if decoding.scores else UNKNOWN_SCORE
             hypotheses.append(
                 Hypothesis(
                     tokens=tuple(tokens[: length - 1 if has_end else length]),

@@ -24,13 +24,12 @@ from addnorm.data.text.tokenizer import Tokenizer
 from addnorm.errors import ConfigError, InputError, require
 from addnorm.generate import Decoding, Hypothesis
 from addnorm.generate.samplers import uniforms
+from addnorm.generate.search import UNKNOWN_SCORE
 from addnorm.generate.steps import Ids
 from addnorm.interop.ctranslate2 import piece_names
 
 ROWS_PER_CALL = 1024
 """Rows of a table that onnxruntime computes at a time."""
-UNKNOWN_SCORE = float("nan")
-"""Score of an output whose engine does not compute one."""
 
 
 class Engine:

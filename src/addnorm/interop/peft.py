@@ -234,7 +234,7 @@ def _check_settings(content: Mapping[str, Any], directory: Path) -> None:
         raise SavedError(f"{where!r} has bias={content['bias']!r}: only none can be read.")
 
 
-def _number(value: object, key: str) -> float:
+def _finite_number(value: object, key: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise SavedError(f"alpha_pattern must have a number for {key!r}: got {value!r:.80}.")
     return float(value)
@@ -247,7 +247,7 @@ def _adapter_scale(content: Mapping[str, Any], name: str, rank: int) -> float:
         table = table if isinstance(table, dict) else {}
         for key, value in table.items():
             if name == key or name.endswith(f".{key}"):
-                return _number(value, key)
+                return _finite_number(value, key)
         return float(default)
 
     alpha = find(content.get("alpha_pattern"), content["lora_alpha"])
@@ -259,8 +259,8 @@ def _read_tensors(directory: Path) -> dict[str, Tensor]:
     if pickled.exists() and not (directory / ADAPTER_WEIGHTS).exists():
         raise SavedError(
             f"{str(directory)!r} has adapters only as {PICKLED_ADAPTER}, which can hold code and "
-            "is never read. Convert it where you trust it: python -c 'import torch; from "
-            f'safetensors.torch import save_file; save_file(torch.load("{pickled}", '
+            "is never read. Convert it where you trust it: python -c 'import torch as t; from "
+            f'safetensors.torch import save_file; save_file(t.load("{pickled}", '
             f'weights_only=True), "{directory / ADAPTER_WEIGHTS}")\''
         )
     path = inside(directory, ADAPTER_WEIGHTS)

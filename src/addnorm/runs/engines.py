@@ -133,7 +133,7 @@ def engine_for_translation(
     if found := [row["engine"] for row in choices if row["conditions"] == key]:
         say(f"engine: {found[0]}, the fastest one here, measured once ({path}).")
         return _engine(run, found[0], say)
-    seconds, engines = _measure(run, decoding, say)
+    seconds, engines = _time_engines(run, decoding, say)
     best = min(seconds, key=seconds.__getitem__)
     speeds = (f"{each} {seconds['torch'] / s:.1f}" for each, s in seconds.items())
     say(f"engine: {best}, the fastest one here (speeds: {', '.join(speeds)}). Choose another with "
@@ -176,7 +176,7 @@ def _only_torch(run: Run, decoding: Decoding) -> str:
     return ""
 
 
-def _measure(
+def _time_engines(
     run: Run, decoding: Decoding, say: Say
 ) -> tuple[dict[str, float], dict[str, Engine | None]]:
     """Return the seconds that each engine takes for the same random sources, and the engines."""
