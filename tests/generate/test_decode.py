@@ -1,5 +1,6 @@
 """`translate` and `generate` equal a naive loop, in any batch, with any padding, in order."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -485,6 +486,22 @@ def test_a_model_with_nan_weights_is_refused() -> None:
     for beam in (1, 2):
         with pytest.raises(InputError, match=message):
             list(translate(model, some(3), Decoding(beam=beam), **ENDS))
+
+
+@pytest.mark.parametrize("settings", [{}, {"sampler": "sample"}, {"beam": 3, "nbest": 2}])
+def test_tokens_do_not_depend_on_whether_scores_are_computed(settings: dict[str, Any]) -> None:
+    model, sources = sharpen(make("encoder-decoder")), some(5, 2, 7)
+    with_scores = list(translate(model, sources, Decoding(**settings), **ENDS))
+    without = list(translate(model, sources, Decoding(**settings, scores=False), **ENDS))
+    for one, other in zip(with_scores, without, strict=True):
+        assert [h.tokens for h in one] == [h.tokens for h in other]
+        assert [h.finished for h in one] == [h.finished for h in other]
+        if "beam" not in settings:
+            assert all(h.log_probabilities == () and math.isnan(h.score) for h in other)
+    with torch.no_grad():
+        model.tokens.weight.fill_(float("nan"))
+    with pytest.raises(InputError, match=r"^decoding needs a model with finite logits"):
+        list(translate(model, sources, Decoding(**settings, scores=False), **ENDS))
 
 
 def test_the_oracle_is_deterministic() -> None:

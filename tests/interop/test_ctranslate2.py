@@ -24,6 +24,7 @@ PAIRS: dict[str, Config] = {
     "marian": presets.marian(**SMALL, vocab=VOCAB, unembed_bias=True),
     "bart": presets.bart(**SMALL, vocab=VOCAB),
     "rms, gated": presets.base(**SMALL, vocab=VOCAB, addnorm="pre", norm="rms", ffn="geglu"),
+    "rotary": presets.base(**SMALL, vocab=VOCAB, addnorm="pre", positions="rotary"),
     "wide heads": presets.base(**SMALL, vocab=VOCAB, addnorm="pre", attention_scale=0.2),
 }
 DECODERS: dict[str, Config] = {
@@ -134,7 +135,6 @@ def test_int8_is_smaller_and_near(tmp_path: Path) -> None:
         (presets.gpt2(**SMALL, vocab=VOCAB, span=3), "model.span=3"),
         (presets.gpt2(**SMALL, vocab=VOCAB, ffn="all-attention"), "model.ffn='all-attention'"),
         (presets.llama(**SMALL, vocab=VOCAB, kv_heads=4, logit_cap=3.0), "model.logit_cap=3.0"),
-        (presets.base(**SMALL, vocab=VOCAB, positions="rotary"), "'rotary' in two stacks"),
         (presets.bert(**SMALL, vocab=VOCAB), "needs a model that predicts tokens"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from addnorm import presets
+from addnorm.cli.main import main
 from addnorm.errors import SavedError
 from addnorm.files import HUGGING_FACE, kind_of_directory
 from addnorm.interop.directory import HF_CONFIG, HF_INDEX, HF_WEIGHTS, Weights
@@ -98,6 +100,31 @@ def test_a_link_out_of_the_directory(directory: Path, tmp_path: Path) -> None:
         os.rename(tmp_path / name, directory / name)
 
 
+@pytest.mark.parametrize("name", ["one.safetensors", HF_INDEX])
+def test_a_part_that_is_a_link_out_of_the_directory(
+    directory: Path, tmp_path: Path, name: str
+) -> None:
+    shard(directory)
+    os.rename(directory / name, tmp_path / name)
+    (directory / name).symlink_to(tmp_path / name)
+    refused(directory, r"must be a file of that directory: it is a link.*cp -rL")
+    (directory / name).unlink()
+    (directory / name).symlink_to(directory / name)  # a link to itself
+    refused(directory, "cannot be read|there is no")
+
+
+@pytest.mark.parametrize("name", [HF_WEIGHTS, HF_CONFIG, "one.safetensors"])
+def test_what_is_not_a_file(directory: Path, name: str) -> None:
+    if name == "one.safetensors":
+        shard(directory)
+    (directory / name).unlink()
+    (directory / name).mkdir()
+    refused(directory, "is not a regular file")
+    (directory / name).rmdir()
+    os.mkfifo(directory / name)  # reading one waits for ever
+    refused(directory, "is not a regular file")
+
+
 def test_a_link_inside_of_the_directory(directory: Path) -> None:
     os.rename(directory / HF_WEIGHTS, directory / "real.safetensors")
     (directory / HF_WEIGHTS).symlink_to("real.safetensors")
@@ -132,8 +159,18 @@ def test_an_index_that_disagrees(directory: Path) -> None:
     refused(directory, "'more' is in 'one.safetensors', but it is in 'no file'")
     write_index(directory, {k: v for k, v in table.items() if not k.endswith("wte.weight")})
     refused(directory, "is in 'no file', but it is in 'two.safetensors'")
-    write_index(directory, [])
-    refused(directory, "must have a weight_map")
+    for nothing in ([], {}, None, "one.safetensors"):
+        write_index(directory, nothing)
+        refused(directory, "must have a weight_map")
+    for text in ("", "[]", "[" * 100_000):
+        (directory / HF_INDEX).write_text(text)
+        refused(directory, "is not JSON|must hold a JSON object")
+
+
+def test_an_index_of_a_file_that_is_absent(directory: Path) -> None:
+    shard(directory)
+    (directory / "two.safetensors").unlink()
+    refused(directory, "there is no file .*two.safetensors")
 
 
 def test_a_tensor_in_two_files(directory: Path) -> None:
@@ -159,6 +196,11 @@ def test_a_header_of_impossible_size(directory: Path, size: int) -> None:
     content = (directory / HF_WEIGHTS).read_bytes()
     (directory / HF_WEIGHTS).write_bytes(struct.pack("<Q", size) + content[8:])
     refused(directory, "is damaged or not a safetensors file")
+    (directory / HF_WEIGHTS).write_bytes(content)
+    shard(directory)
+    content = (directory / "two.safetensors").read_bytes()
+    (directory / "two.safetensors").write_bytes(struct.pack("<Q", size) + content[8:])
+    refused(directory, "two.safetensors' is damaged or not a safetensors file")
 
 
 @pytest.mark.parametrize(
@@ -250,15 +292,59 @@ def test_names_without_the_prefix_of_the_class(directory: Path) -> None:
 # ── Pickles ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_pickled_weights_are_never_read(directory: Path) -> None:
+class Payload:
+    """Makes a directory where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize(
+    "name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth", "a.ckpt", "weights.pkl"]
+)
+def test_pickled_weights_are_never_read(directory: Path, tmp_path: Path, name: str) -> None:
     (directory / HF_WEIGHTS).unlink()
     refused(directory, "there is no model.safetensors")
-    (directory / "pytorch_model.bin").write_bytes(b"\x80\x04cos\nsystem\n(S'exit 1'\ntR.")
+    mark = tmp_path / "unpickled"
+    (directory / name).write_bytes(pickle.dumps(Payload(mark)))
     refused(
         directory,
-        r"only as pytorch_model.bin, which can hold code and is never read\. Convert it where "
+        rf"only as {name}, which can hold code and is never read\. Convert it where "
         r"you trust it: python -c 'import transformers as t; t\.GPT2LMHeadModel",
     )
+    os.rename(directory / name, directory / HF_WEIGHTS)
+    refused(directory, "is damaged or not a safetensors file")
+    assert not mark.exists()
+    pickle.loads((directory / HF_WEIGHTS).read_bytes())
+    assert mark.is_dir(), "the payload works, if it is read"
+
+
+def test_a_pickle_beside_safetensors_is_not_opened(directory: Path, tmp_path: Path) -> None:
+    (directory / "pytorch_model.bin").write_bytes(pickle.dumps(Payload(tmp_path / "unpickled")))
+    read_model(directory)
+    assert not (tmp_path / "unpickled").exists()
+
+
+@pytest.mark.parametrize("verb", ["import", "embed", "generate", "train"])
+def test_every_verb_refuses_with_one_line(
+    directory: Path, tmp_path: Path, verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (directory / HF_WEIGHTS).write_bytes(struct.pack("<Q", 2**60) + b"{}")
+    (tmp_path / "texts.txt").write_text("a b\nc d\n" * 20)
+    text, out = str(tmp_path / "texts.txt"), str(tmp_path / "out")
+    words = {
+        "import": [str(directory), out],
+        "embed": [str(directory), text, "-o", out],
+        "generate": [str(directory), "--prompt", "a"],
+        "train": ["language", text, "--from", str(directory), "--out", out],
+    }
+    assert main([verb, *words[verb]]) == 2
+    output = capsys.readouterr()
+    assert "is damaged or not a safetensors file" in output.err.splitlines()[-1]
+    assert not output.out and not (tmp_path / "out").exists()
 
 
 def test_a_pickle_named_as_safetensors(directory: Path) -> None:

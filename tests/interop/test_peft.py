@@ -1,6 +1,8 @@
 """Adapters in PEFT's layout: there and back, and against the library itself if it is installed."""
 
 import json
+import math
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +111,8 @@ def directory(tmp_path: Path) -> Path:
         ({"r": None}, "must have a positive r: got None"),
         ({"lora_alpha": "x"}, "must have a positive lora_alpha: got 'x'"),
         ({"bias": "all"}, "has bias='all': only none can be read"),
+        ({"lora_alpha": math.nan}, "must have a positive lora_alpha: got nan"),
+        ({"alpha_pattern": {"q_proj": "x"}}, "must have a number for 'q_proj': got 'x'"),
     ],
 )
 def test_settings_that_cannot_be_read(
@@ -134,6 +138,35 @@ def test_adapters_of_another_model(directory: Path) -> None:
         read_peft_(make("llama"), directory)
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(SavedError, match="is damaged or not a safetensors file"):
+        read_peft_(make("llama"), directory)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (0, 32), (2, 3, 4), (10**4, 1)])
+def test_adapters_of_impossible_shapes(directory: Path, shape: tuple[int, ...]) -> None:
+    path = directory / "adapter_model.safetensors"
+    tensors = load_file(path)
+    name = next(name for name in tensors if "q_proj.lora_A" in name)
+    save_file(tensors | {name: torch.zeros(shape)}, path)
+    with pytest.raises(SavedError, match=r"must have lora_A of shape|does not fit this model"):
+        read_peft_(make("llama"), directory)
+
+
+def test_hostile_adapter_files(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path, elsewhere = directory / "adapter_model.safetensors", tmp_path_factory.mktemp("other")
+    content = path.read_bytes()
+    for size in (2**60, 2**64 - 1):
+        path.write_bytes(struct.pack("<Q", size) + content[8:])
+        with pytest.raises(SavedError, match="is damaged or not a safetensors file"):
+            read_peft_(make("llama"), directory)
+    path.unlink()
+    (elsewhere / path.name).write_bytes(content)
+    path.symlink_to(elsewhere / path.name)
+    with pytest.raises(SavedError, match="it is a link to another place"):
+        read_peft_(make("llama"), directory)
+    path.unlink()
+    (directory / "adapter_model.bin").write_bytes(b"\x80\x04cos\nsystem\n(S'exit 1'\ntR.")
+    message = r"only as adapter_model.bin.*never read\. Convert it where you trust it: python -c '"
+    with pytest.raises(SavedError, match=message):
         read_peft_(make("llama"), directory)
 
 

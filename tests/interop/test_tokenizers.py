@@ -201,6 +201,26 @@ def test_a_damaged_tokenizer(text: str, tmp_path: Path) -> None:
         read_tokenizers(tmp_path, {}, "encoder", 100)
 
 
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "tokenizer_config.json", "vocab.txt", "spiece.model", "source.spm"]
+)
+def test_a_tokenizer_that_is_a_link_out_of_the_directory(name: str, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / name).write_text("{}")
+    if name == "source.spm":
+        (tmp_path / "model" / "vocab.json").write_text('{"</s>": 0, "<unk>": 1, "<pad>": 2}')
+    (tmp_path / "model" / name).symlink_to(tmp_path / name)
+    with pytest.raises(SavedError, match="it is a link to another place"):
+        read_tokenizers(tmp_path / "model", {}, "encoder", 100)
+
+
+def test_a_marian_vocabulary_without_an_end(tmp_path: Path) -> None:
+    (tmp_path / "source.spm").write_text("")
+    (tmp_path / "vocab.json").write_text("{}")
+    with pytest.raises(SavedError, match="not valid: no token of it ends a text"):
+        read_tokenizers(tmp_path, {}, "encoder-decoder", 100)
+
+
 def test_a_damaged_sentencepiece_model(tmp_path: Path) -> None:
     (tmp_path / "spiece.model").write_bytes(b"\x80\x04junk")
     with pytest.raises(SavedError, match="not valid: its model file is not one of sentencepiece"):

@@ -1,8 +1,10 @@
 """Engines answer the verbs of a run as torch does, and are made once."""
 
 import csv
+import io
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from addnorm.errors import ConfigError, InputError
 from addnorm.generate import Decoding
 from addnorm.interop.engines import Engine
 from addnorm.runs import engines
-from addnorm.runs.engines import fastest_engine, use_engine
+from addnorm.runs.engines import engine_for_translation, use_engine
 from addnorm.runs.run import Run
 from tests.portable import training
 from tests.runs.common import lines, quiet, request_for, train, write
@@ -46,7 +48,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_ctranslate2_translates_greedily_as_torch_does(runs: dict[str, Path]) -> None:
     run = Run.open(runs["translate"])
     texts = lines(200, seed=5)
-    expected = run.translate(texts, beam=1)
+    expected = run.translate(texts, beam=1, engine="torch")
     notes: list[str] = []
     use_engine(run, "ctranslate2", notes.append)
     assert "log-probabilities of tokens differ by up to" in notes[-1]
@@ -74,45 +76,113 @@ def test_an_engine_is_made_again_for_other_weights(runs: dict[str, Path], tmp_pa
     model.save(tmp_path / "run/best")
     changed, notes = Run.open(tmp_path / "run"), []
     use_engine(changed, "ctranslate2", notes.append)
-    assert notes and changed.translate(lines(20), beam=1) == Run.open(tmp_path / "run").translate(
-        lines(20), beam=1
-    )
+    again = Run.open(tmp_path / "run").translate(lines(20), beam=1, engine="torch")
+    assert notes and changed.translate(lines(20), beam=1) == again
+
+
+@pytest.fixture
+def fresh(runs: dict[str, Path], tmp_path: Path) -> Path:
+    """A copy of the run for translation that has no engines."""
+    shutil.copytree(runs["translate"], tmp_path / "run", ignore=shutil.ignore_patterns("engines"))
+    return tmp_path / "run"
+
+
+def stored(run: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads((run / "engines/speed.json").read_text())["choices"]
+    return rows
+
+
+def prefer(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Make one engine the fastest, whatever the machine does."""
+    measure = engines._time_engines
+
+    def measured(*args: Any) -> Any:
+        seconds, found = measure(*args)
+        return {each: 1.0 + (each != name) for each in seconds}, found
+
+    monkeypatch.setattr(engines, "_time_engines", measured)
 
 
 @pytest.mark.trains
+@pytest.mark.parametrize("name", ["torch", "ctranslate2"])
 def test_the_fastest_engine_is_measured_once_and_said(
-    runs: dict[str, Path],
+    name: str,
+    fresh: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    shutil.copytree(runs["translate"], tmp_path / "run")
-    shutil.rmtree(tmp_path / "run/engines", ignore_errors=True)
-    (tmp_path / "texts").write_text("".join(f"{line}\n" for line in lines(30)))
-    words = ["translate", str(tmp_path / "run"), str(tmp_path / "texts"), "--beam", "1"]
-    assert main(words) == 0
-    few = capsys.readouterr()
-    assert "engine" not in few.err and not (tmp_path / "run/engines").exists()
-    monkeypatch.setattr(engines, "AUTO_LINES", 30)
+    (tmp_path / "texts").write_text("".join(f"{line}\n" for line in lines(3)))
+    words = ["translate", str(fresh), str(tmp_path / "texts"), "--beam", "1"]
+    assert main([*words, "--engine", "torch"]) == 0
+    expected = capsys.readouterr().out
+    assert not (fresh / "engines").exists()
+    prefer(monkeypatch, name)
     assert main(words) == 0
     first = capsys.readouterr()
-    assert "texts/s). Choose another with --engine." in first.err and first.out == few.out
-    stored = json.loads((tmp_path / "run/engines/speed.json").read_text())
-    assert stored["engine"] == min(stored["seconds"], key=stored["seconds"].get)
-    # A stored choice is used as it is, for short files, too.
-    stored["engine"] = "ctranslate2"
-    (tmp_path / "run/engines/speed.json").write_text(json.dumps(stored))
-    monkeypatch.setattr(engines, "AUTO_LINES", 10**9)
-    assert main(words) == 0
-    second = capsys.readouterr()
-    assert "engine: ctranslate2, which was the fastest when it was measured" in second.err
-    assert second.out == few.out
-    assert main([*words, "--engine", "torch"]) == 0
-    assert "engine" not in capsys.readouterr().err
-    # A damaged file, or one of other weights, counts as none.
-    (tmp_path / "run/engines/speed.json").write_text("{")
-    run = Run.open(tmp_path / "run")
-    assert fastest_engine(run, ["ba"], Decoding(), quiet) == "torch"
+    assert f"engine: {name}, the fastest one here (speeds: torch 1.0, " in first.err
+    assert first.out == expected
+    assert [row["engine"] for row in stored(fresh)] == [name]
+    assert stored(fresh)[0]["seconds"].keys() == {"torch", "ctranslate2"}
+    monkeypatch.setattr(engines, "_time_engines", None)
+    assert main([*words, "--json"]) == 0
+    again = capsys.readouterr()
+    assert f"engine: {name}, the fastest one here, measured once" in again.err
+    assert {json.loads(line)["engine"] for line in again.out.splitlines()} == {name}
+
+
+@pytest.mark.trains
+def test_a_pipe_a_stream_and_python_use_the_fastest_engine(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prefer(monkeypatch, "ctranslate2")
+    texts = lines(3)
+    for words, rows in ((["--beam", "1"], 1), (["--beam", "1", "--stream"], 2), ([], 3)):
+        content = "".join(f"{line}\n" for line in texts).encode()
+        stdin = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8")
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert main(["translate", str(fresh), *words]) == 0
+        output = capsys.readouterr()
+        assert "engine: ctranslate2, the fastest" in output.err and len(stored(fresh)) == rows
+    monkeypatch.setattr(engines, "_time_engines", None)
+    by_default = addnorm.open(fresh).translate([*texts, ""])
+    assert by_default[:3] == output.out.splitlines()
+    assert [answer.engine for answer in by_default[:3]] == ["ctranslate2"] * 3
+    by_torch = Run.open(fresh).translate(texts, beam=1, engine="torch")
+    assert {answer.engine for answer in by_torch} == {"torch"}
+    by_name = Run.open(fresh).translate(texts, beam=1, engine="ctranslate2")
+    for one, other in zip(by_name, by_torch, strict=True):
+        assert (one, [piece for piece, _ in one.pieces]) == (other, [p for p, _ in other.pieces])
+        assert one.score == pytest.approx(other.score, abs=1e-4)
+        assert [v for _, v in one.pieces] == pytest.approx([v for _, v in other.pieces], abs=1e-4)
+
+
+@pytest.mark.trains
+def test_where_only_torch_can_be_used(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, notes = Run.open(fresh), []
+    assert engine_for_translation(run, None, Decoding(penalty="gnmt"), notes.append) is None
+    monkeypatch.setitem(sys.modules, "ctranslate2", None)
+    assert engine_for_translation(run, None, Decoding(), notes.append) is None
+    assert "gnmt" in notes[0] and "not installed: pip install 'addnorm[export]'" in notes[1]
+    assert not (fresh / "engines").exists()
+
+
+@pytest.mark.trains
+def test_a_damaged_choice_counts_as_none(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefer(monkeypatch, "torch")
+    (fresh / "engines").mkdir()
+    for content in ("{", "[]", '{"choices": 3}', '{"choices": [{"engine": "tensorrt"}, 7]}'):
+        (fresh / "engines/speed.json").write_text(content)
+        assert engine_for_translation(Run.open(fresh), None, Decoding(), quiet) is None
+        assert len(stored(fresh)) == 1
+    # Choices of other weights are forgotten, one that cannot be stored is used all the same.
+    changed = stored(fresh)
+    changed[0]["conditions"]["weights"] = "other"
+    (fresh / "engines/speed.json").write_text(json.dumps({"choices": changed}))
+    engine_for_translation(Run.open(fresh), None, Decoding(), quiet)
+    assert [row["conditions"]["weights"] for row in stored(fresh)] != ["other"]
 
 
 @pytest.mark.trains
@@ -157,7 +227,7 @@ def test_onnx_answers_as_torch_does(runs: dict[str, Path]) -> None:
         use_engine(run, "onnx", quiet)
         assert run.generate("Ba be", tokens=10, **options) == expected
     run, texts = Run.open(runs["translate"]), lines(200, seed=9)
-    expected = run.translate(texts, beam=1)
+    expected = run.translate(texts, beam=1, engine="torch")
     use_engine(run, "onnx", quiet)
     found = run.translate(texts, beam=1)
     assert found == expected

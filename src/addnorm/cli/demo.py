@@ -52,7 +52,7 @@ def demo(args: argparse.Namespace) -> None:
     _write_phrases(phrases, folder)
     run = _train_translator(phrases, folder, args)
     test = phrases.held_out[VALID:]
-    translations = run.translate([row.english for row in test], beam=1)
+    translations = run.translate([row.english for row in test], beam=1, engine="torch")
     metrics = _measure(test, translations, time.perf_counter() - start)
     page = _report(phrases, run, test, translations, metrics, folder / "report.html")
     _show(test, translations, metrics, page, as_json=args.json)

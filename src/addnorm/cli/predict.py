@@ -101,7 +101,7 @@ def add_translate_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--scores", action="store_true", help="also print the score of each translation"
     )
-    _add_engine(parser, "torch; for long files the fastest that is installed, measured once")
+    _add_engine(parser, "the fastest that is installed, measured once")
     _add_stream(parser)
     _add_json(parser, "print one line of JSON per sentence")
 
@@ -279,6 +279,7 @@ def _print_by_type(name: str, rows: dict[str, Any]) -> None:
 def translate(args: argparse.Namespace) -> None:
     """Print the translation of each line; that of a blank line is a blank line."""
     from addnorm.generate import Decoding
+    from addnorm.runs.engines import engine_for_translation
 
     run, nbest = open_with_verb(args, "translate", int8=args.int8), args.nbest
     if nbest > args.beam > 0:
@@ -290,14 +291,11 @@ def translate(args: argparse.Namespace) -> None:
         alpha=args.alpha,
         workers=args.workers,
         read_ahead=1 if _answers_each_line(args) else Decoding.read_ahead,
+        scores=args.scores or args.json,
     )
     lines = read_lines_of(args.file)
-    if args.engine is None and not _answers_each_line(args):
-        from addnorm.runs.engines import fastest_engine, use_engine
-
-        known = lines if isinstance(lines, list) else []  # a pipe uses what was measured before
-        use_engine(run, fastest_engine(run, known, decoding, say), say)
-    translations = run.trained.iter_translations(lines, decoding)
+    engine = engine_for_translation(run, args.engine, decoding, say)
+    translations = run.trained.iter_translations(lines, decoding, engine=engine)
     for number, answers in enumerate(translations, start=1):
         if args.json:
             rows = [
@@ -305,7 +303,9 @@ def translate(args: argparse.Namespace) -> None:
                 | ({"pieces": answer.pieces} if args.scores else {})
                 for answer in answers
             ]
-            print(to_json({"line": number, "answers": rows}, indent=None), flush=True)
+            used = "torch" if engine is None else engine.name
+            line = {"line": number, "engine": used, "answers": rows}
+            print(to_json(line, indent=None), flush=True)
             continue
         for answer in answers:
             place = f"{number}\t" if nbest > 1 else ""

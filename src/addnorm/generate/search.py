@@ -21,6 +21,8 @@ from addnorm.generate.samplers import top_values, uniforms
 from addnorm.generate.settings import Decoding
 from addnorm.generate.steps import Steps
 
+UNKNOWN_SCORE = float("nan")
+"""Score of an output whose log-probabilities are not computed."""
 DROP_SHARE = 8
 """Rows that are done are dropped once they are one in this many: moving the others has a cost."""
 
@@ -37,6 +39,8 @@ class Hypothesis:
     log_probabilities : Of each token under the model's own distribution, and of the end token if
         there is one.
     finished : False if the output was cut at its length limit.
+
+    Without `Decoding.scores`, both scores may be NaN, and log_probabilities is empty.
     """
 
     tokens: tuple[int, ...]
@@ -97,13 +101,18 @@ def log_total(logits: Tensor) -> Tensor:
         for rows in torch.split(logits, 4)
     ]
     total = torch.cat(parts)
-    if not bool(total.isfinite().all()):
-        row = int((~total.isfinite()).nonzero()[0, 0])
-        raise InputError(
-            "decoding needs a model with finite logits: got log Σ exp(logits) = "
-            f"{float(total[row])}. Check its weights for NaN: training may have diverged."
-        )
+    require_finite(total, "log Σ exp(logits)")
     return total
+
+
+def require_finite(values: Tensor, name: str) -> None:
+    """Raise InputError if a value that logits decide, (rows, 1), is not finite."""
+    if not bool(values.isfinite().all()):
+        row = int((~values.isfinite()).nonzero()[0, 0])
+        raise InputError(
+            f"decoding needs a model with finite logits: got {name} = {float(values[row])}. Check "
+            "its weights for NaN: training may have diverged."
+        )
 
 
 def ban_(logits: Tensor, tokens: tuple[int, ...]) -> None:
@@ -133,12 +142,15 @@ def take_tokens(
     """
     sampler, end = decoding.make_sampler(), -1 if rules.end is None else rules.end
     outputs = Outputs(limits, newest.device)
+    quick = not decoding.scores and decoding.sampler == "greedy"
     while len(outputs.rows):
         logits = steps.step(newest)
-        total = log_total(logits)
+        total = UNKNOWN_SCORE if quick else log_total(logits)
         ban_(logits, rules.banned)
         picked = sampler(logits, uniform[outputs.rows, outputs.length])
         taken = torch.where(outputs.at_limit(), end, picked) if rules.forces_end else picked
+        if quick:
+            require_finite(logits.gather(1, picked[:, None]), "a logit")
         outputs.add(taken, logits.gather(1, taken[:, None]) - total, picked == end)
         kept = outputs.drop_done()
         if kept is not None and len(kept):
@@ -196,13 +208,14 @@ class Outputs:
             strict=True,
         ):
             has_end = finished or rules.forces_end
-            total = sum(log_probs[:length])
+            log_probs = log_probs[:length] if decoding.scores else []
+            total = sum(log_probs) if decoding.scores else UNKNOWN_SCORE
             hypotheses.append(
                 Hypothesis(
                     tokens=tuple(tokens[: length - 1 if has_end else length]),
                     score=total / penalties[length],
                     log_probability=total,
-                    log_probabilities=tuple(log_probs[:length]),
+                    log_probabilities=tuple(log_probs),
                     finished=finished,
                 )
             )

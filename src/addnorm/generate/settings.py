@@ -75,6 +75,8 @@ class Decoding:
     batch_tokens : Most tokens, times beams, that are decoded in one batch.
     read_ahead : Sequences that are read and sorted by length before they are cut into batches.
     workers : Batches that are decoded at the same time, each by its share of torch's threads.
+    scores : Compute the log-probabilities of tokens. Without, a greedy search need not add up the
+        exponentials of all logits; its scores are NaN, and its tokens have none.
 
     >>> Decoding(beam=5, penalty="gnmt", alpha=0.6).limit(10)
     60
@@ -95,6 +97,7 @@ class Decoding:
     batch_tokens: int = 4096
     read_ahead: int = 1024
     workers: int = 1
+    scores: bool = True
 
     def __post_init__(self) -> None:
         for kind, description, names in _NUMBERS:

@@ -112,8 +112,6 @@ def require_expressible(model: Model) -> None:
     }
     stretched = set(c.position_options) - {"base", "layout", "offset", "share"}
     rules["position_options"] = (not stretched, dict(c.position_options))
-    if c.positions == "rotary" and c.mode != "decoder":
-        raise ConfigError("CTranslate2 cannot express model.positions='rotary' in two stacks.")
     for name, (holds, value) in rules.items():
         if not holds:
             raise ConfigError(f"CTranslate2 cannot express model.{name}={value!r}.")
@@ -149,8 +147,15 @@ def make_spec(ct2: Any, model: Any) -> Any:
     _set_linear(decoder.projection, model.head.matrix(model.embedding()), model.head.bias)
     if not both:
         return specs.TransformerDecoderModelSpec(decoder)
-    encoder = specs.TransformerEncoderSpec(c.depth, c.heads, **common)
+    try:
+        encoder = specs.TransformerEncoderSpec(c.depth, c.heads, **common)
+    except TypeError as error:
+        raise ConfigError(
+            f"CTranslate2 {ct2.__version__} cannot express this encoder ({error}): 4.8.4 can."
+        ) from None
     tokens = model.source_tokens or model.tokens
+    if isinstance(rotary, Rotary):
+        del encoder.position_encodings  # only its attention has positions
     _set_side(encoder, model.encoder, tokens, c.effective_attention_scale)
     return specs.TransformerSpec(encoder, decoder)
 

@@ -35,6 +35,7 @@ from addnorm.models.adapters import (
 from addnorm.models.build import Model
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PICKLED_ADAPTER = "adapter_model.bin"
 PREFIX = "base_model.model."
 TASK_TYPES = {"class": "SEQ_CLS", "decoder": "CAUSAL_LM", "encoder-decoder": "SEQ_2_SEQ_LM"}
 
@@ -227,10 +228,16 @@ def _check_settings(content: Mapping[str, Any], directory: Path) -> None:
         raise SavedError(f"{where!r} must have peft_type=LORA: got {content.get('peft_type')!r}.")
     for key in ("r", "lora_alpha"):
         value = content.get(key)
-        if not isinstance(value, int | float) or value <= 0:
+        if not isinstance(value, int | float) or not 0 < value < math.inf:
             raise SavedError(f"{where!r} must have a positive {key}: got {value!r}.")
     if content.get("bias", "none") != "none":
         raise SavedError(f"{where!r} has bias={content['bias']!r}: only none can be read.")
+
+
+def _finite_number(value: object, key: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise SavedError(f"alpha_pattern must have a number for {key!r}: got {value!r:.80}.")
+    return float(value)
 
 
 def _adapter_scale(content: Mapping[str, Any], name: str, rank: int) -> float:
@@ -240,7 +247,7 @@ def _adapter_scale(content: Mapping[str, Any], name: str, rank: int) -> float:
         table = table if isinstance(table, dict) else {}
         for key, value in table.items():
             if name == key or name.endswith(f".{key}"):
-                return float(value)
+                return _finite_number(value, key)
         return float(default)
 
     alpha = find(content.get("alpha_pattern"), content["lora_alpha"])
@@ -248,6 +255,14 @@ def _adapter_scale(content: Mapping[str, Any], name: str, rank: int) -> float:
 
 
 def _read_tensors(directory: Path) -> dict[str, Tensor]:
+    pickled = directory / PICKLED_ADAPTER
+    if pickled.exists() and not (directory / ADAPTER_WEIGHTS).exists():
+        raise SavedError(
+            f"{str(directory)!r} has adapters only as {PICKLED_ADAPTER}, which can hold code and "
+            "is never read. Convert it where you trust it: python -c 'import torch as t; from "
+            f'safetensors.torch import save_file; save_file(t.load("{pickled}", '
+            f'weights_only=True), "{directory / ADAPTER_WEIGHTS}")\''
+        )
     path = inside(directory, ADAPTER_WEIGHTS)
     try:
         with safe_open(path, framework="pt") as file:
@@ -274,6 +289,14 @@ def _group(
     for name, parts in groups.items():
         if not {"lora_A.weight", "lora_B.weight"} <= parts.keys():
             raise SavedError(f"{name!r} in {str(directory)!r} must have lora_A and lora_B.")
+        a, b = parts["lora_A.weight"].shape, parts["lora_B.weight"].shape
+        # A rank beyond both sides adds nothing, and every adapter gets the memory of the largest.
+        if len(a) != 2 or len(b) != 2 or not 1 <= a[0] == b[1] <= max(a[1], b[0]):
+            raise SavedError(
+                f"{name!r} in {str(directory)!r} must have lora_A of shape (rank, inputs) and "
+                f"lora_B of shape (outputs, rank), of a rank that is smaller: got {tuple(a)} and "
+                f"{tuple(b)}."
+            )
     if not groups:
         raise SavedError(f"there are no adapters in {str(directory / ADAPTER_WEIGHTS)!r}.")
     return groups, rest

@@ -61,9 +61,9 @@ def read_tokenizers(
             "addnorm does. Read the model alone: addnorm.interop.huggingface.read_model."
         )
     reader = _Reader(directory, settings, mode)
-    if reader.has("source.spm"):
-        return reader.read_marian(vocab, target_vocab)
     try:
+        if reader.has("source.spm"):
+            return reader.read_marian(vocab, target_vocab)
         return {"text": reader.read(vocab)}
     except ValueError as error:
         raise SavedError(f"the tokenizer in {str(directory)!r} is not valid: {error}.") from None

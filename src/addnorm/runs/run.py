@@ -168,13 +168,22 @@ class Run:
                 f"evaluation. Resume it: addnorm train --resume {self.path}"
             )
         task = find_task(self.task)
-        return task.trained(task, self.path, self.config, self.labels, int8=self.int8)
+        trained = task.trained(task, self.path, self.config, self.labels, int8=self.int8)
+        trained.find_engine = self._find_engine
+        return trained
+
+    def _find_engine(self, name: str | None, decoding: Any) -> Any:
+        """Return an engine for translation by its name, or the fastest one; None for torch."""
+        from addnorm.runs.engines import engine_for_translation
+
+        return engine_for_translation(self, name, decoding, say_nothing)
 
     def preload(self, model: Any, tokenizers: Any) -> None:
         """Use a text model and tokenizers that are in memory: those of an imported directory."""
         task = find_task(self.task)
         trained: Any = task.trained(task, self.path, self.config, self.labels, int8=self.int8)
         trained.preload(model, tokenizers)
+        trained.find_engine = self._find_engine
         self.__dict__["trained"] = trained
 
     @property

@@ -148,6 +148,9 @@ class Trained(ABC):
 
     engine: Any = None
     """An engine of `addnorm.interop.engines` that computes in place of torch; None for torch."""
+    find_engine: Callable[[str | None, Any], Any] | None = None
+    """Returns an engine for translation by its name (None: the fastest) and the settings of the
+    search; a run gives it."""
 
     def __init__(
         self,
@@ -160,6 +163,8 @@ class Trained(ABC):
     ) -> None:
         self.task: type[Any] = task
         self.path, self.config, self.labels, self.int8 = path, config, list(labels), int8
+        self.opened: dict[str, Any] = {}
+        """Engines that were opened, by name."""
 
     @property
     def class_names(self) -> list[str]:

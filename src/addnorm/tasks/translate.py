@@ -77,14 +77,19 @@ class EncodedPairs:
 class TrainedTranslator(TrainedText):
     """A trained translation model."""
 
-    def iter_translations(self, texts: Iterable[str], decoding: Decoding) -> Iterator[list[Answer]]:
+    def iter_translations(
+        self, texts: Iterable[str], decoding: Decoding, *, engine: Any = None
+    ) -> Iterator[list[Answer]]:
         """Yield the best translations of each text, in order, as soon as they are decoded.
 
         The translation of a blank text is one empty text. `decoding.read_ahead` texts are read
-        before they are translated together.
+        before they are translated together. `engine` computes in place of the one of the run.
         """
         source, target = sides_of(self.tokenizers)
-        decode = self._decode_by_torch if self.engine is None else self.engine.translate
+        engine = engine or self.engine
+        name, decode = (
+            ("torch", self.decode_by_torch) if engine is None else (engine.name, engine.translate)
+        )
         places = iter(enumerate(texts, 1))
         ahead = decoding.read_ahead
         while part := [require_text(text, place) for place, text in islice(places, ahead)]:
@@ -94,23 +99,31 @@ class TrainedTranslator(TrainedText):
                 if not is_blank(text)
             ]
             require_translatable(ids)
-            results = decode(ids, decoding, begin=target.begin, end=target.end)
+            ends = {"begin": target.begin, "end": target.end}
+            results = decode(ids, decoding, **ends)
             for text in part:
                 yield (
                     [EMPTY_ANSWER]
                     if is_blank(text)
-                    else [make_answer(hypothesis, target) for hypothesis in next(results)]
+                    else [make_answer(found, target, name) for found in next(results)]
                 )
 
-    def _decode_by_torch(
+    def decode_by_torch(
         self, ids: list[list[int]], decoding: Decoding, **ends: int
     ) -> Iterator[list[Hypothesis]]:
+        """Yield the best outputs for rows of ids, in order."""
         model = self.decoder
         assert isinstance(model, EncoderDecoder)
         return translate(model, ids, decoding, **ends)
 
     def translate(
-        self, texts: str | Iterable[str], *, beam: int = 5, nbest: int = 1, **options: Any
+        self,
+        texts: str | Iterable[str],
+        *,
+        beam: int = 5,
+        nbest: int = 1,
+        engine: str | None = None,
+        **options: Any,
     ) -> Any:
         """Return the translation of each text.
 
@@ -119,14 +132,25 @@ class TrainedTranslator(TrainedText):
         texts : texts to translate; a single str is one text.
         beam : hypotheses kept in beam search; 1 is greedy.
         nbest : translations of each text. With more than one, a list of lists is returned.
+        engine : torch, ctranslate2 or onnx; by default the fastest one that is installed, which
+            is measured once and stored with the run.
         options : further fields of `addnorm.generate.Decoding`: penalty, alpha, workers, ...
 
-        Each translation is an `Answer`: a str with `score` and `pieces`. That of a blank text is
-        empty, with score 0 and no pieces; it stands alone in its list, whatever `nbest` is.
+        Each translation is an `Answer`: a str with `score`, `pieces` and `engine`. That of a blank
+        text is empty, with score 0 and no pieces; it stands alone in its list, whatever `nbest` is.
         """
         decoding = Decoding(beam=max(beam, nbest), nbest=nbest, **options)
-        best = self.iter_translations(list_of_texts(texts), decoding)
+        found = None if self.find_engine is None else self.find_engine(engine, decoding)
+        best = self.iter_translations(list_of_texts(texts), decoding, engine=found)
         return [answers if nbest > 1 else answers[0] for answers in best]
+
+    def translate_alike(self, texts: Iterable[str], beam: int) -> list[Answer]:
+        """Return translations by torch, or by the engine that was chosen for the run.
+
+        Figures and pages do not depend on which engine is the fastest here.
+        """
+        found = self.iter_translations(texts, Decoding(beam=beam))
+        return [answers[0] for answers in found]
 
     def explain_arguments(self, text: str, target: str | None = None) -> dict[str, Any]:
         """Return the arguments of `explain_sequence`: the text, and each token of its translation.
@@ -134,7 +158,7 @@ class TrainedTranslator(TrainedText):
         The translation is the model's own unless `target` is given.
         """
         one, other = sides_of(self.tokenizers)
-        target = self.translate(text)[0] if target is None else target
+        target = self.translate_alike([text], 5)[0] if target is None else target
         source, ids = delimit_source(one.encode(text), one.special), other.encode(target)
         return {
             "inputs": (torch.tensor([source]), torch.tensor([[other.begin, *ids]])),
@@ -161,7 +185,7 @@ class TrainedTranslator(TrainedText):
         for note in pairs.report.lines():
             say(note)
         metrics = self._loss(self._read_held_out(source, target))
-        texts = self.translate(pairs.source, beam=beam)
+        texts = self.translate_alike(pairs.source, beam)
         lower, cased = bleu(texts, pairs.target, lowercase=True), bleu(texts, pairs.target)
         letters = chrf(texts, pairs.target)
         return metrics | {
@@ -308,7 +332,7 @@ class Translate(TextTask):
         chunks = [sources[i:j] for i, j in pairwise([*starts, len(sources)]) if i < len(sources)]
         outputs: list[Answer] = []
         for chunk in within_seconds(chunks, self.page_seconds):
-            outputs += trained.translate(chunk, beam=1)
+            outputs += trained.translate_alike(chunk, 1)
         references = references[: len(outputs)]
         add_translations(page, sources[: len(outputs)], outputs, references)
         page.section("Attention")
