@@ -2,16 +2,16 @@
 
     python -m bench.warmup --out FOLDER [--pairs eng-fra_24k.tsv.gz] [--part grid] [--quick]
 
-grid  6+6 blocks, 150 steps: two rates × two warm-up lengths (Xiong et al. 2020, 2002.04745,
+grid  6+6 blocks, 200 steps: three rates × three warm-up lengths (Xiong et al. 2020, 2002.04745,
       fig. 2).
-deep  18+18 blocks, 60 steps: post, pre, Admin, and another arrangement in the decoder alone or
-      the encoder alone (Liu et al. 2020, 2004.08249, §3.2).
-long  6+6 blocks with the best rate of each arrangement, three seeds, held-out loss by step: where
-      does post-norm reach pre-norm?
+deep  18+18 blocks, 150 steps, three seeds: post, pre, Admin, and another arrangement in the
+      decoder alone or the encoder alone (Liu et al. 2020, 2004.08249, §3.2).
+long  6+6 blocks, three seeds, each arrangement with the rate that was best for it in the grid, for
+      each budget of --steps: where does post-norm reach pre-norm?
 
 Translation of the pairs (English, French); without a file, of synthetic pairs to be reversed. Width
-64, 4 heads, 64 pairs in a batch, words as tokens, Adam with β₂ = 0.98, rate after the warm-up
-constant (grid, deep) or falling as a cosine (long); dropout 0.1 in `long`. The last 1,000 pairs are
+32, 4 heads, 32 pairs in a batch, words as tokens, Adam with β₂ = 0.98, rate after the warm-up
+constant (grid, deep) or falling as a cosine (long); dropout 0.1 in `long`. The last 500 pairs are
 held out.
 """
 
@@ -32,7 +32,8 @@ from bench.measured import Results, Row, arguments, deviation, mean
 
 PAD, BEGIN, END, UNKNOWN = range(4)
 Pairs = list[tuple[list[int], list[int]]]
-RATES, WARMUPS = (1e-3, 3e-3), (0, 100)
+WIDTH, ROWS = 32, 32
+RATES, WARMUPS = (1e-3, 3e-3, 1e-2), (0, 50, 150)
 DEEP = {
     "post": ("post", None),
     "post, decoder pre": ("post", "pre"),
@@ -114,13 +115,13 @@ def train(
     training, held, vocab = data
     torch.manual_seed(seed)
     config = ModelConfig(
-        vocab=vocab, pad=PAD, width=64, heads=4, ffn_width=256, depth=depth, length=64,
+        vocab=vocab, pad=PAD, width=WIDTH, heads=4, ffn_width=4 * WIDTH, depth=depth, length=64,
         addnorm=arrangement[0], decoder_addnorm=arrangement[1], dropout=dropout,
     )  # fmt: skip
     model = build(config)
-    source = batches(training, seed, 64)
+    source = batches(training, seed, ROWS)
     if config.has_admin:
-        measure_(model, lambda: loss_of(model, *next(batches(training, seed + 1, 64))))
+        measure_(model, lambda: loss_of(model, *next(batches(training, seed + 1, ROWS))))
     optimizer = torch.optim.Adam(model.parameters(), lr=rate, betas=(0.9, 0.98), eps=1e-9)
     factor = SCHEDULES[schedule]
     curve = []
@@ -173,14 +174,33 @@ def grid(results: Results, data: tuple[Pairs, Pairs, int], steps: int) -> None:
         results.write(f"warmup-grid-{kind}", picture)
 
 
-def deep(results: Results, data: tuple[Pairs, Pairs, int], steps: int, depth: int) -> None:
-    curves = {}
-    for name, arrangement in DEEP.items():
-        row = {"part": "deep", "kind": name, "depth": depth, "steps": steps}
-        compute: Callable[[], Row] = lambda a=arrangement: train(  # type: ignore[misc]  # noqa: E731
-            data, a, depth, 1e-3, steps // 3, steps, 0, every=max(1, steps // 6)
-        )
-        curves[name] = results.measure(row, compute)["curve"]
+def mean_curve(rows: Sequence[Row]) -> list[tuple[float, float]]:
+    """Return the mean over seeds of the held-out loss, by step."""
+    points = zip(*(row["curve"] for row in rows), strict=True)
+    return [(float(p[0][0]), mean([loss for _, loss in p])) for p in points]
+
+
+def summarise(kind: str, rows: Sequence[Row]) -> None:
+    """Print the mean and the deviation of the last losses."""
+    losses = [row["loss"] for row in rows]
+    shown = ", ".join(f"{loss:.3f}" for loss in losses)
+    print(f"{kind}: {mean(losses):.3f} ± {deviation(losses):.3f} ({shown})")
+
+
+def deep(
+    results: Results, data: tuple[Pairs, Pairs, int], steps: int, depth: int, seeds: int
+) -> None:
+    for seed in range(seeds):
+        for name, arrangement in DEEP.items():
+            row = {"part": "deep", "kind": name, "depth": depth, "steps": steps, "seed": seed}
+            compute: Callable[[], Row] = lambda a=arrangement, s=seed: train(  # type: ignore[misc]  # noqa: E731
+                data, a, depth, 1e-3, steps // 3, steps, s, every=max(1, steps // 6)
+            )
+            results.measure(row, compute)
+    rows = {name: results.where(part="deep", kind=name, steps=steps) for name in DEEP}
+    for name, found in rows.items():
+        summarise(name, found)
+    curves = {name: mean_curve(found) for name, found in rows.items()}
     level = unigram_loss(data)
     mark = Mark(steps / 10, level, "loss of the word frequencies")
     results.write(
@@ -191,7 +211,6 @@ def deep(results: Results, data: tuple[Pairs, Pairs, int], steps: int, depth: in
 
 
 def long(results: Results, data: tuple[Pairs, Pairs, int], steps: int, seeds: int) -> None:
-    curves = {}
     for seed in range(seeds):
         for kind in ("post", "pre"):
             found = [r for r in results.where(part="grid", kind=kind) if r["warmup"]]
@@ -204,12 +223,11 @@ def long(results: Results, data: tuple[Pairs, Pairs, int], steps: int, seeds: in
                     "cosine", 0.1, max(1, steps // 10),
                 ),
             )  # fmt: skip
-    for kind in ("post", "pre"):
-        rows = results.where(part="long", kind=kind, steps=steps)
-        points = zip(*(row["curve"] for row in rows), strict=True)
-        curves[kind] = [(float(p[0][0]), mean([loss for _, loss in p])) for p in points]
-        losses = [row["loss"] for row in rows]
-        print(f"{kind}: {mean(losses):.3f} ± {deviation(losses):.3f} over {len(losses)} seeds")
+    kinds = ("post", "pre")
+    rows = {kind: results.where(part="long", kind=kind, steps=steps) for kind in kinds}
+    for kind, found in rows.items():
+        summarise(f"{steps} steps, {kind}", found)
+    curves = {kind: mean_curve(found) for kind, found in rows.items()}
     results.write(
         f"warmup-long-{steps}",
         line_chart(curves, title=f"6+6 blocks, {steps} steps", y="held-out loss"),
@@ -222,16 +240,17 @@ def main() -> None:
         __doc__,
         pairs={"type": Path, "help": "tab-separated pairs, .gz"},
         part={"choices": ["grid", "deep", "long"], "nargs": "*"},
-        steps={"type": int, "default": 600, "help": "of the part long"},
+        steps={"type": int, "nargs": "*", "default": [400, 1600], "help": "of the part long"},
     )
     results, parts = Results(args.out, "warmup"), args.part or ["grid", "deep", "long"]
-    data = read_pairs(args.pairs, 100 if args.quick or args.pairs is None else 1000)
+    data = read_pairs(args.pairs, 100 if args.quick or args.pairs is None else 500)
     if "grid" in parts:
-        grid(results, data, 2 if args.quick else 150)
+        grid(results, data, 2 if args.quick else 200)
     if "deep" in parts:
-        deep(results, (data[0], data[1][:300], data[2]), *((3, 2) if args.quick else (60, 18)))
+        deep(results, data, *((3, 2, 1) if args.quick else (150, 18, 3)))
     if "long" in parts:
-        long(results, data, 3 if args.quick else args.steps, 1 if args.quick else 3)
+        for steps in [3] if args.quick else args.steps:
+            long(results, data, steps, 1 if args.quick else 3)
 
 
 if __name__ == "__main__":
