@@ -85,9 +85,12 @@ def test_without_positions_no_position_can_be_told() -> None:
 def test_without_shortcuts_positions_are_lost(addnorm: str) -> None:
     """The arrangement `none` leaves a linear probe no more than chance, 1 of 16."""
     torch.manual_seed(0)
-    model = make("encoder", addnorm=addnorm, positions="sinusoidal", depth=3, width=32)
+    sizes = {"vocab": 19, "width": 32, "heads": 4, "depth": 3, "dropout": 0.0}
+    model = build(ModelConfig(mode="encoder", addnorm=addnorm, positions="sinusoidal", **sizes))
     ids = torch.randint(1, 19, (100, 16))
-    told = probe(look(model, ids, ()).hidden["encoder"].flatten(0, 1), torch.arange(16).repeat(100))
+    told = probe(
+        look(model.eval(), ids, ()).hidden["encoder"].flatten(0, 1), torch.arange(16).repeat(100)
+    )
     assert told < 0.1 if addnorm == "none" else told > 0.2
 
 
