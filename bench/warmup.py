@@ -8,7 +8,8 @@ deep  18+18 blocks, 400 steps, two seeds: post, pre, Admin, and another arrangem
       decoder alone or the encoder alone (Liu et al. 2020, 2004.08249, §3.2). Whether the encoder is
       used shows in the loss when every target is given the source of another pair.
 long  6+6 blocks, three seeds, each arrangement with the rate that was best for it in the grid, for
-      each budget of --steps: where does post-norm reach pre-norm?
+      each budget of --steps, and post-norm with a third of its rate (one seed): where does
+      post-norm reach pre-norm?
 
 Translation of the pairs (English, French); without a file, of synthetic pairs to be reversed. Width
 32, 4 heads, 32 pairs in a batch, words as tokens, Adam with β₂ = 0.98, rate after the warm-up
@@ -215,23 +216,26 @@ def deep(
 
 
 def long(results: Results, data: tuple[Pairs, Pairs, int], steps: int, seeds: int) -> None:
-    for seed in range(seeds):
-        for kind in ("post", "pre"):
-            found = [r for r in results.where(part="grid", kind=kind) if r["warmup"]]
-            best = min(found, key=lambda row: row["loss"]) if found else {"rate": 1e-3}
-            row = {"part": "long", "kind": kind, "rate": best["rate"], "steps": steps, "seed": seed}
-            results.measure(
-                row,
-                lambda r=row: train(  # type: ignore[misc]
-                    data, (r["kind"], None), 6, r["rate"], steps // 5, steps, r["seed"],
-                    "cosine", 0.1, max(1, steps // 10),
-                ),
-            )  # fmt: skip
-    kinds = ("post", "pre")
-    rows = {kind: results.where(part="long", kind=kind, steps=steps) for kind in kinds}
-    for kind, found in rows.items():
-        summarise(f"{steps} steps, {kind}", found)
-    curves = {kind: mean_curve(found) for kind, found in rows.items()}
+    rates = {}
+    for kind in ("post", "pre"):
+        found = [r for r in results.where(part="grid", kind=kind) if r["warmup"]]
+        rates[kind] = min(found, key=lambda row: row["loss"])["rate"] if found else 1e-3
+    entries = [(kind, rate, seed) for seed in range(seeds) for kind, rate in rates.items()]
+    entries.append(("post", rates["post"] / 3, 0))  # a longer training may want a smaller rate
+    for kind, rate, seed in entries:
+        row = {"part": "long", "kind": kind, "rate": rate, "steps": steps, "seed": seed}
+        results.measure(
+            row,
+            lambda r=row: train(  # type: ignore[misc]
+                data, (r["kind"], None), 6, r["rate"], steps // 5, steps, r["seed"],
+                "cosine", 0.1, max(1, steps // 10),
+            ),
+        )  # fmt: skip
+    curves = {}
+    for kind, rate, _ in [*entries[:2], entries[-1]]:
+        rows = results.where(part="long", kind=kind, rate=rate, steps=steps)
+        curves[f"{kind}, rate {rate:.2g}"] = mean_curve(rows)
+        summarise(f"{steps} steps, {kind}, rate {rate:.2g}", rows)
     results.write(
         f"warmup-long-{steps}",
         line_chart(curves, title=f"6+6 blocks, {steps} steps", y="held-out loss"),

@@ -67,12 +67,15 @@ def vit_size(width: int, depth: int, heads: int, dropout: float) -> Fields:
 def choose_patch(image: int) -> int:
     """Return a patch size that divides an image into 8 × 8 patches or fewer (14 × 14 if large).
 
-    >>> choose_patch(8), choose_patch(28), choose_patch(32), choose_patch(224)
-    (2, 4, 4, 16)
+    Patches have 4 pixels or more to a side if that leaves two to a side: smaller ones hold too
+    little to be told apart before attention joins them.
+
+    >>> choose_patch(8), choose_patch(9), choose_patch(28), choose_patch(32), choose_patch(224)
+    (4, 3, 4, 4, 16)
     """
     most = 14 if image >= 128 else 8
-    sizes = [size for size in range(2, image + 1) if image % size == 0 and image // size <= most]
-    return sizes[0] if sizes else image
+    sizes = (*range(4, image), 3, 2)
+    return next((s for s in sizes if image % s == 0 and 2 <= image // s <= most), image)
 
 
 def images_per_batch(count: int) -> int:
