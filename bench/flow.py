@@ -11,6 +11,8 @@ flow            size of the gradient at the stream before each box, relative to 
                 shortcut    the path through no branch, every branch held constant. For post-norm it
                             is the product of the norms' Jacobians, for pre-norm the identity (Wang
                             et al. 2019, 1906.01787, eq. 5 and 6); for λx + F(x) it is ∏λ
+probe           share of positions, and of tokens, that a linear probe of the output tells, with and
+                without shortcuts (50 tokens, 16 sinusoidal positions, width 32)
 """
 
 from collections.abc import Iterator
@@ -27,6 +29,8 @@ from addnorm.clinic.measure import dependency, dependency_map
 from addnorm.clinic.residual_trace import trace_stream
 from addnorm.clinic.weight_perturbation import fit_growth
 from addnorm.layers.addnorm import ADDNORMS, AddNorm
+from addnorm.lens import look
+from addnorm.lens.positions import probe
 from addnorm.report import bar_chart, heat_map, line_chart
 from bench.measured import Results, Row, arguments, mean
 
@@ -162,6 +166,39 @@ def growth(addnorm: str, depths: tuple[int, ...], seeds: int) -> Row:
     return {"changes": changes, "exponent": fit_growth(depths, changes).exponent}
 
 
+def probes(addnorm: str, depth: int, seeds: int) -> Row:
+    """Return how many positions and tokens a linear probe of the output tells, over seeds."""
+    found: dict[str, list[float]] = {"position": [], "token": []}
+    for seed in range(seeds):
+        torch.manual_seed(seed)
+        config = ModelConfig(
+            mode="encoder", vocab=50, width=32, heads=4, depth=depth, dropout=0.0,
+            addnorm=addnorm, positions="sinusoidal",
+        )  # fmt: skip
+        ids = torch.randint(0, 50, (100, 16))
+        hidden = look(build(config).eval(), ids, ()).hidden["encoder"].flatten(0, 1)
+        found["position"].append(probe(hidden, torch.arange(16).repeat(100)))
+        found["token"].append(probe(hidden, ids.flatten()))
+    return dict(found)
+
+
+def probe_part(results: Results, depths: tuple[int, ...], seeds: int) -> None:
+    curves = {}
+    for addnorm in ("none", "post", "pre"):
+        rows = [
+            results.measure(
+                {"part": "probe", "addnorm": addnorm, "depth": depth},
+                lambda k=addnorm, d=depth: probes(k, d, seeds),  # type: ignore[misc]
+            )
+            for depth in depths
+        ]
+        curves[addnorm] = [(float(row["depth"]), mean(row["position"])) for row in rows]
+        for row in rows:
+            print(addnorm, row["depth"], {n: round(mean(row[n]), 3) for n in ("position", "token")})
+    title = "Positions that a linear probe tells (chance: 1/16)"
+    results.write("flow-probe", line_chart(curves, title=title, x="blocks", y="share"))
+
+
 def draw(results: Results, depth: int) -> None:
     rows = {row["addnorm"]: row for row in results.where(part="flow", depth=depth)}
     for number, (group, names) in enumerate(GROUPS.items()):
@@ -212,6 +249,7 @@ def main() -> None:
             {"part": "growth", "addnorm": addnorm, "depths": list(depths)},
             lambda k=addnorm: growth(k, depths, seeds),  # type: ignore[misc]
         )
+    probe_part(results, (1, 2) if args.quick else (1, 2, 4, 6, 12), seeds)
     draw(results, depth)
     for addnorm in ("post", "pre", "admin", "b2t"):
         cells = map_of(addnorm, 2 if args.quick else 6)

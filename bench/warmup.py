@@ -2,16 +2,18 @@
 
     python -m bench.warmup --out FOLDER [--pairs eng-fra_24k.tsv.gz] [--part grid] [--quick]
 
-grid  6+6 blocks, 150 steps: two rates × two warm-up lengths (Xiong et al. 2020, 2002.04745,
+grid  6+6 blocks, 200 steps: three rates × three warm-up lengths (Xiong et al. 2020, 2002.04745,
       fig. 2).
-deep  18+18 blocks, 60 steps: post, pre, Admin, and another arrangement in the decoder alone or
-      the encoder alone (Liu et al. 2020, 2004.08249, §3.2).
-long  6+6 blocks with the best rate of each arrangement, three seeds, held-out loss by step: where
-      does post-norm reach pre-norm?
+deep  18+18 blocks, 400 steps, two seeds: post, pre, Admin, and another arrangement in the
+      decoder alone or the encoder alone (Liu et al. 2020, 2004.08249, §3.2). Whether the encoder is
+      used shows in the loss when every target is given the source of another pair.
+long  6+6 blocks, three seeds, each arrangement with the rate that was best for it in the grid, for
+      each budget of --steps, and post-norm with a third of its rate (one seed): where does
+      post-norm reach pre-norm?
 
 Translation of the pairs (English, French); without a file, of synthetic pairs to be reversed. Width
-64, 4 heads, 64 pairs in a batch, words as tokens, Adam with β₂ = 0.98, rate after the warm-up
-constant (grid, deep) or falling as a cosine (long); dropout 0.1 in `long`. The last 1,000 pairs are
+32, 4 heads, 32 pairs in a batch, words as tokens, Adam with β₂ = 0.98, rate after the warm-up
+constant (grid, deep) or falling as a cosine (long); dropout 0.1 in `long`. The last 500 pairs are
 held out.
 """
 
@@ -32,7 +34,8 @@ from bench.measured import Results, Row, arguments, deviation, mean
 
 PAD, BEGIN, END, UNKNOWN = range(4)
 Pairs = list[tuple[list[int], list[int]]]
-RATES, WARMUPS = (1e-3, 3e-3), (0, 100)
+WIDTH, ROWS = 32, 32
+RATES, WARMUPS = (1e-3, 3e-3, 1e-2), (0, 50, 150)
 DEEP = {
     "post": ("post", None),
     "post, decoder pre": ("post", "pre"),
@@ -85,13 +88,14 @@ def loss_of(model: torch.nn.Module, source: Tensor, target: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def held_out_loss(model: torch.nn.Module, pairs: Pairs) -> float:
-    """Return the loss per word of held-out pairs."""
+def held_out_loss(model: torch.nn.Module, pairs: Pairs, others: int = 0) -> float:
+    """Return the loss per word of held-out pairs; with `others`, given the source of another."""
     model.eval()
     total = count = 0.0
     order = sorted(pairs, key=lambda pair: len(pair[0]))
     for i in range(0, len(order), 100):
         source, target = (pad([pair[side] for pair in order[i : i + 100]]) for side in (0, 1))
+        source = source.roll(others, dims=0)
         words = float((target[:, 1:] != PAD).sum())
         total, count = total + words * float(loss_of(model, source, target)), count + words
     model.train()
@@ -114,13 +118,13 @@ def train(
     training, held, vocab = data
     torch.manual_seed(seed)
     config = ModelConfig(
-        vocab=vocab, pad=PAD, width=64, heads=4, ffn_width=256, depth=depth, length=64,
+        vocab=vocab, pad=PAD, width=WIDTH, heads=4, ffn_width=4 * WIDTH, depth=depth, length=64,
         addnorm=arrangement[0], decoder_addnorm=arrangement[1], dropout=dropout,
     )  # fmt: skip
     model = build(config)
-    source = batches(training, seed, 64)
+    source = batches(training, seed, ROWS)
     if config.has_admin:
-        measure_(model, lambda: loss_of(model, *next(batches(training, seed + 1, 64))))
+        measure_(model, lambda: loss_of(model, *next(batches(training, seed + 1, ROWS))))
     optimizer = torch.optim.Adam(model.parameters(), lr=rate, betas=(0.9, 0.98), eps=1e-9)
     factor = SCHEDULES[schedule]
     curve = []
@@ -134,7 +138,8 @@ def train(
         optimizer.step()
         if step % every == 0 or step == steps:
             curve.append((step, held_out_loss(model, held)))
-    return {"loss": curve[-1][1], "curve": curve}
+    other = held_out_loss(model, held, others=len(held) // 20)
+    return {"loss": curve[-1][1], "other_source": other, "curve": curve}
 
 
 def unigram_loss(data: tuple[Pairs, Pairs, int]) -> float:
@@ -173,14 +178,34 @@ def grid(results: Results, data: tuple[Pairs, Pairs, int], steps: int) -> None:
         results.write(f"warmup-grid-{kind}", picture)
 
 
-def deep(results: Results, data: tuple[Pairs, Pairs, int], steps: int, depth: int) -> None:
-    curves = {}
-    for name, arrangement in DEEP.items():
-        row = {"part": "deep", "kind": name, "depth": depth, "steps": steps}
-        compute: Callable[[], Row] = lambda a=arrangement: train(  # type: ignore[misc]  # noqa: E731
-            data, a, depth, 1e-3, steps // 3, steps, 0, every=max(1, steps // 6)
-        )
-        curves[name] = results.measure(row, compute)["curve"]
+def mean_curve(rows: Sequence[Row]) -> list[tuple[float, float]]:
+    """Return the mean over seeds of the held-out loss, by step."""
+    points = zip(*(row["curve"] for row in rows), strict=True)
+    return [(float(p[0][0]), mean([loss for _, loss in p])) for p in points]
+
+
+def summarise(kind: str, rows: Sequence[Row]) -> None:
+    """Print the mean and the deviation of the last losses."""
+    losses = [row["loss"] for row in rows]
+    shown = ", ".join(f"{loss:.3f}" for loss in losses)
+    print(f"{kind}: {mean(losses):.3f} ± {deviation(losses):.3f} ({shown})")
+
+
+def deep(
+    results: Results, data: tuple[Pairs, Pairs, int], steps: int, depth: int, seeds: int
+) -> None:
+    for seed in range(seeds):
+        for name, arrangement in DEEP.items():
+            row = {"part": "deep", "kind": name, "depth": depth, "steps": steps, "seed": seed}
+            compute: Callable[[], Row] = lambda a=arrangement, s=seed: train(  # type: ignore[misc]  # noqa: E731
+                data, a, depth, 1e-3, steps // 3, steps, s, every=max(1, steps // 6)
+            )
+            results.measure(row, compute)
+    rows = {name: results.where(part="deep", kind=name, steps=steps) for name in DEEP}
+    for name, found in rows.items():
+        summarise(name, found)
+        print(f"    given another source {mean([row['other_source'] for row in found]):.3f}")
+    curves = {name: mean_curve(found) for name, found in rows.items()}
     level = unigram_loss(data)
     mark = Mark(steps / 10, level, "loss of the word frequencies")
     results.write(
@@ -191,25 +216,26 @@ def deep(results: Results, data: tuple[Pairs, Pairs, int], steps: int, depth: in
 
 
 def long(results: Results, data: tuple[Pairs, Pairs, int], steps: int, seeds: int) -> None:
-    curves = {}
-    for seed in range(seeds):
-        for kind in ("post", "pre"):
-            found = [r for r in results.where(part="grid", kind=kind) if r["warmup"]]
-            best = min(found, key=lambda row: row["loss"]) if found else {"rate": 1e-3}
-            row = {"part": "long", "kind": kind, "rate": best["rate"], "steps": steps, "seed": seed}
-            results.measure(
-                row,
-                lambda r=row: train(  # type: ignore[misc]
-                    data, (r["kind"], None), 6, r["rate"], steps // 5, steps, r["seed"],
-                    "cosine", 0.1, max(1, steps // 10),
-                ),
-            )  # fmt: skip
+    rates = {}
     for kind in ("post", "pre"):
-        rows = results.where(part="long", kind=kind, steps=steps)
-        points = zip(*(row["curve"] for row in rows), strict=True)
-        curves[kind] = [(float(p[0][0]), mean([loss for _, loss in p])) for p in points]
-        losses = [row["loss"] for row in rows]
-        print(f"{kind}: {mean(losses):.3f} ± {deviation(losses):.3f} over {len(losses)} seeds")
+        found = [r for r in results.where(part="grid", kind=kind) if r["warmup"]]
+        rates[kind] = min(found, key=lambda row: row["loss"])["rate"] if found else 1e-3
+    entries = [(kind, rate, seed) for seed in range(seeds) for kind, rate in rates.items()]
+    entries.append(("post", rates["post"] / 3, 0))  # a longer training may want a smaller rate
+    for kind, rate, seed in entries:
+        row = {"part": "long", "kind": kind, "rate": rate, "steps": steps, "seed": seed}
+        results.measure(
+            row,
+            lambda r=row: train(  # type: ignore[misc]
+                data, (r["kind"], None), 6, r["rate"], steps // 5, steps, r["seed"],
+                "cosine", 0.1, max(1, steps // 10),
+            ),
+        )  # fmt: skip
+    curves = {}
+    for kind, rate, _ in [*entries[:2], entries[-1]]:
+        rows = results.where(part="long", kind=kind, rate=rate, steps=steps)
+        curves[f"{kind}, rate {rate:.2g}"] = mean_curve(rows)
+        summarise(f"{steps} steps, {kind}, rate {rate:.2g}", rows)
     results.write(
         f"warmup-long-{steps}",
         line_chart(curves, title=f"6+6 blocks, {steps} steps", y="held-out loss"),
@@ -222,16 +248,17 @@ def main() -> None:
         __doc__,
         pairs={"type": Path, "help": "tab-separated pairs, .gz"},
         part={"choices": ["grid", "deep", "long"], "nargs": "*"},
-        steps={"type": int, "default": 600, "help": "of the part long"},
+        steps={"type": int, "nargs": "*", "default": [400, 1600], "help": "of the part long"},
     )
     results, parts = Results(args.out, "warmup"), args.part or ["grid", "deep", "long"]
-    data = read_pairs(args.pairs, 100 if args.quick or args.pairs is None else 1000)
+    data = read_pairs(args.pairs, 100 if args.quick or args.pairs is None else 500)
     if "grid" in parts:
-        grid(results, data, 2 if args.quick else 150)
+        grid(results, data, 2 if args.quick else 200)
     if "deep" in parts:
-        deep(results, (data[0], data[1][:300], data[2]), *((3, 2) if args.quick else (60, 18)))
+        deep(results, data, *((3, 2, 1) if args.quick else (400, 18, 2)))
     if "long" in parts:
-        long(results, data, 3 if args.quick else args.steps, 1 if args.quick else 3)
+        for steps in [3] if args.quick else args.steps:
+            long(results, data, steps, 1 if args.quick else 3)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import pytest
 EXAMPLES = Path(__file__).parent.parent / "examples"
 PRINTED = {
     "translate": ("fünf", "five old books →"),
-    "classify": ("from pretrained weights:", "from nothing:", "a dull song:"),
+    "classify": ("from pretrained weights:", "from nothing:", "from its vectors:", "witty →"),
     "table": ("'accuracy'", "malignant", "when it is shuffled", "instant:"),
     "clinic": ("arrangement     pre", "initial weights too large", "learning rate 10: will not"),
     "circuits": ("step 400", "induction: decoder.1", "what it reads of decoder.0"),

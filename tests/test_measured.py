@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SCRIPTS = {
     "additive": "additive-time",
+    "before": "before-race",
     "flow": "flow-shortcut-0",
     "layer_cost": "cost-length-seconds",
     "positions": "positions-extrapolation",

@@ -436,8 +436,12 @@ class DataConfig(Section):
     """What to do with labels that occur once and cannot be validated: error, drop or keep."""
     mask_rate: float = 0.15
     """Fraction of the tokens that masked pre-training hides."""
-    image_shift: int | None = None
-    """Largest random shift of training images, in pixels; an eighth of their side if unset."""
+    image_shift: float | None = None
+    """Largest random shift of training images, in pixels; a sixteenth of their side if unset."""
+    image_rotation: float = 10.0
+    """Largest random rotation of training images, in degrees."""
+    image_zoom: float = 0.1
+    """Largest random change of height and width of training images, as a fraction."""
     token_dropout: float = 0.0
     """Probability that a token of a training text is hidden from a classifier, anew each epoch."""
 
@@ -463,8 +467,9 @@ class DataConfig(Section):
         fraction = self.valid_fraction
         holds = fraction is None or 0 <= fraction < 1
         self.require(holds, "valid_fraction", "must be at least 0 and below 1", "Try 0.1.")
-        shift = self.image_shift
-        self.require(shift is None or shift >= 0, "image_shift", "must be 0 or more", "Try 1.")
+        for name in ("image_shift", "image_rotation", "image_zoom"):
+            value = getattr(self, name)
+            self.require(value is None or value >= 0, name, "must be 0 or more", "Try 0 for none.")
         self.require(self.mask_rate <= 1, "mask_rate", "must be at most 1", "Try 0.15.")
         hidden = self.token_dropout
         self.require(0 <= hidden < 1, "token_dropout", "must be at least 0 and below 1", "Try 0.1.")

@@ -81,6 +81,19 @@ def test_without_positions_no_position_can_be_told() -> None:
     assert probe(without, place) < 0.1
 
 
+@pytest.mark.parametrize("addnorm", ["none", "pre"])
+def test_without_shortcuts_positions_are_lost(addnorm: str) -> None:
+    """The arrangement `none` leaves a linear probe no more than chance, 1 of 16."""
+    torch.manual_seed(0)
+    sizes = {"vocab": 19, "width": 32, "heads": 4, "depth": 3, "dropout": 0.0}
+    model = build(ModelConfig(mode="encoder", addnorm=addnorm, positions="sinusoidal", **sizes))
+    ids = torch.randint(1, 19, (100, 16))
+    told = probe(
+        look(model.eval(), ids, ()).hidden["encoder"].flatten(0, 1), torch.arange(16).repeat(100)
+    )
+    assert told < 0.1 if addnorm == "none" else told > 0.2
+
+
 def test_without_shortcuts_tokens_grow_alike() -> None:
     """Deep at initialisation, a linear map no longer tells which token stands at a position."""
     torch.manual_seed(0)

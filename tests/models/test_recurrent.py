@@ -147,3 +147,15 @@ def test_what_it_cannot_do_is_explained() -> None:
         model.encode(draw(1, 4), mask=Mask.window(2))
     with pytest.raises(InputError, match="2 rows of memory, 3 targets"):
         model.decode(draw(3, 2), model.encode(draw(2, 4)))
+
+
+@pytest.mark.parametrize("mixing", ["attention", "recurrent"])
+def test_targets_that_do_not_fit_the_memory_are_refused_with_one_message(mixing: str) -> None:
+    model = make("encoder-decoder", mixing=mixing)
+    memory = torch.zeros(2, 3, model.config.width)
+    with pytest.raises(InputError, match="2 rows of memory, 3 targets"):
+        model.decode(torch.ones(3, 1, dtype=torch.int64), memory)
+    with pytest.raises(InputError, match="the memory must be a tensor"):
+        model.decode(torch.ones(3, 1, dtype=torch.int64), None)
+    with pytest.raises(InputError, match="mask"):
+        model.decode(torch.ones(2, 1, dtype=torch.int64), memory, memory_mask=torch.ones(2, 3))

@@ -11,10 +11,11 @@ from safetensors.torch import load_file
 import addnorm
 from addnorm.cli.main import main
 from addnorm.config import Config
-from addnorm.errors import InputError, SavedError
-from addnorm.tasks.images import Images, as_images, read_images, shift_images
+from addnorm.errors import InputError
+from addnorm.tasks.images import Images
 from addnorm.training.loop import Loop
 
+DISTORTIONS = ("shift", "rotation", "zoom")
 SETTINGS = ["model.width=16", "model.depth=1", "model.heads=2", "train.steps=12", "train.batch=16"]
 
 
@@ -47,26 +48,6 @@ def bound(data: Path, *settings: str) -> Images:
     return task.bind(config.override(*settings))
 
 
-def test_images_are_read_from_npz_and_folders(data: Path, tmp_path: Path) -> None:
-    from PIL import Image
-
-    pixels, labels = make_images(8)
-    for number, (image, label) in enumerate(zip(pixels, labels, strict=True)):
-        folder = tmp_path / "photos" / f"class{label}"
-        folder.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image).save(folder / f"{number}.png")
-    images, names = read_images(tmp_path / "photos")
-    assert images.shape == (8, 1, 8, 8) and names == [f"class{n}" for n in (0, 0, 1, 1, 2, 2, 3, 3)]
-    assert np.array_equal(images[::2, 0], pixels[:4]) and np.array_equal(
-        images[1::2, 0], pixels[4:]
-    )
-    one, none = read_images(tmp_path / "photos/class1/1.png")
-    assert np.array_equal(one[0, 0], pixels[1]) and none is None
-    whole, names = read_images(data)
-    assert whole.shape == (48, 1, 8, 8) and names == [str(n % 4) for n in range(48)]
-    assert as_images(np.ones((2, 3, 5, 3)), "images").shape == (2, 3, 5, 5)
-
-
 def test_splits_and_batches_are_functions_of_the_seed(data: Path) -> None:
     task = bound(data, "train.batch=16")
     assert sorted(task.train_rows + task.held_rows) == list(range(48))
@@ -80,16 +61,18 @@ def test_splits_and_batches_are_functions_of_the_seed(data: Path) -> None:
     assert float(pixels.std()) == pytest.approx(1, rel=1e-2)
 
 
-def test_shifts_move_images_and_repeat_the_edge() -> None:
-    image = torch.randn(1, 2, 4, 4)
-    for down in (-1, 0, 2):
-        for right in (-2, 0, 1):
-            moved = shift_images(image, [np.array([down, right])])
-            for i in range(4):
-                for j in range(4):
-                    row, column = min(max(i - down, 0), 3), min(max(j - right, 0), 3)
-                    source = image[0, :, row, column]
-                    assert torch.equal(moved[0, :, i, j], source)
+def test_training_images_are_distorted_and_held_out_ones_are_not(data: Path) -> None:
+    task, plain = bound(data), bound(data, *(f"data.image_{n}=0" for n in DISTORTIONS))
+    part = task.plan(0)[0]
+    same = plain.collate(part[1])["inputs"]
+    assert torch.equal(plain.batch(part)["inputs"], same)
+    moved = task.batch(part)["inputs"]
+    assert all(not torch.equal(a, b) for a, b in zip(moved, same, strict=True))
+    assert not torch.equal(moved, task.batch((1, part[1]))["inputs"])
+    assert torch.equal(task.collate(part[1])["inputs"], same)
+    for name in DISTORTIONS:
+        others = [f"data.image_{n}=0" for n in DISTORTIONS if n != name]
+        assert not torch.equal(bound(data, *others).batch(part)["inputs"], same)
 
 
 @torch.no_grad()
@@ -148,25 +131,3 @@ def test_a_resumed_run_equals_an_unbroken_one(
     addnorm.train(resume=tmp_path / "cut", progress=False)
     ours, theirs = (load_file(tmp_path / n / "best/model.safetensors") for n in ("whole", "cut"))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-
-
-def test_mistakes_are_explained(tmp_path: Path) -> None:
-    with pytest.raises(SavedError, match="there is no file"):
-        read_images(tmp_path / "missing.npz")
-    (tmp_path / "bad.npz").write_bytes(b"no archive")
-    with pytest.raises(SavedError, match=r"is not an \.npz file of arrays"):
-        read_images(tmp_path / "bad.npz")
-    np.savez(tmp_path / "objects.npz", images=np.array([{}], dtype=object))
-    with pytest.raises(SavedError, match=r"is not an \.npz file of arrays"):
-        read_images(tmp_path / "objects.npz")
-    np.savez(tmp_path / "other.npz", pictures=np.zeros((1, 2, 2)))
-    with pytest.raises(InputError, match=r"must have an array 'images'.*it has pictures"):
-        read_images(tmp_path / "other.npz")
-    np.savez(tmp_path / "few.npz", images=np.zeros((2, 2, 2)), labels=np.zeros(3))
-    with pytest.raises(InputError, match="one label for each image: 2 images"):
-        read_images(tmp_path / "few.npz")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="has no images"):
-        read_images(tmp_path / "empty")
-    with pytest.raises(InputError, match="1, 3 or 4 channels"):
-        as_images(np.zeros((2, 4, 4, 2)), "images")

@@ -24,10 +24,10 @@ from addnorm.config import ModelConfig
 from addnorm.errors import ConfigError, InputError
 from addnorm.layers.cache import Cache
 from addnorm.layers.dropout import Dropout
-from addnorm.layers.embeddings import Tokens, check_tensor
+from addnorm.layers.embeddings import Tokens
 from addnorm.layers.heads import TokenHead
 from addnorm.layers.masks import Mask, require_padding_only
-from addnorm.models.transformer import EncoderDecoder, Maps, Side
+from addnorm.models.transformer import EncoderDecoder, Maps, Side, check_decode
 
 
 class RecurrentEncoder(nn.Module):
@@ -200,13 +200,7 @@ class RecurrentEncoderDecoder(EncoderDecoder):
             As for the Transformer's. The mask of the target changes nothing: padding at its end is
             read last.
         """
-        check_tensor(target, "the target", "torch.tensor([[1, 2, 3]])")
-        check_tensor(memory, "the memory", "model.encode(source)")
-        if target.shape[0] % memory.shape[0]:
-            raise InputError(
-                f"each row of the memory must serve the same number of targets: "
-                f"{memory.shape[0]} rows of memory, {target.shape[0]} targets."
-            )
+        check_decode(target, memory, memory_mask)
         if cache is not None and 0 in cache.memory:
             keys, memory = cache.memory[0]
         else:

@@ -355,6 +355,18 @@ class Decoder(Base):
         return self.apply_head(hidden, mask)
 
 
+def check_decode(target: Tensor, memory: Tensor, memory_mask: Mask | None) -> None:
+    """Raise InputError unless the target can be decoded over the memory."""
+    check_tensor(target, "the target", "torch.tensor([[1, 2, 3]])")
+    check_tensor(memory, "the memory", "model.encode(source)")
+    check_mask(memory_mask)
+    if target.shape[0] % memory.shape[0]:
+        raise InputError(
+            f"each row of the memory must serve the same number of targets: "
+            f"{memory.shape[0]} rows of memory, {target.shape[0]} targets."
+        )
+
+
 class EncoderDecoder(Base):
     """A model whose decoder attends to its encoder. Vaswani et al. 2017, T5, BART, Marian.
 
@@ -429,15 +441,8 @@ class EncoderDecoder(Base):
         maps
             If given, the attention weights are stored here, by place.
         """
-        check_tensor(target, "the target", "torch.tensor([[1, 2, 3]])")
-        check_tensor(memory, "the memory", "model.encode(source)")
-        check_mask(memory_mask)
+        check_decode(target, memory, memory_mask)
         check_cache(cache, self.decoder)
-        if target.shape[0] % memory.shape[0]:
-            raise InputError(
-                f"each row of the memory must serve the same number of targets: "
-                f"{memory.shape[0]} rows of memory, {target.shape[0]} targets."
-            )
         context = Context(
             mask=make_causal(self.input_mask(target, mask), target, cache),
             memory=memory,
