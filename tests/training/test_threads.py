@@ -9,6 +9,7 @@ from addnorm import ModelConfig, build
 from addnorm.training.threads import (
     COST,
     FIRST_WAIT,
+    LoadProbe,
     ThreadTuner,
     fastest,
     gradient_timer,
@@ -74,21 +75,22 @@ def test_a_crowded_machine_is_seen_by_small_products_alone() -> None:
     assert tuner.choose(gradients=10_000) == 2 and probed == [2, 1] and machine.measured
     machine.load = True
     machine.measured.clear()
-    assert tuner.choose(gradients=10_000) == 1 and machine.measured == []
-    assert tuner.next_check == pytest.approx(max(FIRST_WAIT, COST * 0.12))
+    assert tuner.choose(gradients=10_000) == 1 and machine.measured == [1]
+    assert tuner.next_check == pytest.approx(max(FIRST_WAIT, COST * (0.18 + 0.12)))
     assert time_matrix_products(1) > 0
 
 
 def test_a_short_run_is_not_measured() -> None:
     machine = usual()
-    for expected in ({"gradients": 19}, {"gradients": 25}, {"seconds": 3.5}):
+    for expected in ({"gradients": 10}, {"gradients": 3}, {"seconds": 1.5}):
         machine.measured.clear()
         assert ThreadTuner([1, 2], machine).choose(**expected) == 1  # type: ignore[arg-type]
         assert machine.measured == [1]
     slow = Machine({1: 10.0, 2: 6.0}, {})
     assert ThreadTuner([1, 2], slow).choose(gradients=19) == 2, "few gradients, but minutes"
     tiny = Machine({1: 0.001, 2: 0.002}, {})
-    assert ThreadTuner([1, 2], tiny).choose(gradients=4000) == 1, "over in a few seconds"
+    assert ThreadTuner([1, 2], tiny).choose(gradients=1900) == 1, "over in two seconds"
+    assert tiny.measured == [1]
     assert ThreadTuner([1, 2], tiny).choose(gradients=6000) == 1
 
 
@@ -137,6 +139,32 @@ def test_a_check_waits_for_a_multiple_of_its_cost() -> None:
         assert not tuner.after_step(0.1)
     assert tuner.pace == 0.1 and not tuner.after_step(9.0), "one slow step is no drop"
     assert machine.measured == [1, 1, 2]
+
+
+def test_a_prediction_takes_the_number_that_products_show_to_be_faster() -> None:
+    machine, now = usual(), [0.0]
+    probe = LoadProbe(lambda threads: machine(threads) / 10, lambda: now[0])
+    assert probe.choose([2, 1]) == 2 and machine.measured == [1, 2]
+    machine.load = True
+    now[0] = 0.9
+    assert probe.choose([2, 1]) == 2 and machine.measured == [1, 2], "not probed again yet"
+    now[0] = 1.1
+    assert probe.choose([2, 1]) == 1 and machine.measured == [1, 2, 1, 2]
+    assert probe.choose([3]) == 3, "set by the user"
+
+
+def test_probing_takes_at_most_a_twentieth_of_the_time() -> None:
+    now = [0.0]
+
+    def slow(threads: int) -> float:
+        now[0] += 1.0
+        return float(threads)
+
+    probe = LoadProbe(slow, lambda: now[0])
+    while now[0] < 1000:
+        assert probe.choose([1, 2]) == 1
+        now[0] += 0.1  # a prediction
+    assert probe.until > now[0] and (now[0] // 52) * 2 <= 0.05 * now[0]
 
 
 def test_one_candidate_is_never_measured_while_training() -> None:

@@ -158,9 +158,9 @@ def _content(estimator: TableEstimator) -> dict[str, Any]:
 
 
 def _without_durations(value: Any) -> Any:
-    """Return plain values without the fields of dicts that are named seconds, or end so."""
+    """Return plain values without the fields of dicts that are durations, or threads."""
     if isinstance(value, dict):
-        kept = {name: part for name, part in value.items() if not name.endswith("seconds")}
+        kept = {n: part for n, part in value.items() if not n.endswith(("seconds", "threads"))}
         return {name: _without_durations(part) for name, part in kept.items()}
     return [_without_durations(part) for part in value] if isinstance(value, list) else value
 
