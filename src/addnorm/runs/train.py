@@ -318,7 +318,10 @@ def _train_loop(
         model,
         task,
         make_run_optimizer(config, task, model),
-        loop_settings(config, next(model.parameters()).device, run.record),
+        replace(
+            loop_settings(config, next(model.parameters()).device, run.record),
+            part_limit=task.page_limit if task.has_limited_page else math.inf,
+        ),
         run_directory=run.path,
         observers=[] if parallel.rank() else observers(run.path),
         on_best=partial(save_best, run, task),

@@ -94,8 +94,7 @@ def save_estimator(estimator: TableEstimator, directory: str | Path) -> None:
     """Write a fitted estimator to a directory; `load_estimator` reads it."""
     if not hasattr(estimator, "model_"):
         raise SavedError("only a fitted estimator can be saved. Call fit first.")
-    directory = Path(directory)
-    make_directory(directory)
+    directory = make_directory(directory)
     state = estimator.model_.state_dict()
     write_tensors(directory / WEIGHTS, state, *TABLE_MODEL, _content(estimator))
     write_whole(directory / SCHEMA_FILE, estimator.encoder_.schema.dump().encode())

@@ -31,6 +31,8 @@ ROUNDS = 3
 """Measurements of each number of threads at most."""
 DROP = 1.5
 """Ratio of the recent pace to the chosen one above which the choice is checked again."""
+SLOW_STEP = 4.0
+"""The same for a single step: beside a load that starts, the next ones may take seconds each."""
 COST = 25
 """The next check comes after this multiple of the time of the last one: at most 4 % in total."""
 FIRST_WAIT, LAST_WAIT = 2.0, 60.0
@@ -99,13 +101,14 @@ class ThreadTuner:
         or seconds is not measured; others are measured for about a hundredth of their time, but
         at least once for each number of threads.
         """
-        fewest = self.candidates[-1]
-        spent = first = self.measure(fewest)  # allocates memory that later ones reuse
-        expected = seconds or gradients * first or math.inf
-        if expected < MIN_SECONDS:
-            self.chosen, self.next_check = fewest, self.elapsed + 2 * MIN_SECONDS
-        if len(self.candidates) == 1 or expected < max(MIN_SECONDS, MIN_GRADIENTS * first):
-            return self.chosen
+        fewest, spent, expected = self.candidates[-1], 0.0, math.inf
+        if gradients or seconds:  # the first choice
+            spent = first = self.measure(fewest)  # allocates memory that later ones reuse
+            expected = seconds or gradients * first
+            if expected < MIN_SECONDS:
+                self.chosen, self.next_check = fewest, self.elapsed + 2 * MIN_SECONDS
+            if len(self.candidates) == 1 or expected < max(MIN_SECONDS, MIN_GRADIENTS * first):
+                return self.chosen
         times = {} if self.probe is None else {n: [self.probe(n)] for n in self.candidates}
         spent += sum(sum(values) for values in times.values())
         crowded = bool(times) and times[fewest][0] * CLEAR < times[self.candidates[0]][0]
@@ -134,11 +137,15 @@ class ThreadTuner:
         """
         self.elapsed += seconds
         self.recent.append(seconds)
-        if len(self.recent) < 5 or len(self.candidates) == 1:
+        if len(self.candidates) == 1:
             return False
-        recent = statistics.median(self.recent)
-        self.pace = self.pace or recent
-        dropped = recent > DROP * self.pace
+        dropped = 0 < SLOW_STEP * self.pace < seconds
+        if len(self.recent) == 5:
+            recent = statistics.median(self.recent)
+            self.pace = self.pace or recent
+            dropped = dropped or recent > DROP * self.pace
+        elif not dropped:
+            return False
         waiting = self.chosen < self.candidates[0]
         if self.elapsed < self.next_check or not (dropped or waiting):
             return False
