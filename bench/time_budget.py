@@ -2,6 +2,9 @@
 
     python -m bench.time_budget [--minutes 1] [--rounds 2] [--seconds 30] [--part budget|threads]
 
+"CPU of others" is what processes that are not the bench's used meanwhile, in cores, with the time
+that the host took: a figure is of the bench's own load only where it is near 0.
+
 budget: runs of `addnorm train TASK --minutes N` (--task: a text, labelled texts or a table) beside
 busy processes; reports the duration of the whole command relative to the budget, the learning rate
 at the end relative to its peak, refits and changes of the number of threads. threads: runs through
@@ -15,6 +18,7 @@ import json
 import multiprocessing
 import os
 import random
+import resource
 import statistics
 import subprocess
 import sys
@@ -133,6 +137,26 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in names}
 
 
+class CpuOfOthers:
+    """A context that measures the cores that processes of others use, and those that are stolen."""
+
+    def __enter__(self) -> "CpuOfOthers":
+        self.start = self._now()
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        clock, busy, own = (b - a for a, b in zip(self.start, self._now(), strict=True))
+        self.cores = max(0.0, busy - own) / clock
+
+    @staticmethod
+    def _now() -> tuple[float, float, float]:
+        """Return the clock, the CPU time of all processes, and that of this one's ended ones."""
+        ticks = [int(each) for each in Path("/proc/stat").read_text().split()[1:9]]
+        busy = (sum(ticks) - sum(ticks[3:5])) / os.sysconf("SC_CLK_TCK")  # without idle and iowait
+        usages = [resource.getrusage(w) for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        return time.monotonic(), busy, sum(u.ru_utime + u.ru_stime for u in usages)
+
+
 def run_budget(task: str, data: Path, out: Path, minutes: float) -> dict[str, float]:
     """Train with the command line for a time; return what became of it."""
     words = ["train", task, str(data), "--out", str(out), "--minutes", str(minutes)]
@@ -156,7 +180,6 @@ def run_budget(task: str, data: Path, out: Path, minutes: float) -> dict[str, fl
         "refits": changes.count("refit"),
         "threads": changes.count("threads"),
         "evaluations": sum("valid_loss" in row for row in rows),
-        "load": os.getloadavg()[0],
     }
 
 
@@ -168,19 +191,25 @@ settings = {f"model.{name}": float(v) if "." in v else int(v) for name, v in fie
 settings |= {"train.batch": 2048} | ({"run.threads": threads} if threads else {})
 run = addnorm.train("language", text, out=out, minutes=minutes, progress=False, set=settings)
 rows = [(row["step"], row["seconds"]) for row in run.history if "rate" in row]
-print(json.dumps([rows[-1][0] - rows[0][0], rows[-1][1] - rows[0][1]]))
+from addnorm.training.checkpoint import newest
+used = newest(run.path, []).plain["state"]["threads"]
+used = " ".join(f"{each['threads']}@{each['step']}" for each in used)
+print(json.dumps([rows[-1][0] - rows[0][0], rows[-1][1] - rows[0][1], used]))
 """
 
 
-def run_threads(text: Path, out: Path, minutes: float, threads: int) -> float:
-    """Train through the Python API; return steps per second. 0 threads: chosen by the run."""
+def run_threads(text: Path, out: Path, minutes: float, threads: int) -> tuple[float, str]:
+    """Train through the Python API; return steps per second, and the numbers of threads by step.
+
+    0 threads: chosen by the run.
+    """
     arguments = json.dumps([str(text), str(out), minutes, threads, MODEL])
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, arguments],
         env=environment(), check=True, capture_output=True, text=True,
     )  # fmt: skip
-    steps, seconds = json.loads(done.stdout.splitlines()[-1])
-    return float(steps) / max(float(seconds), 1e-9)
+    steps, seconds, changes = json.loads(done.stdout.splitlines()[-1])
+    return float(steps) / max(float(seconds), 1e-9), changes
 
 
 def show_budget(folder: Path, task: str, minutes: float, names: list[str]) -> None:
@@ -188,38 +217,44 @@ def show_budget(folder: Path, task: str, minutes: float, names: list[str]) -> No
     TASKS[task][1](data)
     print(
         "| task | load of the bench | command / budget | s before the summary | steps | "
-        "evaluations | rate at the end / peak | refits | thread changes | load average |"
+        "evaluations | rate at the end / peak | refits | thread changes | CPU of others |"
     )
     print("|---|---|---|---|---|---|---|---|---|---|")
     for number, name in enumerate(names):
-        with BusyProcess(name, 60 * minutes):
+        with CpuOfOthers() as others, BusyProcess(name, 60 * minutes):
             row = run_budget(task, data, folder / f"budget-{number}", minutes)
         print(
             f"| {task} | {name} | {row['ratio']:.3f} | {row['before']:.0f} | {row['steps']} | "
             f"{row['evaluations']} | {row['end']:.3f} | {row['refits']} | {row['threads']} | "
-            f"{row['load']:.1f} |",
+            f"{others.cores:.2f} |",
             flush=True,
         )
 
 
 def show_threads(folder: Path, text: Path, seconds: float, rounds: int, names: list[str]) -> None:
     most = len(os.sched_getaffinity(0))
-    print(f"| load | chosen | 1 thread | {most} threads | chosen / the better one, by round |")
-    print("|---|---|---|---|---|")
+    print(
+        f"| load | round | chosen | 1 thread | {most} threads | chosen / the better one | "
+        "threads@step | CPU of others, by run |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
     for name in names:
-        speeds: dict[int, list[float]] = {0: [], 1: [], most: []}
+        ratios = []
         for turn in range(rounds):
+            speeds, cpu, used = dict.fromkeys((0, 1, most), 0.0), {}, ""
             for threads in speeds if turn % 2 == 0 else reversed(speeds):
                 out = folder / f"threads-{names.index(name)}-{turn}-{threads}"
-                with BusyProcess(name, seconds):
-                    speeds[threads].append(run_threads(text, out, seconds / 60, threads))
-        ratios = [a / max(b, c) for a, b, c in zip(*speeds.values(), strict=True)]
-        cells = [
-            f"{statistics.median(values):.2f} [{min(values):.2f}–{max(values):.2f}]"
-            for values in speeds.values()
-        ]
-        ratio = ", ".join(f"{each:.2f}" for each in ratios)
-        print(f"| {name} | {' | '.join(cells)} | {ratio} |", flush=True)
+                with CpuOfOthers() as others, BusyProcess(name, seconds):
+                    speeds[threads], numbers = run_threads(text, out, seconds / 60, threads)
+                cpu[threads], used = others.cores, used if threads else numbers
+            ratios.append(speeds[0] / max(speeds[1], speeds[most]))
+            cells = " | ".join(f"{speeds[threads]:.2f}" for threads in speeds)
+            others_cpu = ", ".join(f"{cpu[threads]:.2f}" for threads in speeds)
+            print(
+                f"| {name} | {turn + 1} | {cells} | {ratios[-1]:.2f} | {used} | {others_cpu} |",
+                flush=True,
+            )
+        print(f"{name}: median {statistics.median(ratios):.2f}, {min(ratios):.2f} at least")
 
 
 def main() -> None:

@@ -11,8 +11,13 @@ import ctypes
 import os
 import platform
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
+_IN_USE: ContextVar[int | None] = ContextVar("threads in use", default=None)
+"""The number of threads of the innermost `use_threads`."""
 
 
 def keep_memory() -> bool:
@@ -52,12 +57,23 @@ def reduce_thread_spinning() -> bool:
     return bool(ctypes.CDLL(None).setenv(b"GOMP_SPINCOUNT", b"30000", keep) == 0)
 
 
-def thread_candidates() -> tuple[int, ...]:
-    """Return the numbers of threads that a run may choose from; one number if the user set it.
+def count_processors() -> int:
+    """Return the number of processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
-    The number is taken as set by the user if OMP_NUM_THREADS or MKL_NUM_THREADS is, or if torch has
-    another one than its default: the number of processors of this process, or of their cores.
+
+def thread_candidates(requested: int | None = None) -> tuple[int, ...]:
+    """Return the numbers of threads to choose from; one number if the user set it.
+
+    The number is taken as set by the user if it is `requested`, inside of `use_threads`, if
+    OMP_NUM_THREADS or MKL_NUM_THREADS is set, or if torch has another one than its default: the
+    number of processors of this process, or of their cores.
     """
+    requested = requested or _IN_USE.get()
+    if requested is not None:
+        return (requested,)
     import torch
 
     threads = torch.get_num_threads()
@@ -65,12 +81,25 @@ def thread_candidates() -> tuple[int, ...]:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         if f"{name} : " in variables and f"{name} : [not set]" not in variables:
             return (threads,)
-    processors = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    processors = count_processors()
     if threads == 1 or threads not in (processors, processors // 2):
         return (threads,)
     return (1, threads)
+
+
+@contextmanager
+def use_threads(threads: int | None) -> Iterator[None]:
+    """Context with a number of threads of torch; None leaves it alone. Then it is as before."""
+    import torch
+
+    before = torch.get_num_threads()
+    token = _IN_USE.set(threads or _IN_USE.get())
+    torch.set_num_threads(threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+        _IN_USE.reset(token)
 
 
 def warn_if_slow(device: str, dtype: str) -> bool:

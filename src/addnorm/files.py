@@ -24,7 +24,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
-from addnorm.errors import SavedError
+from addnorm.errors import InputError, SavedError
 
 
 class FileFormat(NamedTuple):
@@ -117,11 +117,12 @@ def _unwritable(path: Path, error: OSError) -> SavedError:
 
 def make_directory(path: str | Path) -> Path:
     """Create a directory and its parents, unless it exists; return its path."""
+    path = require_path(path)
     try:
-        Path(path).mkdir(parents=True, exist_ok=True)
+        path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SavedError(f"{str(path)!r} cannot be created: {error.strerror}.") from None
-    return Path(path)
+    return path
 
 
 def require_empty(path: str | Path) -> Path:
@@ -174,13 +175,22 @@ def sync_directory(directory: Path) -> None:
 
 
 def require_path(path: str | Path) -> Path:
-    """Return a path; SavedError if no file can have it, such as a whole text in place of a name.
+    """Return a path; an error if no file can have it, such as a whole text in place of a name.
 
+    >>> require_path(None)
+    Traceback (most recent call last):
+    addnorm.errors.InputError: a path must be a text or a pathlib.Path: got None. Try 'runs/mine'.
     >>> require_path("a text " * 1000)
     Traceback (most recent call last):
     addnorm.errors.SavedError: 'a text a text a text a text a text a tex…' must be a path: it is \
 too long for one. To use a text itself, give a list: [text].
     """
+    if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
+        raise InputError(
+            f"a path must be a text or a pathlib.Path: got {path!r:.60}. Try 'runs/mine'."
+        )
+    if os.fspath(path) == "":
+        raise InputError("a path must name a file or a directory: it is empty. Try 'runs/mine'.")
     try:
         Path(path).exists()
     except OSError as error:
@@ -438,10 +448,10 @@ def kind_of_directory(path: str | Path) -> str | None:
     >>> kind_of_directory("nowhere") is None
     True
     """
-    require_path(path)
-    kinds = (kind_of(Path(path) / marker) for marker in _MARKERS)
+    path = require_path(path)
+    kinds = (kind_of(path / marker) for marker in _MARKERS)
     kind = next((kind for kind in kinds if kind is not None), None)
-    return HUGGING_FACE if kind is None and _has_model_type(Path(path) / "config.json") else kind
+    return HUGGING_FACE if kind is None and _has_model_type(path / "config.json") else kind
 
 
 def _has_model_type(path: Path) -> bool:

@@ -14,7 +14,7 @@ from addnorm.runs.train import (
     PlannedRun,
     describe_plan,
     loop_settings,
-    make_tuner,
+    make_run_tuner,
     plan_run,
     resume_run,
 )
@@ -115,12 +115,14 @@ def test_the_user_may_set_the_number_of_threads(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planned = plan_run(request_for("language", data, "run.threads=3"), say=quiet)
-    tuner = make_tuner(planned.config, planned.task, planned.model)
+    tuner = make_run_tuner(planned.config, planned.task, planned.model)
     assert tuner is not None and tuner.candidates == [3] and tuner.chosen == 3
     planned = plan_run(request_for("language", data), say=quiet)
-    assert make_tuner(planned.config, planned.task, planned.model) is None, "OMP_NUM_THREADS is set"
-    monkeypatch.setattr("addnorm.runs.train.thread_candidates", lambda: (1, 2))
-    tuner = make_tuner(planned.config, planned.task, planned.model)
+    assert make_run_tuner(planned.config, planned.task, planned.model) is None, (
+        "OMP_NUM_THREADS is set"
+    )
+    monkeypatch.setattr("addnorm.runs.train.thread_candidates", lambda requested: (1, 2))
+    tuner = make_run_tuner(planned.config, planned.task, planned.model)
     assert tuner is not None and tuner.candidates == [2, 1]
     assert tuner.measure(1) > 0 and tuner.measure(2) > 0
     with pytest.raises(ConfigError, match=r"run.threads must be positive: got 0"):
@@ -143,10 +145,12 @@ def test_threads_of_a_run_are_used_recorded_and_given_back(data: Path, tmp_path:
 def test_the_first_choice_of_threads_is_reported(
     crowded: bool, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("addnorm.runs.train.thread_candidates", lambda: (1, 2))
+    monkeypatch.setattr("addnorm.runs.train.thread_candidates", lambda requested: (1, 2))
     slow = {1: 0.01, 2: 0.1 if crowded else 0.01}
-    monkeypatch.setattr("addnorm.runs.train.time_matrix_products", slow.get)
-    monkeypatch.setattr("addnorm.runs.train.gradient_timer", lambda *given: {1: 0.2, 2: 0.1}.get)
+    monkeypatch.setattr("addnorm.training.threads.time_matrix_products", slow.get)
+    monkeypatch.setattr(
+        "addnorm.training.threads.gradient_timer", lambda *given: {1: 0.2, 2: 0.1}.get
+    )
     messages: list[str] = []
     request = request_for("language", data, steps=5000)
     planned = plan_run(request, train=True, say=messages.append)

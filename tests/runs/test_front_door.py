@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 import addnorm
+from addnorm import ModelConfig
 from addnorm.errors import AddnormError, ConfigError, InputError, SavedError
 from addnorm.runs.run import Run
 from addnorm.training.loop import Loop
@@ -420,6 +421,29 @@ def test_tables_and_texts_are_explained(trained: Trained) -> None:
 def test_opening_nothing_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SavedError, match=r"there is no run in .*none'. Check the path"):
         addnorm.open(tmp_path / "none")
+
+
+@pytest.mark.parametrize("path", [None, 3, b"run", ["run"]])
+@pytest.mark.parametrize(
+    "use",
+    [
+        addnorm.open,
+        addnorm.load,
+        lambda path: addnorm.save(addnorm.build(ModelConfig(vocab=9, width=8, heads=2)), path),
+        lambda path: addnorm.train(resume=path if path is not None else 0),
+        lambda path: addnorm.train("language", text=["a"], out=path if path is not None else 0),
+    ],
+)
+def test_what_is_no_path_is_one_clear_error(path: Any, use: Any) -> None:
+    message = r"a path must be a text or a pathlib\.Path: got .*\. Try 'runs/mine'\."
+    with pytest.raises(InputError, match=message):
+        use(path)
+
+
+def test_an_empty_path_is_not_the_working_directory() -> None:
+    for use in (addnorm.open, addnorm.load):
+        with pytest.raises(InputError, match="a path must name a file or a directory: it is empty"):
+            use("")
 
 
 @pytest.mark.trains

@@ -55,8 +55,7 @@ def save(
     config = getattr(model, "config", None)
     if not isinstance(config, ModelConfig):
         raise SavedError(f"only a model from addnorm.build can be saved: got {type(model)}.")
-    directory = Path(directory)
-    make_directory(directory)
+    directory = make_directory(directory)
     text = Config(model=config).dump()
     write_tensors(directory / WEIGHTS, state or model.state_dict(), *TEXT_MODEL, {"config": text})
     write_whole(directory / CONFIG, text.encode())

@@ -33,6 +33,7 @@ from addnorm.files import (
     read_document,
     read_json,
     read_text,
+    require_path,
     require_regular,
     sweep_temporaries,
     write_document,
@@ -119,7 +120,7 @@ class Run:
         Traceback (most recent call last):
         addnorm.errors.SavedError: there is no run in 'runs/none'. Check the path.
         """
-        path = Path(path)
+        path = require_path(path)
         kind = kind_of_directory(path)
         if kind == TEXT_MODEL.kind:
             return Run(path, config := read_config(path), _record_of_model(config), int8=int8)
@@ -410,7 +411,7 @@ def require_unused(path: str | Path) -> Path:
     """
     if path == "":  # an unset variable of a shell; as a Path it would be the working directory
         raise SavedError("--out must name a directory: it is empty. Try runs/mine.")
-    path = Path(path)
+    path = require_path(path)
     if (path / LOCK_FILE).exists() and not (path / RECORD).exists() and stale_lock(path):
         sweep_unfinished(path)
     if (path / RECORD).exists():

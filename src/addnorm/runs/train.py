@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from addnorm.config import Config
-from addnorm.cpu import is_slow, thread_candidates
+from addnorm.cpu import is_slow, thread_candidates, use_threads
 from addnorm.errors import ConfigError, SavedError
 from addnorm.files import HUGGING_FACE, kind_of_directory, make_directory
 from addnorm.runs.budget import measure_steps
@@ -30,7 +30,7 @@ from addnorm.training.checkpoint import newest
 from addnorm.training.loop import Loop, LoopSettings, Observer, TrainingState
 from addnorm.training.optimizer import make_optimizer
 from addnorm.training.schedule import make_schedule
-from addnorm.training.threads import ThreadTuner, gradient_timer, time_matrix_products
+from addnorm.training.threads import ThreadTuner, make_tuner
 
 Observers = Callable[[Path], Sequence[Observer]]
 """A function from the directory of a run to its observers."""
@@ -103,7 +103,7 @@ def plan_run(
     tuner = choose_threads(config, task, model, say) if timed or train else None
     if timed:
         say("measuring the speed of a few steps.")
-        with use_threads(tuner):
+        with use_threads(None if tuner is None else tuner.chosen):
             times = measure_steps(model, task, config)
         (elapsed,) = parallel.sum_over_workers(time.perf_counter() - began)
         times = replace(times, elapsed=elapsed / parallel.world_size())
@@ -115,44 +115,29 @@ def plan_run(
     return PlannedRun(config, task, model, times, tuner, fixed)
 
 
-def make_tuner(config: Config, task: Task, model: nn.Module) -> ThreadTuner | None:
+def make_run_tuner(config: Config, task: Task, model: nn.Module) -> ThreadTuner | None:
     """Return what chooses the number of threads; None if the user or torchrun did.
 
     A number in run.threads is the only candidate.
     """
     device = next(model.parameters()).device
-    candidates = thread_candidates() if config.run.threads is None else (config.run.threads,)
+    candidates = thread_candidates(config.run.threads)
     if device.type != "cpu" or parallel.world_size() > 1:
         return None
     if config.run.threads is None and len(candidates) == 1:
         return None
-
-    parts = task.plan(0)
-    batch = task.batch(parts[len(parts) // 2])
-    loss = partial(task.loss, model, batch, max(task.tokens(batch), 1))
-    return ThreadTuner(candidates, gradient_timer(model, loss), probe=time_matrix_products)
+    return make_tuner(candidates, model, task)
 
 
 def choose_threads(config: Config, task: Task, model: nn.Module, say: Say) -> ThreadTuner | None:
     """Return what chooses the number of threads, after its first choice."""
-    tuner = make_tuner(config, task, model)
+    tuner = make_run_tuner(config, task, model)
     if tuner is not None and len(tuner.candidates) > 1:
         gradients = (config.train.steps or 0) * config.train.accumulate
         chosen = tuner.choose(gradients=gradients, seconds=60 * (config.run.minutes or 0.0))
         if chosen < max(tuner.candidates):
             say(f"using {chosen} of {max(tuner.candidates)} threads: measured to be faster now.")
     return tuner
-
-
-@contextmanager
-def use_threads(tuner: ThreadTuner | None) -> Iterator[None]:
-    """Context with the number of threads that was chosen."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(before if tuner is None else tuner.chosen)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def start_run(
@@ -326,14 +311,17 @@ def _train_loop(
 ) -> Outcome:
     """Train a planned run, or one that is resumed, and write its summary."""
     config = run.config
-    tuner = make_tuner(config, task, model) if planned is None else planned.tuner
+    tuner = make_run_tuner(config, task, model) if planned is None else planned.tuner
     # FSDP replaces the parameters, so the model is distributed before the optimizer is made.
     forward = parallel.distribute(model, config.run.parallel)
     loop = Loop(
         model,
         task,
         make_run_optimizer(config, task, model),
-        loop_settings(config, next(model.parameters()).device, run.record),
+        replace(
+            loop_settings(config, next(model.parameters()).device, run.record),
+            part_limit=task.page_limit if task.has_limited_page else math.inf,
+        ),
         run_directory=run.path,
         observers=[] if parallel.rank() else observers(run.path),
         on_best=partial(save_best, run, task),
@@ -355,7 +343,7 @@ def _train_loop(
     if parallel.rank() == 0 and not (done and written):
         if config.run.minutes is not None and planned is not None:
             task = task.until(began + 60 * config.run.minutes)
-        with use_threads(tuner):
+        with use_threads(None if tuner is None else tuner.chosen):
             write_summary(run, task, progress, model.count(), say)
     return Outcome(run, progress)
 

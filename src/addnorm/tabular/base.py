@@ -24,6 +24,7 @@ from sklearn.utils.validation import (  # type: ignore[import-untyped]
 from torch import Tensor
 
 from addnorm.config import ModelConfig
+from addnorm.cpu import thread_candidates, use_threads
 from addnorm.data.table.encode import EncodedTable, TableEncoder, fit_encoder
 from addnorm.data.table.frame import Array, Frame
 from addnorm.data.table.infer import infer
@@ -42,8 +43,10 @@ from addnorm.tabular.choices import (
     choose_network,
     choose_settings,
     count_folds,
+    threads_of,
 )
 from addnorm.tabular.fitting import (
+    ROW_MULTIPLE,
     FitResult,
     Rows,
     SplitRows,
@@ -67,11 +70,16 @@ from addnorm.tabular.inputs import (
     to_seed,
 )
 from addnorm.tabular.pretrain import pretrain
+from addnorm.training.threads import LoadProbe
 
 PREDICT_BATCH = 1024
 """Rows in a batch of prediction."""
 TEXT_FOLDS = 5
 """Folds from which the scores of free texts are computed for one another's rows."""
+PROBED_BATCHES = 16
+"""Batches of prediction after which the number of threads is chosen again."""
+LOAD_PROBE = LoadProbe()
+"""Chooses the number of threads of predictions, for all estimators of the process."""
 
 
 @dataclass(frozen=True)
@@ -159,6 +167,7 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         split: str = "random",
         schema: Any = None,
         device: str | None = None,
+        n_jobs: int | None = None,
         random_state: Any = None,
         verbose: bool = False,
     ) -> None:
@@ -260,9 +269,14 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             to kind that overrides what is inferred. None infers all kinds from the rows.
         device : str, default=None
             Where to train and predict, such as "cuda". None is the CPU.
+        n_jobs : int, default=None
+            Threads of torch while training and predicting; -1 is all processors. None chooses
+            between one and all of them by short measurements, unless OMP_NUM_THREADS or
+            torch.set_num_threads has set another number than torch's default. Afterwards torch
+            has as many threads as before.
         random_state : int, RandomState instance or None, default=None
             Seed of the split, the initial weights and the training; an int makes `fit`
-            reproducible.
+            reproducible, bit for bit with a fixed number of threads (`n_jobs`).
         verbose : bool, default=False
             Whether to print each evaluation to stderr.
         """
@@ -302,6 +316,7 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         self.split = split
         self.schema = schema
         self.device = device
+        self.n_jobs = n_jobs
         self.random_state = random_state
         self.verbose = verbose
 
@@ -431,7 +446,9 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             self.model_, split.rows, split.valid, settings, classes, verbose=self.verbose
         )
         self.batch_ = settings.batch
-        self.finish(split, fitted)
+        with use_threads(fitted.threads):
+            self.finish(split, fitted)
+        self.report_["threads"] = fitted.progress.threads
 
     def class_weights(self, target: Array) -> Array:
         """Return the weight of each row that its class has; 1 for regression."""
@@ -699,7 +716,20 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
 
     def _outputs(self, table: EncodedTable) -> Tensor:
         """Return the outputs of every member, (rows, members, outputs)."""
-        return predict_outputs(self.model_, table, self._predict_batch())
+        batch = self._predict_batch()
+        if len(table) <= PROBED_BATCHES * batch:
+            with use_threads(self._threads(len(table))):
+                return predict_outputs(self.model_, table, batch)
+        outputs = []
+        for rows in torch.arange(len(table)).split(PROBED_BATCHES * batch):
+            with use_threads(self._threads(len(rows))):
+                outputs.append(predict_outputs(self.model_, table.take(rows), batch))
+        return torch.cat(outputs)
+
+    def _threads(self, rows: int) -> int:
+        """Return the number of threads with which to predict some rows."""
+        candidates = thread_candidates(threads_of(self))
+        return min(candidates) if rows <= ROW_MULTIPLE else LOAD_PROBE.choose(candidates)
 
     def _predict_batch(self) -> int:
         return self.batch_ if self.model_.along_rows else PREDICT_BATCH

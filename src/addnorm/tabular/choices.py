@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from addnorm.config import ModelConfig
+from addnorm.cpu import count_processors
 from addnorm.data.table.bins import make_edges
 from addnorm.data.table.encode import EncodedTable
 from addnorm.data.table.frame import Array
@@ -122,6 +123,12 @@ def count_folds(estimator: "TableEstimator") -> int:
     return EFFORTS[estimator.effort].folds if folds is None else folds
 
 
+def threads_of(estimator: "TableEstimator") -> int | None:
+    """Return the number of threads that `n_jobs` asks for, -1 being all processors; else None."""
+    jobs: int | None = getattr(estimator, "n_jobs", None)
+    return count_processors() if jobs == -1 else jobs
+
+
 INTEGER_TYPES: tuple[type[Any], ...] = (int, np.integer)
 NUMBER_TYPES: tuple[type[Any], ...] = (int, float, np.integer, np.floating)
 PARAMETER_RANGES: dict[str, tuple[tuple[type[Any], ...], float, float]] = {
@@ -151,6 +158,13 @@ def check_parameters(estimator: "TableEstimator") -> None:
             what = "a whole number, " if types is INTEGER_TYPES else ""
             ends = f"{low:g} or more" if math.isinf(high) else f"between {low:g} and {high:g}"
             raise ConfigError(f"{name} must be {what}{ends}: got {value!r}. Leave it out.")
+    jobs: Any = getattr(estimator, "n_jobs", None)
+    whole = isinstance(jobs, INTEGER_TYPES) and not isinstance(jobs, bool)
+    if jobs is not None and not (whole and (jobs == -1 or jobs >= 1)):
+        raise ConfigError(
+            f"n_jobs must be a number of threads, or -1 for all processors: got {jobs!r}. "
+            "Leave it out to have the number chosen by measurement."
+        )
     choose("effort", getattr(estimator, "effort", "normal"), EFFORTS)
     metrics = CLASS_METRICS if hasattr(estimator, "predict_proba") else NUMBER_METRICS
     choose("metric", getattr(estimator, "metric", "loss"), metrics)
@@ -277,4 +291,5 @@ def choose_settings(estimator: "TableEstimator", rows: int, held_out: bool) -> F
         minutes=estimator.minutes,
         seed=estimator.seed_,
         metric=estimator.metric,
+        threads=threads_of(estimator),
     )

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from addnorm.cpu import thread_candidates
 from addnorm.data.table.encode import MISSING, OTHER, EncodedTable
 from addnorm.data.table.frame import Array
 from addnorm.metrics import classification_metrics, regression_metrics
@@ -29,6 +30,7 @@ from addnorm.training.calibration import logits_of, probabilities_of
 from addnorm.training.loop import Loop, LoopSettings, LoopTask, Observer, TrainingState
 from addnorm.training.optimizer import OPTIMIZERS
 from addnorm.training.schedule import make_schedule
+from addnorm.training.threads import ThreadTuner, make_tuner
 
 SQUARED_ERROR = 5.0
 """Weight of the squared error of a number's mean beside the cross-entropy of its bins."""
@@ -100,6 +102,7 @@ class FitSettings:
     seed : seed of the order of the rows.
     metric : metric that decides which weights are best: one of CLASS_METRICS or NUMBER_METRICS.
     clip : largest norm of the gradient; 0 for no clipping.
+    threads : threads of torch; None to choose by measurement, unless the user has set them.
     """
 
     batch: int
@@ -116,6 +119,7 @@ class FitSettings:
     seed: int = 0
     metric: str = "loss"
     clip: float = 1.0
+    threads: int | None = None
 
 
 class TableTraining:
@@ -395,6 +399,11 @@ class FitResult:
     stopped: bool
     """Whether it was interrupted."""
 
+    @property
+    def threads(self) -> int | None:
+        """Number of threads at the end of training; None if it was left alone."""
+        return self.progress.threads[-1]["threads"] if self.progress.threads else None
+
 
 def fit_network(
     model: TabularModel,
@@ -471,7 +480,15 @@ def run_loop(
         max_steps=steps,
         fixed_evaluations=not held_out,
     )
-    loop = Loop(model, task, optimizer, loop_settings, observers=[logger], on_best=save_best)
+    loop = Loop(
+        model,
+        task,
+        optimizer,
+        loop_settings,
+        observers=[logger],
+        on_best=save_best,
+        tuner=_choose_threads(model, task, settings, steps),
+    )
     progress = loop.run()
     if loop.stop_requested and has_unevaluated_weights(progress):
         loop.evaluate()
@@ -479,6 +496,19 @@ def run_loop(
         model.load_state_dict(best)
     model.eval()
     return progress, loop.stop_requested
+
+
+def _choose_threads(
+    model: nn.Module, task: LoopTask, settings: FitSettings, steps: int
+) -> ThreadTuner | None:
+    """Return what chooses the number of threads, after its first choice; None to leave it alone."""
+    candidates = thread_candidates(settings.threads)
+    if next(model.parameters()).device.type != "cpu" or candidates == (torch.get_num_threads(),):
+        return None
+    tuner = make_tuner(candidates, model, task)
+    if len(candidates) > 1:
+        tuner.choose(gradients=steps)
+    return tuner
 
 
 def has_unevaluated_weights(progress: TrainingState) -> bool:

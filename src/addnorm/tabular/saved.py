@@ -95,8 +95,7 @@ def save_estimator(estimator: TableEstimator, directory: str | Path) -> None:
     """Write a fitted estimator to a directory; `load_estimator` reads it."""
     if not hasattr(estimator, "model_"):
         raise SavedError("only a fitted estimator can be saved. Call fit first.")
-    directory = Path(directory)
-    make_directory(directory)
+    directory = make_directory(directory)
     state = estimator.model_.state_dict()
     write_tensors(directory / WEIGHTS, state, *TABLE_MODEL, _content(estimator))
     write_whole(directory / SCHEMA_FILE, estimator.encoder_.schema.dump().encode())
@@ -159,9 +158,9 @@ def _content(estimator: TableEstimator) -> dict[str, Any]:
 
 
 def _without_durations(value: Any) -> Any:
-    """Return plain values without the fields of dicts that are named seconds, or end so."""
+    """Return plain values without the fields of dicts that are durations, or threads."""
     if isinstance(value, dict):
-        kept = {name: part for name, part in value.items() if not name.endswith("seconds")}
+        kept = {n: part for n, part in value.items() if not n.endswith(("seconds", "threads"))}
         return {name: _without_durations(part) for name, part in kept.items()}
     return [_without_durations(part) for part in value] if isinstance(value, list) else value
 

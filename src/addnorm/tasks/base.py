@@ -204,6 +204,8 @@ class Task(ABC):
 
     needs_training = True
     """Whether the model is trained; if not, it is evaluated and saved as it is."""
+    has_limited_page: ClassVar[bool] = False
+    """Whether each costly part of the summary ends after `page_limit` seconds."""
     deadline: float = math.inf
     """Time of `time.perf_counter()` before which the page of the run must be computed."""
     notes: list[str]
@@ -330,10 +332,15 @@ class Task(ABC):
         return limited
 
     @property
+    def page_limit(self) -> float:
+        """Most seconds of each part of the page that is computed; a second for each run.minutes."""
+        return min(PAGE_SECONDS, self.config.run.minutes or PAGE_SECONDS)
+
+    @property
     def page_seconds(self) -> float:
-        """Time limit of each part of the page that is computed; a second for each run.minutes."""
+        """Time limit of the next part of the page, before the deadline."""
         left = self.deadline - time.perf_counter()
-        return max(0.0, min(PAGE_SECONDS, self.config.run.minutes or PAGE_SECONDS, left / 2))
+        return max(0.0, min(self.page_limit, left / 2))
 
     @abstractmethod
     def cost(self, model: nn.Module) -> Metrics:

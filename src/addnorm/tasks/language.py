@@ -148,6 +148,7 @@ class Language(TextTask):
 
     name, mode, head = "language", "decoder", "token"
     trained = TrainedLanguageModel
+    has_limited_page = True
     epochs = 10
     train_defaults: ClassVar[Fields] = {
         "weight_decay": 0.1,

@@ -207,6 +207,7 @@ class Translate(TextTask):
 
     name, mode, head = "translate", "encoder-decoder", "token"
     trained = TrainedTranslator
+    has_limited_page = True
     metrics = ("loss", "bleu")
     max_length, ends = MAX_SIDE_LENGTH, 1
     epochs = 40

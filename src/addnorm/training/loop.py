@@ -95,6 +95,7 @@ class LoopSettings:
         holds for all of the run, from `began` to the end of its summary.
     max_steps : Largest number of steps that a refit may choose; None for any.
     fixed_evaluations : Whether a refit keeps `evaluate_every`.
+    part_limit : Time limit of each part of the summary, which is part of the time.
     extensions : Further training after the schedule, in order, each with its own schedule.
     precision : What matrix products are computed in: float32, or bfloat16 where that is fast.
     """
@@ -114,6 +115,7 @@ class LoopSettings:
     refit: bool = False
     max_steps: int | None = None
     fixed_evaluations: bool = False
+    part_limit: float = math.inf
     extensions: tuple[tuple[Extension, Schedule], ...] = ()
     precision: torch.dtype = torch.float32
 
@@ -378,7 +380,9 @@ class Loop:
         done, limit = state.step >= self.steps, self.segment.until
         reserve = 0.0
         if self.settings.refit:
-            reserve = state.pace.evaluation + state.pace.summary(limit - self.segment.began)
+            reserve = state.pace.evaluation + state.pace.summary(
+                limit - self.segment.began, self.settings.part_limit
+            )
         late = bool(limit) and not done and total + reserve > limit
         if late:
             self.log(f"time limit reached after {state.step} step{'s'[: state.step != 1]}.")
@@ -399,6 +403,7 @@ class Loop:
             total,
             max_steps=settings.max_steps if own else None,
             evaluate_every=settings.evaluate_every if settings.fixed_evaluations else None,
+            part_limit=settings.part_limit,
         )
         if segment is not None:
             state.segments.append(segment)

@@ -12,7 +12,7 @@ last value at the end of the time, whatever the load of the machine does.
 
 import statistics
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, inf
 
 RECENT = 3
 """Windows of steps, evaluations and checkpoints whose median counts."""
@@ -116,15 +116,15 @@ class Pace:
             seconds = min(seconds, statistics.median(self.ratios) * self.step)
         return seconds + _high(self.saves)
 
-    def summary(self, budget: float) -> float:
+    def summary(self, budget: float, part_limit: float = inf) -> float:
         """Return the seconds to keep for the summary, which comes after the last evaluation.
 
-        It costs about two evaluations, and its other parts have time limits; writing the page and
-        ending the process take longer beside other processes. A rough value is enough: it is at
-        most an eighth of the budget.
+        It has two parts that cost about an evaluation each, at most `part_limit` seconds; writing
+        the page and ending the process take longer beside other processes. A rough value is enough:
+        it is at most an eighth of the budget.
         """
         slowdown = statistics.median(self.slowdowns) if self.slowdowns else 1.0
-        seconds = SUMMARY_CPU * slowdown + 2 * _high(self.evaluations)
+        seconds = SUMMARY_CPU * slowdown + 2 * min(_high(self.evaluations), part_limit)
         return min(seconds, MAX_SUMMARY, budget / 8)
 
     def may_evaluate(self, seconds: float, excluded: float) -> bool:
@@ -190,6 +190,7 @@ def refit(
     *,
     max_steps: int | None = None,
     evaluate_every: int | None = None,
+    part_limit: float = inf,
 ) -> Segment | None:
     """Return the segment that ends with the time budget, or None if the present one does.
 
@@ -206,6 +207,7 @@ def refit(
     seconds : seconds of the run
     max_steps : largest number of steps of the run, if there is one
     evaluate_every : steps between evaluations, if they are fixed
+    part_limit : time limit of each part of the summary
 
     Examples
     --------
@@ -215,7 +217,7 @@ def refit(
     (398, 100.0, 1000.0, 13)
     """
     budget, cost, one = now.until - now.began, pace.step, pace.evaluation
-    left = now.until - seconds - pace.summary(budget)
+    left = now.until - seconds - pace.summary(budget, part_limit)
     remaining = now.last_step - step
     if cost <= 0 or remaining <= 0:
         return None

@@ -4,6 +4,9 @@ The threads of one operation wait for each other. If another process occupies a 
 threads may train many times slower than one; on idle cores they train faster. Which is the case can
 change while a run trains. Timing does not change the run: only a change of the number of threads
 does, because sums are then computed in another order. Every change is recorded with its step.
+
+Training is timed by gradients (`ThreadTuner`), and prediction, which may be over in milliseconds,
+by a few matrix products now and then (`LoadProbe`).
 """
 
 import math
@@ -11,10 +14,14 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+
+if TYPE_CHECKING:
+    from addnorm.training.loop import LoopTask
 
 PREFERENCE = 0.95
 """Fewer threads are used only if they take less than this share of the time of more threads."""
@@ -24,16 +31,20 @@ ROUNDS = 3
 """Measurements of each number of threads at most."""
 DROP = 1.5
 """Ratio of the recent pace to the chosen one above which the choice is checked again."""
+SLOW_STEP = 4.0
+"""The same for a single step: beside a load that starts, the next ones may take seconds each."""
 COST = 25
 """The next check comes after this multiple of the time of the last one: at most 4 % in total."""
 FIRST_WAIT, LAST_WAIT = 2.0, 60.0
 """Shortest and longest time between checks, in seconds, if they cost little."""
-MIN_GRADIENTS, MIN_SECONDS = 20, 5.0
+MIN_GRADIENTS, MIN_SECONDS = 20, 2.0
 """A run of fewer gradients, or of fewer seconds with one thread, is not measured.
 
-One of fewer seconds takes the fewest threads: more would save it a second or two, and took 15 times
-as long beside a load.
+One of fewer seconds takes the fewest threads: more would save it a second, and took 15 times as
+long beside a load.
 """
+PROBE_SECONDS = 1.0
+"""Shortest time between two probes of prediction, in seconds."""
 MAX_SHARE = 0.01
 """Share of the expected duration after which measuring at the start ends."""
 
@@ -90,17 +101,18 @@ class ThreadTuner:
         or seconds is not measured; others are measured for about a hundredth of their time, but
         at least once for each number of threads.
         """
-        fewest = self.candidates[-1]
-        times = {} if self.probe is None else {n: [self.probe(n)] for n in self.candidates}
-        spent = sum(sum(values) for values in times.values())
-        crowded = bool(times) and times[fewest][0] * CLEAR < times[self.candidates[0]][0]
-        if not crowded:
-            first = self.measure(fewest)  # allocates memory that later ones reuse
-            spent, expected = spent + first, seconds or gradients * first or math.inf
+        fewest, spent, expected = self.candidates[-1], 0.0, math.inf
+        if gradients or seconds:  # the first choice
+            spent = first = self.measure(fewest)  # allocates memory that later ones reuse
+            expected = seconds or gradients * first
             if expected < MIN_SECONDS:
                 self.chosen, self.next_check = fewest, self.elapsed + 2 * MIN_SECONDS
             if len(self.candidates) == 1 or expected < max(MIN_SECONDS, MIN_GRADIENTS * first):
                 return self.chosen
+        times = {} if self.probe is None else {n: [self.probe(n)] for n in self.candidates}
+        spent += sum(sum(values) for values in times.values())
+        crowded = bool(times) and times[fewest][0] * CLEAR < times[self.candidates[0]][0]
+        if not crowded:
             times = {threads: [] for threads in self.candidates}
             for turn in range(ROUNDS):
                 for threads in self.candidates if turn % 2 else reversed(self.candidates):
@@ -125,16 +137,50 @@ class ThreadTuner:
         """
         self.elapsed += seconds
         self.recent.append(seconds)
-        if len(self.recent) < 5 or len(self.candidates) == 1:
+        if len(self.candidates) == 1:
             return False
-        recent = statistics.median(self.recent)
-        self.pace = self.pace or recent
-        dropped = recent > DROP * self.pace
+        dropped = 0 < SLOW_STEP * self.pace < seconds
+        if len(self.recent) == 5:
+            recent = statistics.median(self.recent)
+            self.pace = self.pace or recent
+            dropped = dropped or recent > DROP * self.pace
+        elif not dropped:
+            return False
         waiting = self.chosen < self.candidates[0]
         if self.elapsed < self.next_check or not (dropped or waiting):
             return False
         before = self.chosen
         return self.choose() != before
+
+
+class LoadProbe:
+    """Chooses the number of threads of predictions by `time_matrix_products`.
+
+    Its answer holds for at least a second, and for a multiple of the time it took (COST), so that
+    probing takes at most 4 % of the time.
+
+    Parameters
+    ----------
+    probe : returns the seconds of some products with a number of threads
+    clock : returns the time in seconds
+    """
+
+    def __init__(
+        self, probe: Measure | None = None, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.probe, self.clock = probe or time_matrix_products, clock
+        self.chosen, self.candidates, self.until = 0, (0,), -math.inf
+
+    def choose(self, candidates: Sequence[int]) -> int:
+        """Return the number of threads that is faster now, or was a moment ago."""
+        candidates, now = tuple(sorted(set(candidates))), self.clock()
+        if len(candidates) == 1:
+            return candidates[0]
+        if candidates != self.candidates or now >= self.until:
+            self.chosen = fastest({threads: [self.probe(threads)] for threads in candidates})
+            end = self.clock()
+            self.candidates, self.until = candidates, end + max(PROBE_SECONDS, COST * (end - now))
+        return self.chosen
 
 
 def time_matrix_products(threads: int) -> float:
@@ -190,3 +236,19 @@ def gradient_timer(
                     buffer.copy_(buffers[name])
 
     return measure
+
+
+def make_tuner(candidates: Sequence[int], model: nn.Module, task: "LoopTask") -> ThreadTuner:
+    """Return a tuner that times the gradient of a batch from the middle of the first epoch.
+
+    Parameters
+    ----------
+    candidates : numbers of threads to choose from
+    model : the model to train
+    task : batches and loss
+    """
+    parts, state = task.plan(0), torch.get_rng_state()
+    batch = task.batch(parts[len(parts) // 2])
+    torch.set_rng_state(state)
+    loss = partial(task.loss, model, batch, max(task.tokens(batch), 1))
+    return ThreadTuner(candidates, gradient_timer(model, loss), probe=time_matrix_products)
