@@ -36,7 +36,8 @@ from addnorm.tasks.classify import read_config_texts
 
 FEW = (10, 100)
 """Labels per class of the measurements with few labels."""
-SHOWN = ("lr", "epochs", "batch", "warmup", "layer_decay", "label_smoothing", "lora", "lora_rank")
+SHOWN = ("lr", "epochs", "batch", "warmup", "layer_decay", "label_smoothing", "contrast", "lora",
+         "lora_rank")  # fmt: skip
 """Settings that are written with each result."""
 Rows = list[tuple[str, str]]
 """Texts with their labels."""
@@ -52,6 +53,11 @@ def read_trec(path: Path) -> Rows:
     with gzip.open(path, "rt", encoding="latin-1") as lines:
         pairs = [line.rstrip("\n").split(" ", 1) for line in lines]
     return [(text, label.split(":")[0]) for label, text in pairs]
+
+
+def plain(text: str) -> str:
+    """Return a text without differences of case and space."""
+    return " ".join(text.lower().split())
 
 
 def write_rows(rows: Rows, path: Path) -> Path:
@@ -87,11 +93,19 @@ class Bench:
         return *parts, read_sst2(self.data / "sst2" / "test.tsv.gz")  # type: ignore[return-value]
 
     def trec(self) -> tuple[Rows, Rows, Rows]:
-        """Return TREC with a tenth of the training texts for validation."""
-        rows = read_trec(self.data / "trec" / "train.txt.gz")
-        random.Random(0).shuffle(rows)
-        size = len(rows) // 10
-        return rows[size:], rows[:size], read_trec(self.data / "trec" / "test.txt.gz")
+        """Return TREC with a tenth of the training texts for validation.
+
+        Questions of the test set that also stand in the training set are left out of the latter.
+        """
+        rows, test = (
+            read_trec(self.data / "trec" / f"{part}.txt.gz") for part in ("train", "test")
+        )
+        asked = {plain(text) for text, _ in test}
+        kept = [row for row in rows if plain(row[0]) not in asked]
+        print(f"TREC: {len(rows) - len(kept)} training questions of the test set are left out")
+        random.Random(0).shuffle(kept)
+        size = len(kept) // 10
+        return kept[size:], kept[:size], test
 
     def key(self, name: str) -> str:
         return " ".join([name, "valid" if self.valid else "test", *self.settings])
@@ -190,7 +204,7 @@ class Bench:
         self.measure(f"{name} baseline", work)
 
 
-def run_all(bench: Bench, only: Sequence[str], draws: int) -> None:
+def run_all(bench: Bench, only: Sequence[str], draws: range) -> None:
     sst2, trec = bench.sst2(), bench.trec()
     if "sst2" in only:
         bench.baseline("sst2", sst2)
@@ -200,11 +214,11 @@ def run_all(bench: Bench, only: Sequence[str], draws: int) -> None:
     if "trec" in only:
         bench.baseline("trec", trec)
         bench.fine_tune("trec", trec)
-    for seed in range(draws):
+    for seed in draws:
         if "examples" in only:
             bench.examples(f"sst2 10 draw {seed}", (draw(sst2[0], 10, seed), *sst2[1:]))
     for count in FEW:
-        for seed in range(draws):
+        for seed in draws:
             if f"few{count}" in only:
                 part = (draw(sst2[0], count, seed), *sst2[1:])
                 bench.baseline(f"sst2 {count} draw {seed}", part)
@@ -220,10 +234,11 @@ def main() -> None:
         "--only", nargs="+", default=["sst2", "lora", "trec", "few100"], help="measurements to make"
     )
     parser.add_argument("--draws", type=int, default=5, help="random draws of a few labels")
+    parser.add_argument("--first", type=int, default=0, help="seed of the first draw")
     parser.add_argument("--valid", action="store_true", help="report the validation texts")
     parser.add_argument("--set", action="append", default=[], help="a setting, as in train.lr=1e-4")
     args = parser.parse_args()
-    run_all(Bench(args), args.only, args.draws)
+    run_all(Bench(args), args.only, range(args.first, args.first + args.draws))
 
 
 if __name__ == "__main__":

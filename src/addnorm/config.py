@@ -509,6 +509,8 @@ class TrainConfig(Section):
     """Added to the loss for each position of the mean adaptive span (model.span)."""
     label_smoothing: float = 0.0
     """Probability that label smoothing spreads over all labels."""
+    contrast: float = 0.0
+    """Weight of a loss that groups the texts of a batch by label (classify); for few labels."""
     clip: float = 1.0
     """Largest norm of the gradient; 0 for no clipping."""
     evaluate_every: int | None = None
@@ -559,6 +561,7 @@ class TrainConfig(Section):
             "warmup",
             "min_lr_ratio",
             "span_penalty",
+            "contrast",
             "unfreeze",
         ):
             value = getattr(self, name)

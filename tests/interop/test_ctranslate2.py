@@ -11,6 +11,7 @@ from addnorm.config import Config
 from addnorm.data.text.tokenizer import train_tokenizer
 from addnorm.errors import ConfigError, SavedError
 from addnorm.generate import Decoding, generate, translate
+from addnorm.interop import ctranslate2 as exporter
 from addnorm.interop.ctranslate2 import export_ctranslate2, require_expressible
 from tests.parity.common import randomise_
 
@@ -122,6 +123,29 @@ def test_int8_is_smaller_and_near(tmp_path: Path) -> None:
         export_ctranslate2(model, {"text": TOKENIZER}, tmp_path / "int8")
     with pytest.raises(ConfigError, match="precision must be one of float32, int8"):
         export_ctranslate2(model, {"text": TOKENIZER}, tmp_path / "new", precision="int4")
+
+
+@pytest.mark.parametrize("name", ["pre", "rotary"])
+def test_int8_is_compared_with_the_model_which_does_not_change(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("ctranslate2")
+    model = make(PAIRS[name])
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    notes = export_ctranslate2(model, {"text": TOKENIZER}, tmp_path / "int8", precision="int8")
+    difference = float(notes[1].rpartition(" ")[2].rstrip("."))
+    assert 0 < difference < 1.0
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_an_export_that_computes_something_else_fails(
+    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ctranslate2")
+    model = make(PAIRS["pre"])
+    monkeypatch.setattr(exporter, "compare_with_ctranslate2", lambda *_: 7.4e3)
+    with pytest.raises(SavedError, match=r"differ by up to 7.4e\+03, above"):
+        export_ctranslate2(model, {"text": TOKENIZER}, tmp_path / "new", precision=precision)
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(

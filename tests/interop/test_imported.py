@@ -14,6 +14,7 @@ from addnorm.errors import InputError, SavedError
 from addnorm.models.adapters import adapt_, load_adapter_, read_adapter
 from addnorm.runs.run import Run
 from addnorm.tasks.base import fine_tuning
+from addnorm.tasks.classify import CONTRAST
 from addnorm.training.loop import Loop
 from tests.parity.common import randomise_
 
@@ -166,6 +167,8 @@ def test_classify_starts_from_a_directory(bert: Path, tmp_path: Path) -> None:
     body = addnorm.open(bert).model
     assert run.config.train.lr == pytest.approx(7e-5 * (768 / 32) ** 0.5, rel=1e-2)
     assert run.config.train.freeze == 0 and run.config.model.attention_dropout == 0
+    assert run.config.train.contrast == CONTRAST, "there are few texts"
+    assert run.summary["best_step"] == 2 == run.config.train.evaluate_every
     assert run.config.model.pool == "mean" and run.config.data.tokenizer == "huggingface"
     assert run.config.model.vocab == body.config.vocab
     assert torch.equal(run.model.tokens.weight, body.tokens.weight)

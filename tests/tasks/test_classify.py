@@ -21,6 +21,7 @@ from addnorm.tasks.base import BEST
 from addnorm.tasks.baseline import BASELINE
 from addnorm.tasks.classify import Classify, class_logits
 from addnorm.training.calibration import CALIBRATION_FILE, probabilities_of
+from addnorm.training.loss import contrast_loss
 from tests.portable import training
 from tests.runs.common import label, lines, quiet, request_for, train, write
 from tests.tasks.test_tasks import read
@@ -55,6 +56,21 @@ def test_an_evaluation_reads_at_most_max_held_out_tokens(
     logits, targets = task.bind(config).held_out_logits(task.make_model(None, quiet).eval())
     assert 1 <= len(logits) < len(task.valid[0])
     assert targets.tolist() == task.valid_targets[: len(logits)]
+
+
+@torch.no_grad()
+def test_contrast_is_added_in_training_and_groups_the_vectors_of_a_label(data: Path) -> None:
+    task, config = read("classify", data)
+    model = task.make_model(None, quiet).eval()
+    batch = task.batch(task.plan(0)[0])
+    plain = float(task.total_loss(model, batch, 1, 0.0))
+    changed = config.replace(train=config.train.replace(contrast=0.5))
+    task = task.bind(changed)
+    vectors = model.head.vector(model.hidden(batch["inputs"]), batch["inputs"] != 0)
+    added = 0.5 * float(contrast_loss(vectors, batch["targets"]))
+    found = float(task.total_loss(model, batch, 1, 0.0))
+    assert added > 0 and found == pytest.approx(plain + added, rel=1e-5)
+    assert task.evaluate(model) == read("classify", data)[0].bind(config).evaluate(model)
 
 
 def test_tokens_are_counted_without_padding(data: Path) -> None:

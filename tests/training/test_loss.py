@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from addnorm import shift_right, token_loss
 from addnorm.data.text.special_tokens import IGNORE
 from addnorm.errors import InputError
-from addnorm.training.loss import linear_cross_entropy
+from addnorm.training.loss import contrast_loss, linear_cross_entropy
 from tests.conftest import VOCAB, close, draw, inputs, make
 
 COUNT, WIDTH, WORDS = 13, 6, 11
@@ -414,3 +414,30 @@ def test_targets_must_be_integers() -> None:
 def test_smoothing_must_be_at_least_0_and_below_1(smoothing: float) -> None:
     with pytest.raises(InputError, match="smoothing must be"):
         Case().ours(smoothing=smoothing)
+
+
+# ── Contrast ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_contrast_is_the_sum_of_its_formula_and_ignores_the_length_of_vectors() -> None:
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.randn(6, 4, generator=generator, dtype=torch.float64)
+    labels, expected = torch.tensor([0, 1, 0, 2, 1, 0]), 0.0
+    z = vectors / vectors.norm(dim=1, keepdim=True)
+    for i in range(6):
+        others = [a for a in range(6) if a != i]
+        total = sum(float((z[i] @ z[a] / 0.2).exp()) for a in others)
+        same = [a for a in others if labels[a] == labels[i]]
+        parts = [float((z[i] @ z[p] / 0.2).exp()) / total for p in same]
+        expected -= sum(float(torch.tensor(part).log()) for part in parts) / max(len(same), 1)
+    assert float(contrast_loss(vectors, labels, 0.2)) == pytest.approx(expected, rel=1e-5)
+    scaled = vectors * torch.tensor([[1.0], [7.0], [0.1], [3.0], [1.0], [2.0]])
+    assert float(contrast_loss(scaled, labels, 0.2)) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("labels", [[0], [0, 1], [0, 1, 2]])
+def test_rows_without_another_of_their_label_have_no_contrast(labels: list[int]) -> None:
+    vectors = torch.randn(len(labels), 3, requires_grad=True)
+    loss = contrast_loss(vectors, torch.tensor(labels))
+    loss.backward()
+    assert float(loss) == 0.0 and vectors.grad is not None and bool(vectors.grad.isfinite().all())

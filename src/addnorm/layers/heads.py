@@ -112,8 +112,16 @@ class PooledHead(nn.Module):
         self.dropout = dropout
         self.output = nn.Linear(width, outputs)
 
+    def vector(self, x: Tensor, real: Tensor | None) -> Tensor:
+        """Return what W is applied to, before dropout: (batch, width)."""
+        return self.pooler(POOLS[self.pool](x, real))
+
     def forward(self, x: Tensor, real: Tensor | None) -> Tensor:
-        return self.output(self.dropout(self.pooler(POOLS[self.pool](x, real))))
+        return self.classify(self.vector(x, real))
+
+    def classify(self, vector: Tensor) -> Tensor:
+        """Return classes or numbers from the vector of each sequence."""
+        return self.output(self.dropout(vector))
 
 
 def pool_first(x: Tensor, real: Tensor | None) -> Tensor:

@@ -23,6 +23,8 @@ from addnorm.data.text.masking import drop_tokens
 from addnorm.data.text.pairs import limit_tokens
 from addnorm.data.text.special_tokens import IGNORE, OURS, SpecialIds
 from addnorm.data.text.split import overlap, split_by_source
+from addnorm.data.text.tokenizer import IMPORTED
+from addnorm.layers.heads import PooledHead
 from addnorm.metrics import (
     accuracy,
     calibration_error,
@@ -61,6 +63,7 @@ from addnorm.training.calibration import (
     save_temperature,
 )
 from addnorm.training.loop import Batch, TrainingState
+from addnorm.training.loss import contrast_loss
 
 MAX_CLASSIFY_LENGTH = 256
 """Default of data.max_length, with the two special tokens: longer texts are cut."""
@@ -69,7 +72,9 @@ TEXTS_PER_CHUNK = 512
 FEW_TOKENS = 500_000
 """With fewer training tokens the model has one block, unless a size or preset is chosen."""
 FEW_HELD_OUT = 200
-"""With fewer held-out texts, the best weights of fine-tuning are those of the smallest loss."""
+"""With fewer held-out texts, the best weights of fine-tuning are those of the last step."""
+FEW_TEXTS, CONTRAST = 1000, 0.5
+"""Up to so many training texts, fine-tuning of a published model has this train.contrast."""
 TOKEN_DROPOUT = 0.15
 """Default of data.token_dropout."""
 VOCAB_FACTOR = 3
@@ -256,7 +261,13 @@ class Classify(TextTask):
         return super().model_fields() | {"outputs": len(self.labels)}
 
     def facts(self) -> DataFacts:
-        return replace(super().facts(), details={"held_out": len(self.valid[0])})
+        facts = super().facts()
+        details = {"held_out": len(self.valid[0]), "texts": len(self.train[0])}
+        # A few held-out texts cannot tell which weights are best: those of the last step are.
+        few = details["held_out"] < FEW_HELD_OUT and facts.start is not None
+        imported = facts.data.get("tokenizer") in IMPORTED
+        evaluations = 1 if few and imported else facts.evaluations
+        return replace(facts, details=details, evaluations=evaluations)
 
     @classmethod
     def defaults(cls, request: Config, facts: DataFacts, preset: str | None) -> Config:
@@ -267,6 +278,9 @@ class Classify(TextTask):
             config = config.replace(model=config.model.replace(depth=1))
         if facts.start is not None and facts.details["held_out"] < FEW_HELD_OUT:
             config = config.replace(train=config.train.replace(metric="loss"))
+        imported = facts.data.get("tokenizer") in IMPORTED
+        if facts.start is not None and imported and facts.details["texts"] <= FEW_TEXTS:
+            config = config.replace(train=config.train.replace(contrast=CONTRAST))
         return config.replace(data=config.data.replace(token_dropout=TOKEN_DROPOUT))
 
     def _bind(self, config: Config) -> None:
@@ -301,14 +315,19 @@ class Classify(TextTask):
         return {"inputs": inputs, "targets": targets}
 
     def total_loss(self, model: nn.Module, batch: Batch, total: int, smoothing: float) -> Tensor:
-        logits = model(batch["inputs"])
+        contrast, inputs, targets = self.config.train.contrast, batch["inputs"], batch["targets"]
+        if contrast:
+            assert isinstance(model, Encoder) and isinstance(model.head, PooledHead)
+            vectors = model.head.vector(model.hidden(inputs), model.input_mask(inputs, None).real)
+            logits = model.head.classify(vectors)
+        else:
+            logits = model(inputs)
         loss = functional.cross_entropy(
-            logits,
-            batch["targets"],
-            reduction="sum",
-            label_smoothing=smoothing,
-            ignore_index=IGNORE,
+            logits, targets, reduction="sum", label_smoothing=smoothing, ignore_index=IGNORE
         )
+        if contrast and len(targets) > 1:
+            real = targets != IGNORE
+            loss = loss + contrast * contrast_loss(vectors[real], targets[real])
         return loss / total
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
