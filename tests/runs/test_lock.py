@@ -67,15 +67,18 @@ def test_a_damaged_lock_file_counts_as_stale(tmp_path: Path, content: bytes) -> 
         assert stale is None
 
 
+@pytest.mark.parametrize(
+    "error", [PermissionError(13, "Permission denied"), OSError(30, "Read-only file system")]
+)
 def test_a_directory_that_cannot_be_written_is_one_clear_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: OSError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*args: object) -> int:
-        raise PermissionError(13, "Permission denied")
+        raise error
 
     run = make(tmp_path / "run")
     monkeypatch.setattr(os, "open", refuse)
-    message = r"cannot be locked for writing: Permission denied\. Change its permissions \(chmod"
+    message = rf"cannot be locked for writing: {error.strerror}\. Change its permissions \(chmod"
     with pytest.raises(SavedError, match=message):
         resume_run(run.path, observers=lambda path: [])
 

@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,6 +84,28 @@ def test_unset_fields_are_computed_from_the_data(data: Path) -> None:
     assert config.train.lr == 0.004 and config.train.label_smoothing == 0.1
     train |= {"accumulate": 2}
     assert resolved(RunRequest({**request.table, "train": train})).train.steps == round(steps / 2)
+
+
+@pytest.mark.parametrize("task", [*TASKS, "table"])
+@pytest.mark.parametrize("epochs", [0.5, 1, 20])
+def test_evaluations_cost_at_most_a_fifth_of_the_steps(
+    task: str, epochs: float, data: Path
+) -> None:
+    """Counted in forward passes: a step has three, and a held-out batch one."""
+    table = request_for(task, data).table
+    train = {"batch": table["train"]["batch"], "epochs": epochs}
+    request = RunRequest({**table, "train": train})
+    read: Any = find_task(task).read(request.over(Config()))
+    config = resolve(request, read.facts())
+    steps, every = config.train.steps or 0, config.train.evaluate_every or 1
+    if task == "table":
+        passes = len(read.split.valid) / train["batch"]
+    else:
+        passes = len(read.bind(config).held_out())
+    assert every == steps or steps // every * passes <= 0.2 * 3 * steps
+    assert steps // every <= 40 + 39, "40 at most, but for rounding"
+    request = RunRequest({**table, "train": {**train, "evaluate_every": 1}})
+    assert resolve(request, read.facts()).train.evaluate_every == 1, "as requested"
 
 
 @pytest.mark.parametrize(

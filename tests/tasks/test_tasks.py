@@ -188,6 +188,9 @@ def test_a_book_is_split_at_its_end(data: Path) -> None:
         short.write_text("a")
         request = request_for("language", data, f"data.source={str(short)!r}")
         text_task("language").read(request.over(Config()))
+    with pytest.raises(InputError, match=r"need 2 tokens or more each: got 1 and 1\. Use a longer"):
+        short.write_text("ab")
+        text_task("language").read(request.over(Config()))
 
 
 def test_a_classifier_knows_its_labels(data: Path) -> None:

@@ -4,6 +4,7 @@ Later values override earlier ones: defaults of task and size, preset, the user'
 settings. Fields that are still unset are then computed from the data.
 """
 
+import math
 from dataclasses import dataclass
 
 from addnorm.config import Config
@@ -51,7 +52,9 @@ def resolve(request: RunRequest, facts: DataFacts, times: StepTimes | None = Non
         return schedule_within(config.run.minutes, config, times, facts.evaluations)
     epochs = find_task(config.run.task).epochs
     steps = config.train.steps or _count_steps(config, epochs, facts)
-    return with_steps(config, steps, facts.evaluations)
+    # In steps, not seconds: a run that is given in steps must not depend on the clock.
+    cost = facts.evaluation(config) / config.train.accumulate
+    return with_steps(config, steps, facts.evaluations, math.ceil(cost / MAX_EVALUATING))
 
 
 def with_defaults(request: RunRequest, facts: DataFacts) -> Config:
@@ -81,13 +84,21 @@ def _count_steps(config: Config, default_epochs: float, facts: DataFacts) -> int
     return max(1, round(epochs * facts.batches(config) / train.accumulate))
 
 
-def with_steps(config: Config, steps: int, evaluations: int = 40) -> Config:
-    """Return a configuration with warm-up, evaluations and checkpoints set from the steps."""
+def with_steps(config: Config, steps: int, evaluations: int = 40, apart: int = 1) -> Config:
+    """Return a configuration with warm-up, evaluations and checkpoints set from the steps.
+
+    Parameters
+    ----------
+    config : the configuration; what is set in it stays.
+    steps : number of steps.
+    evaluations : number of evaluations, if they are cheap.
+    apart : fewest steps between evaluations, so that they cost at most a fifth of the steps.
+    """
     train = config.train
     warmup = train.warmup
     if warmup is None:
         warmup = min(4000 if train.schedule in ("noam", "inverse-sqrt") else 1000, steps // 10)
-    evaluate = train.evaluate_every or max(1, steps // evaluations)
+    evaluate = train.evaluate_every or min(steps, max(1, apart, steps // evaluations))
     return config.replace(
         train=train.replace(
             steps=steps,

@@ -120,7 +120,9 @@ class DataFacts:
     model : fields of the model that follow from the data and cannot be chosen.
     data : values for fields of the data section that were left out.
     start : configuration of the model whose weights training starts from.
-    evaluations : how many times the held-out data are evaluated by default.
+    evaluations : how many times the held-out data are evaluated by default, at most.
+    evaluation : function from a configuration to the number of steps that cost as much as an
+        evaluation; a forward pass costs about a third of a step.
     details : facts that are only read by the defaults of the task itself.
     """
 
@@ -131,6 +133,7 @@ class DataFacts:
     data: Fields = field(default_factory=dict)
     start: ModelConfig | None = None
     evaluations: int = 40
+    evaluation: Callable[[Config], float] = lambda config: 0.0
     details: Fields = field(default_factory=dict)
 
 
@@ -456,7 +459,12 @@ class TextTask(Task):
             data={"tokenizer": kind, "vocab": max(sizes)},
             start=self.start,
             evaluations=TUNING_EVALUATIONS if self.start and kind in IMPORTED else 40,
+            evaluation=lambda config: self.bind(config).evaluation_passes() / 3,
         )
+
+    def evaluation_passes(self) -> float:
+        """Return the number of forward passes of a training batch that an evaluation costs."""
+        return len(self.held_out())
 
     def model_fields(self) -> Fields:
         """Return the fields of the model that follow from the data."""

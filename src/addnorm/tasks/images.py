@@ -269,11 +269,13 @@ class Images(Task):
 
     def facts(self) -> DataFacts:
         count, channels, side = len(self.train_rows), *self.images.shape[1:3]
+        held = len(self.held_rows)
         model = {"mode": "encoder", "input": "patches", "head": "class"}
         return DataFacts(
             size=count,
             batches=lambda config: -(-count // (config.train.batch or 64)),
             longest=lambda config: 1,
+            evaluation=lambda config: held / (3 * (config.train.batch or 64)),
             model={**model, "image": side, "channels": channels, "outputs": len(self.labels)},
         )
 

@@ -482,10 +482,13 @@ class Table(Task):
 
     def facts(self) -> DataFacts:
         rows, held_out = len(self.split.rows), self.split.valid is not None
+        held_rows = 0 if self.split.valid is None else len(self.split.valid)
+        folds = 1 if self.split.rows.fold is None else int(self.split.rows.fold.max()) + 1
         return DataFacts(
             size=rows,
             batches=lambda config: -(-rows // batch_size(config, rows)),
             longest=lambda config: 1,
+            evaluation=lambda config: held_rows / (3 * folds * batch_size(config, rows)),
             details={"held_out": held_out, "classes": self.classes},
             start=self.start,
         )

@@ -103,6 +103,10 @@ def test_a_file_of_a_schema_can_be_edited(tmp_path: Path) -> None:
             "[[columns]]\nname = 'a'",
             "column 'a' must be one of number, category, date, text",
         ),
+        (
+            "[[columns]]\nname = 'a'\nkind = 'date'\n" * 2,
+            r"the schema has column 'a' twice\. Remove one\.",
+        ),
     ),
 )
 def test_a_column_must_have_a_name_and_a_kind(text: str, message: str) -> None:
