@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from addnorm.errors import InputError
-from addnorm.lens.explanation import MOST_PROBABLE, SequenceExplanation, explain_sequence
+from addnorm.lens.explain import MOST_PROBABLE, explain_sequence
+from addnorm.lens.explanation import SequenceExplanation
 from addnorm.lens.page import MAX_MAP_BYTES, page_data
 from tests.conftest import close, inputs, make
 from tests.lens.planted import planted

@@ -4,7 +4,6 @@ Images are read from an .npz file (arrays `images` and `labels`) or from a folde
 for each class. Dosovitskiy et al. 2021 (2010.11929).
 """
 
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
@@ -19,11 +18,15 @@ from torch.nn import functional
 
 from addnorm import presets
 from addnorm.config import Config, ModelConfig
+from addnorm.data.images import as_images, read_images
 from addnorm.data.text.batches import shard
 from addnorm.data.text.special_tokens import IGNORE
-from addnorm.errors import InputError, SavedError, require
+from addnorm.errors import InputError
 from addnorm.files import read_document, write_document
 from addnorm.metrics import classification_metrics
+from addnorm.lens.explain import explain_image
+from addnorm.lens.explanation import Background, SequenceExplanation
+from addnorm.lens.image import displayed_pixels
 from addnorm.models.build import build
 from addnorm.models.saved import load_model, save
 from addnorm.models.size import cost
@@ -35,21 +38,24 @@ from addnorm.tasks.base import (
     Say,
     Task,
     Trained,
+    choose_row,
     load_matching_weights_,
     require_source,
     say_nothing,
+    state_memory,
 )
 from addnorm.training import parallel
 from addnorm.training.loop import Batch
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".pgm", ".ppm", ".tif", ".tiff")
-"""Files of a folder that are images."""
 IMAGES_FILE, IMAGES_KIND = "images.json", ("addnorm images", 1)
 """What prediction needs besides the model: the mean and scale of each channel."""
-MAX_IMAGE_BYTES = 4 * 2**30
-"""Bytes that an .npz file may unpack to."""
+MAX_MEAN_SIDE = 32
+"""Side of the mean image that is stored, to compare others with; a larger one is reduced."""
 IMAGES_PER_CHUNK = 256
 """Images that are classified at a time."""
+
+ImageAssets = Mapping[str, Any]
+"""mean and scale of each channel; mean_image, (channels, side, side), or None."""
 
 
 def vit_size(width: int, depth: int, heads: int, dropout: float) -> Fields:
@@ -82,121 +88,6 @@ def images_per_batch(count: int) -> int:
     return next((size for size in (64, 32) if count >= 32 * size), 16)
 
 
-# ── Reading ───────────────────────────────────────────────────────────────────────────────────────
-
-
-def as_images(values: Any, name: str) -> NDArray[Any]:
-    """Return images as (count, channels, side, side), padded with 0 to squares."""
-    images = np.asarray(values)
-    if images.dtype.kind not in "uif" or images.ndim not in (3, 4) or 0 in images.shape:
-        raise InputError(
-            f"{name} must be numbers of shape (images, height, width) or (images, height, width, "
-            f"channels): got {images.dtype} of shape {images.shape}."
-        )
-    if images.ndim == 3:
-        images = images[..., None]
-    if images.shape[3] not in (1, 3, 4):
-        raise InputError(
-            f"{name} must have 1, 3 or 4 channels in the last place: got shape {images.shape}."
-        )
-    if images.dtype.kind == "f" and not np.isfinite(images).all():
-        raise InputError(f"{name} must be finite numbers: got NaN or infinity.")
-    side = max(images.shape[1:3])
-    room = [(0, 0), (0, side - images.shape[1]), (0, side - images.shape[2]), (0, 0)]
-    return np.pad(images, room).transpose(0, 3, 1, 2)
-
-
-def _read_array(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
-    with archive.open(f"{name}.npy") as file:
-        return np.lib.format.read_array(file, allow_pickle=False)
-
-
-def read_npz(path: Path) -> tuple[NDArray[Any], list[str] | None]:
-    """Return the images of an .npz file, and their labels if it has any; nothing is unpickled."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            size = sum(entry.file_size for entry in archive.infolist())
-        if size > MAX_IMAGE_BYTES:
-            raise InputError(f"{str(path)!r} unpacks to {size:,} bytes: too many to read.")
-        with zipfile.ZipFile(path) as archive:
-            names = [n.removesuffix(".npy") for n in archive.namelist()]
-            images_name = next((n for n in ("images", "x", "data") if n in names), None)
-            labels_name = next((n for n in ("labels", "y", "target") if n in names), None)
-            if images_name is None:
-                raise InputError(
-                    f"{str(path)!r} must have an array 'images' (or x, data): it has "
-                    f"{', '.join(names) or 'none'}."
-                )
-            images = _read_array(archive, images_name)
-            labels = None if labels_name is None else _read_array(archive, labels_name)
-    except InputError:
-        raise
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError, KeyError) as error:
-        raise SavedError(f"{str(path)!r} is not an .npz file of arrays: {error}.") from None
-    found = as_images(images, f"the images of {str(path)!r}")
-    if labels is None:
-        return found, None
-    if labels.shape != (len(found),):
-        raise InputError(
-            f"{str(path)!r} must have one label for each image: {len(found)} images, labels of "
-            f"shape {labels.shape}."
-        )
-    return found, [str(label) for label in labels.tolist()]
-
-
-def read_folder(path: Path) -> tuple[NDArray[Any], list[str] | None]:
-    """Return the images of a folder; labels are the names of its folders, if it has any."""
-    folders = sorted(child for child in path.iterdir() if child.is_dir())
-    groups = [(folder.name, folder) for folder in folders] or [("", path)]
-    images, labels = [], []
-    first: tuple[Path, tuple[int, ...]] | None = None
-    for label, folder in groups:
-        for file in sorted(folder.iterdir()):
-            if file.suffix.lower() not in SUFFIXES:
-                continue
-            pixels = read_image(file)
-            first = first or (file, pixels.shape)
-            if pixels.shape != first[1]:
-                raise InputError(
-                    f"all images must have one size: {first[0].name!r} has {first[1][:2]}, "
-                    f"{file.name!r} has {pixels.shape[:2]}. Resize them first."
-                )
-            images.append(pixels)
-            labels.append(label)
-    if not images:
-        raise InputError(
-            f"{str(path)!r} has no images ({', '.join(SUFFIXES[:4])}, …). Expected one folder for "
-            "each class, with its images."
-        )
-    return as_images(np.stack(images), f"the images of {str(path)!r}"), labels if folders else None
-
-
-def read_image(path: Path) -> NDArray[Any]:
-    """Return the pixels of an image file, (height, width, 1 or 3), from 0 to 255."""
-    pillow = require("PIL.Image", "images")
-    try:
-        with pillow.open(path) as image:
-            grey = image.mode in ("1", "L", "I", "I;16", "F")
-            pixels = np.asarray(image.convert("L" if grey else "RGB"))
-    except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
-        raise InputError(f"{str(path)!r} is not an image that can be read: {error}.") from None
-    return pixels[..., None] if pixels.ndim == 2 else pixels
-
-
-def read_images(path: str | Path) -> tuple[NDArray[Any], list[str] | None]:
-    """Return images, (count, channels, side, side), and their labels if the data have any."""
-    path = Path(path)
-    if path.is_dir():
-        return read_folder(path)
-    if path.suffix.lower() in SUFFIXES:
-        return as_images(read_image(path)[None], f"{str(path)!r}"), None
-    if path.suffix.lower() != ".npz":
-        raise InputError(f"images are in a folder or an .npz file: got {str(path)!r}.")
-    if not path.is_file():
-        raise SavedError(f"there is no file {str(path)!r}. Check the path.")
-    return read_npz(path)
-
-
 def split_images(labels: Sequence[int], fraction: float, seed: int) -> tuple[list[int], list[int]]:
     """Return the rows to train on and those held out: of each class the same share, at least one.
 
@@ -217,6 +108,11 @@ def split_images(labels: Sequence[int], fraction: float, seed: int) -> tuple[lis
 # ── The trained model ─────────────────────────────────────────────────────────────────────────────
 
 
+def save_image_assets(path: Path, assets: ImageAssets) -> None:
+    """Write what prediction needs besides the model."""
+    write_document(path / IMAGES_FILE, *IMAGES_KIND, dict(assets))
+
+
 class TrainedImages(Trained):
     """A trained classifier of images."""
 
@@ -227,8 +123,12 @@ class TrainedImages(Trained):
         return model
 
     @cached_property
-    def assets(self) -> dict[str, list[float]]:
+    def assets(self) -> ImageAssets:
         return Images.load_assets(self.path)
+
+    def preload(self, model: Encoder, assets: ImageAssets) -> None:
+        """Use a model and its assets that are in memory, not those of the directory."""
+        self.__dict__["model"], self.__dict__["assets"] = model, assets
 
     def iter_labels(
         self, images: Iterable[Any], chunk: int | None = None, say: Say = say_nothing
@@ -269,6 +169,43 @@ class TrainedImages(Trained):
             dict(sorted(row.items(), key=lambda pair: -pair[1])) for row in self.iter_labels(pixels)
         ]
 
+    def explain(
+        self,
+        images: Any,
+        row: int | None = None,
+        *,
+        limit: int | None = None,
+        say: Say = say_nothing,
+    ) -> SequenceExplanation:
+        """Return an explanation of the class of an image: patches, pieces, layers, attention.
+
+        Parameters
+        ----------
+        images : a folder, an .npz or image file, or an array (images, height, width[, channels]).
+        row : which of several images, counted from 1; the first by default.
+        limit : bytes above which the explanation is refused, with its size; 1 GB by default.
+        say : receives messages for the user.
+        """
+        is_path = isinstance(images, str | Path)
+        pixels, labels = read_images(images) if is_path else (as_images(images, "images"), None)
+        number = choose_row(len(pixels), row, "image", say)
+        one = pixels[number - 1 : number]
+        inputs = normalise_images(one, self.assets, self.config.model)
+        state_memory(self.model, inputs, say)
+        mean, name = mean_image(self.assets, self.config.model)
+        title = f"image {number}" + (f" of {Path(images).name}" if is_path else "")
+        options: dict[str, Any] = {} if limit is None else {"limit": limit}
+        return explain_image(
+            self.model.eval(),
+            inputs,
+            Background(inputs={"encoder": mean}, name=name),
+            pixels=displayed_pixels(one[0]),
+            name_of=self.labels.__getitem__,
+            title=title,
+            notes=[] if labels is None else [f"Its label is {labels[number - 1]}."],
+            **options,
+        )
+
     def evaluate(self, *data: Any, say: Say = say_nothing, **options: Any) -> Metrics:
         source = data[0] if data else options.get("source")
         if source is None:
@@ -294,9 +231,31 @@ def number_labels(labels: Sequence[str], names: Sequence[str]) -> list[int]:
     return [places[label] for label in labels]
 
 
-def normalise_images(
-    images: NDArray[Any], assets: Mapping[str, list[float]], c: ModelConfig
-) -> Tensor:
+def mean_image(assets: ImageAssets, c: ModelConfig) -> tuple[Tensor, str]:
+    """Return the normalised mean of the training images, (1, channels, side, side), and its name.
+
+    A model without one (imported, or trained by addnorm 0.1) has its mean colour.
+    """
+    means = assets.get("mean_image")
+    if not means:
+        return torch.zeros(1, c.channels, c.image, c.image), "an image of the mean colour"
+    image = np.array(means, dtype=np.float32)
+    times = c.image // image.shape[-1]
+    full = image.repeat(times, axis=1).repeat(times, axis=2)
+    return normalise_images(full[None], assets, c), "the mean of the training images"
+
+
+def reduce_mean(pixels: NDArray[Any]) -> list[Any]:
+    """Return the mean of images, (channels, side, side), by blocks if the side is large."""
+    mean, side = pixels.mean(axis=0), pixels.shape[-1]
+    sizes = [size for size in range(1, side + 1) if side % size == 0]
+    size = next(size for size in sizes if side // size <= MAX_MEAN_SIDE)
+    blocks = mean.reshape(len(mean), side // size, size, side // size, size).mean(axis=(2, 4))
+    reduced: list[Any] = np.round(blocks, 2).tolist()
+    return reduced
+
+
+def normalise_images(images: NDArray[Any], assets: ImageAssets, c: ModelConfig) -> Tensor:
     """Return (x − mean) / scale of each channel, with which the model was trained."""
     expected = (c.channels, c.image, c.image)
     if images.shape[1:] != expected:
@@ -338,7 +297,7 @@ class Images(Task):
         targets: list[int],
         labels: list[str],
         split: tuple[list[int], list[int]],
-        assets: dict[str, list[float]],
+        assets: ImageAssets,
         notes: list[str],
     ) -> None:
         self.images, self.targets, self.labels = images, targets, labels
@@ -384,15 +343,17 @@ class Images(Task):
             pixels = images[split[0]].astype(np.float64)
             scale = np.maximum(pixels.std(axis=(0, 2, 3)), 1e-6)
             assets = {"mean": pixels.mean(axis=(0, 2, 3)).tolist(), "scale": scale.tolist()}
+            assets["mean_image"] = reduce_mean(pixels)
         return cls(images, targets, names, split, assets, notes)
 
     @classmethod
-    def load_assets(cls, path: Path) -> dict[str, list[float]]:
+    def load_assets(cls, path: Path) -> ImageAssets:
         content = read_document(path / IMAGES_FILE, *IMAGES_KIND)
-        return {name: [float(value) for value in content[name]] for name in ("mean", "scale")}
+        known = {name: [float(value) for value in content[name]] for name in ("mean", "scale")}
+        return {**known, "mean_image": content.get("mean_image")}
 
     def save_assets(self, path: Path) -> None:
-        write_document(path / IMAGES_FILE, *IMAGES_KIND, self.assets)
+        save_image_assets(path, self.assets)
 
     def facts(self) -> DataFacts:
         count, channels, side = len(self.train_rows), *self.images.shape[1:3]
