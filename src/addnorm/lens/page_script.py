@@ -24,7 +24,7 @@ font-variant-numeric:tabular-nums;margin:.25rem 0}
 .lens .map rect.weight{fill:var(--plus)}.lens .map rect.on{stroke:var(--c1);stroke-width:1.5}
 .lens .map text{font-size:11px;fill:var(--ink)}
 .lens .pictures{display:flex;flex-wrap:wrap;gap:.5rem 1.25rem;margin:.25rem 0 .5rem}
-.lens .pictures figure{margin:0;width:14.5rem;max-width:100%}
+.lens .pictures figure{margin:0;width:13.5rem;max-width:100%}
 .lens .pictures figcaption{margin-top:.3rem;font-size:.85rem}
 .lens .frame{position:relative;background:#808080;border-radius:4px;overflow:hidden}
 .lens .frame img{display:block;width:100%;height:100%;image-rendering:pixelated}
@@ -33,7 +33,7 @@ font-variant-numeric:tabular-nums;margin:.25rem 0}
 .lens .cells span{min-width:0;min-height:0;outline-offset:-1px}
 .lens .cells span:hover,.lens .cells span.on{outline:1.5px solid #fff;box-shadow:0 0 0 1px #000}
 @media (max-width:520px){.lens .bars{grid-template-columns:minmax(4rem,38%) 1fr 3.2rem;
-font-size:.8rem}}
+font-size:.8rem}.lens .pictures figure{width:calc(50% - .7rem)}}
 .lens table td{white-space:nowrap;padding-left:.4rem}.lens .dim{color:var(--soft)}
 """
 
@@ -52,7 +52,7 @@ function (root, data) {
     parent.append(e);
     return e;
   };
-  const shown = (v) => (v < 0 ? "−" : "+") + Math.abs(v).toFixed(2);
+  const shown = (v) => (Math.abs(v) < 0.005 ? "" : v < 0 ? "−" : "+") + Math.abs(v).toFixed(2);
   const percent = (p) => (p < 0.1 && p > 0 ? (100 * p).toFixed(1) : (100 * p).toFixed(0)) + " %";
   const shade = (v, most) =>
     "color-mix(in srgb, var(" + (v < 0 ? "--minus" : "--plus") + ") " +
@@ -136,7 +136,8 @@ function (root, data) {
     if ((memory ? "encoder" : m.name.split(".")[0]) !== side) return "";
     const of = " of its attention (" + head.selectedOptions[0].textContent + ")";
     if (data.pooled)
-      return "; in " + m.name + " the mean position gives it " + percent(received(n, h, i)) + of;
+      return "; in " + m.name + " a position gives it " + percent(received(n, h, i)) +
+        " on average (" + head.selectedOptions[0].textContent + ")";
     const q = data.first + chosen - m.start;
     if (q < 0 || q >= m.rows.length) return "";
     return "; " + m.name + " gives it " + percent(weight(n, h, q, i)) + of;
@@ -153,7 +154,7 @@ function (root, data) {
       data.kind + " of “" + data.outputs[chosen] + "”" + attention(side, i) + ".";
     look(i);
   }
-  // Where the pointed patch (by default the mean position) attends, over the image.
+  // Where the pointed patch (by default all, their mean) attends, over the image.
   function look(q) {
     if (!attended) return;
     const n = Number(place.value), h = Number(head.value), m = data.maps[n];
@@ -164,7 +165,7 @@ function (root, data) {
       e.style.background = tint(values[k], most);
       e.classList.toggle("on", k + grid.first === q);
     });
-    attended.below.textContent = "attention of " + (q === undefined ? "the mean position"
+    attended.below.textContent = "attention of " + (q === undefined ? "all positions, mean"
       : data.tokens.encoder[q]) + ", " + m.name + ", " + head.selectedOptions[0].textContent;
   }
   const buttons = data.outputs.map((text, p) => {
