@@ -1,6 +1,7 @@
 """Images from an .npz file, a folder or an image file, as one array; nothing is unpickled."""
 
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,3 +126,20 @@ def read_images(path: str | Path) -> tuple[NDArray[Any], list[str] | None]:
     if not path.is_file():
         raise SavedError(f"there is no file {str(path)!r}. Check the path.")
     return read_npz(path)
+
+
+def split_images(labels: Sequence[int], fraction: float, seed: int) -> tuple[list[int], list[int]]:
+    """Return the rows to train on and those held out: of each class the same share, at least one.
+
+    >>> train, held = split_images([0, 0, 0, 0, 1, 1, 1, 1], 0.25, 0)
+    >>> len(train), [row // 4 for row in held]
+    (6, [0, 1])
+    """
+    generator = np.random.default_rng(seed)
+    held: list[int] = []
+    for label in sorted(set(labels)):
+        rows = [row for row, other in enumerate(labels) if other == label]
+        count = max(1, round(fraction * len(rows))) if len(rows) > 1 else 0
+        held += generator.permutation(rows)[:count].tolist()
+    chosen = set(held)
+    return [row for row in range(len(labels)) if row not in chosen], sorted(held)

@@ -71,6 +71,6 @@ def displayed_pixels(image: NDArray[Any]) -> NDArray[Any]:
     if pixels.dtype == np.uint8:
         return pixels
     low, high = float(pixels.min()), float(pixels.max())
-    if 0 <= low and 1 < high <= 255:
+    if low >= 0 and 1 < high <= 255:
         return pixels
     return (pixels - low) / max(high - low, 1e-12) * 255

@@ -74,7 +74,8 @@ function (root, data) {
     const cells = make("div", "cells", undefined, box);
     cells.style.gridTemplate = "repeat(" + grid.rows + ",1fr) / repeat(" + grid.columns + ",1fr)";
     const each = [];
-    for (let n = 0; n < grid.rows * grid.columns; n++) each.push(make("span", "", undefined, cells));
+    for (let n = 0; n < grid.rows * grid.columns; n++)
+      each.push(make("span", "", undefined, cells));
     return {cells: each, below};
   }
 

@@ -170,11 +170,11 @@ class Run:
         task = find_task(self.task)
         return task.trained(task, self.path, self.config, self.labels, int8=self.int8)
 
-    def preload(self, model: Any, tokenizers: Any) -> None:
-        """Use a text model and tokenizers that are in memory: those of an imported directory."""
+    def preload(self, model: Any, assets: Any) -> None:
+        """Use a model and its tokenizers or scales in memory: those of an imported directory."""
         task = find_task(self.task)
         trained: Any = task.trained(task, self.path, self.config, self.labels, int8=self.int8)
-        trained.preload(model, tokenizers)
+        trained.preload(model, assets)
         self.__dict__["trained"] = trained
 
     @property
