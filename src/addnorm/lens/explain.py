@@ -114,7 +114,8 @@ def explain_sequence(
     chosen = _chosen(logits, targets)
     first = 0 if pooled else max(0, len(chosen) - max_outputs)
     logits, chosen = logits[first:], chosen[first:]
-    metric = OutputMetric(chosen, first, pooled)
+    contrast = isinstance(getattr(model, "head", None), PooledHead) and logits.shape[-1] > 1
+    metric = OutputMetric(chosen, first, pooled, contrast)
     if background is None:
         texts = random_texts(model, inputs, special or {}, outputs=len(chosen))
         count = len(next(iter(texts.values())))
@@ -133,7 +134,7 @@ def explain_sequence(
         contributions={side: each / temperature for side, each in contributions.values.items()},
         completeness=contributions.error / temperature,
         baseline=background.name,
-        kind=_kind(pooled, logits.shape[-1]),
+        kind=_kind(contrast, logits.shape[-1]),
         first=first,
         notes=[*notes, *_notes_on(model, first, len(chosen))],
     )
@@ -162,9 +163,9 @@ def _chosen(logits: Tensor, targets: Sequence[int] | None) -> Tensor:
     return torch.where(target_ids == MOST_PROBABLE, best, target_ids)
 
 
-def _kind(pooled: bool, outputs: int) -> str:
+def _kind(contrast: bool, outputs: int) -> str:
     """Return what is taken apart."""
-    if not pooled or outputs == 1:
+    if not contrast:
         return "logit"
     return "log-odds" if outputs == 2 else "margin"
 
@@ -189,9 +190,8 @@ def _stream_views(
         return {"pieces": ([], torch.zeros(0, len(chosen))), "layers": ([], [])}
     positions = range(metric.first, metric.first + len(chosen)) if metric.first else None
     parts = decompose(model, inputs, positions=positions, limit=limit)
-    contrast = pooled and parts.capture.output.shape[-1] > 1
     pieces = attribute_logits(
-        parts, chosen if pooled else chosen[None], "others" if contrast else None
+        parts, chosen if pooled else chosen[None], "others" if metric.contrast else None
     )
     layers = logit_lens(model, inputs, positions=positions)
     return {

@@ -22,8 +22,12 @@ from addnorm.lens.places import (
     is_recurrent,
 )
 
-STEPS, MAX_NODES = 4, 64
-"""Nodes of the integrated gradients: at first, and at most, if the contributions do not sum up."""
+STEPS, STEPS_OF_FEW, MAX_NODES = 4, 32, 512
+"""Nodes of the integrated gradients: at first, at first on few paths, and at most.
+
+They are doubled where the contributions do not sum up: a norm makes a path steep where the
+embeddings on it are small. A small classifier was off by 9 % with 64 nodes, by 0.2 % with 256.
+"""
 MIN_BASELINES, MAX_BASELINES, WORK = 4, 24, 10**11
 """Random texts that a text is compared with; WORK is about the multiplications to spend on it."""
 TOLERANCE = 0.02
@@ -63,23 +67,24 @@ class OutputMetric:
         Position of the first output.
     pooled
         Whether the model has one output for the whole sequence.
+    contrast
+        Whether outputs are classes: their margin is taken apart, the logit minus the mean of the
+        others'.
     """
 
     chosen: Tensor
     first: int
     pooled: bool
+    contrast: bool
 
     def at(self, outputs: Tensor) -> Callable[[Tensor], Tensor]:
         """Return the metric of a batch whose rows are about these outputs."""
         batch, chosen = torch.arange(len(outputs)), self.chosen[outputs]
 
         def metric(logits: Tensor) -> Tensor:
-            if not self.pooled:
-                return logits[batch, self.first + outputs, chosen]
-            count, value = logits.shape[-1], logits[batch, chosen]
-            if count == 1:
-                return value
-            return (value - logits.mean(dim=-1)) * (count / (count - 1))  # minus the others' mean
+            own = logits if self.pooled else logits[batch, self.first + outputs]
+            count, value = own.shape[-1], own[batch, chosen]
+            return (value - own.mean(dim=-1)) * (count / (count - 1)) if self.contrast else value
 
         return metric
 
@@ -109,7 +114,7 @@ def input_contributions(
     steps = STEPS
     if draws < MIN_BASELINES:  # few paths: more nodes on each, as far as the work allows
         affordable = WORK // (_row_work(model, inputs) * draws * count)
-        steps = max(STEPS, min(MAX_NODES // 2, affordable))
+        steps = max(STEPS, min(STEPS_OF_FEW, affordable))
     totals: dict[str, Tensor] = {}
     errors, sizes = (torch.zeros(count, dtype=torch.float64) for _ in range(2))
     outputs = torch.arange(count)
