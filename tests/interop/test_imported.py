@@ -422,14 +422,51 @@ def test_texts_that_are_too_long_are_reported(bert: Path) -> None:
     assert messages == ["1 of 2 texts are longer than 38 tokens and were cut."]
 
 
-def test_images_have_no_task(tmp_path: Path) -> None:
-    from tests.theirs import vit
+def their_vit(directory: Path) -> Any:
+    sizes = {name: SIZES[name] for name in SIZES if name != "max_position_embeddings"}
+    config = hf.ViTConfig(**sizes, image_size=16, patch_size=4, num_labels=3)
+    config.id2label = {0: "cat", 1: "dog", 2: "owl"}
+    torch.manual_seed(0)
+    return save_and_return(hf.ViTForImageClassification(config), directory)
 
-    directory = save(vit(), tmp_path)
-    with pytest.raises(
-        SavedError, match="input=patches, head=class, which no task of addnorm uses"
-    ):
-        addnorm.open(directory)
+
+def test_images_are_classified_and_explained(tmp_path: Path) -> None:
+    """Pixels are scaled as preprocessor_config.json says, or as theirs are by default."""
+    directory = tmp_path / "vit"
+    theirs, pixels = their_vit(directory), np.random.default_rng(0).integers(0, 255, (2, 16, 16, 3))
+    values = torch.from_numpy(pixels).float().permute(0, 3, 1, 2) / 255
+    for scales in ({}, {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.4]}):
+        if scales:
+            (directory / "preprocessor_config.json").write_text(json.dumps(scales))
+        mean, scale = (
+            torch.tensor(scales.get(name, [0.5] * 3)) for name in ("image_mean", "image_std")
+        )
+        inputs = (values - mean[:, None, None]) / scale[:, None, None]
+        with torch.no_grad():
+            expected = theirs(pixel_values=inputs).logits.softmax(-1)[1].tolist()
+        run = addnorm.open(directory)
+        assert run.task == "images" and run.labels == ["cat", "dog", "owl"]
+        found = run.classify(pixels)[1]
+        assert [found[name] for name in run.labels] == pytest.approx(expected, abs=1e-5)
+    one = run.explain(pixels, 2)
+    assert one.probabilities[0] == pytest.approx(max(expected), abs=1e-5)
+    assert one.tokens["encoder"][:2] == ["[summary]", "r1c1"] and len(one.tokens["encoder"]) == 17
+    assert one.baseline == "an image of the mean colour"
+    imported = addnorm.import_model(directory, tmp_path / "run")
+    assert Run.open(imported.path).classify(pixels) == run.classify(pixels)
+
+
+def test_scales_of_images_are_checked(tmp_path: Path) -> None:
+    their_vit(tmp_path)
+    path = tmp_path / "preprocessor_config.json"
+    for content in ({"image_std": [0.0, 1, 1]}, {"image_mean": [0.5]}, {"rescale_factor": "no"}):
+        path.write_text(json.dumps(content))
+        with pytest.raises(SavedError, match="must have rescale_factor, and image_mean and"):
+            addnorm.open(tmp_path)
+    path.write_text(json.dumps({"do_rescale": False, "do_normalize": False}))
+    assert addnorm.open(tmp_path).trained.assets == {"mean": [0.0] * 3, "scale": [1.0] * 3}
+    with pytest.raises(InputError, match="cannot start from the model for images"):
+        addnorm.train("classify", ["a", "b"] * 9, label=["x", "y"] * 9, start=tmp_path)
 
 
 def test_several_labels_at_once_have_no_task(classifier: Path) -> None:

@@ -13,8 +13,8 @@ DETECTED, PROMOTED = 3, 5
 """The token that the planted neuron detects, and the one it then predicts."""
 
 
-def planted() -> Decoder:
-    """A decoder without norms: head 0 attends to the previous token and copies it to the logits.
+def planted(addnorm: str = "pre", norm: str = "none") -> Decoder:
+    """A decoder in which head 0 attends to the previous token and copies it to the logits.
 
     Head 1 attends everywhere alike and writes nothing. Neuron 2 of the feed-forward fires on one
     token and promotes another.
@@ -27,8 +27,8 @@ def planted() -> Decoder:
         head_width=VOCAB,
         depth=1,
         ffn_width=4,
-        addnorm="pre",
-        norm="none",
+        addnorm=addnorm,
+        norm=norm,
         positions="learned",
         length=LENGTH,
         tie_embeddings="none",
@@ -42,8 +42,8 @@ def planted() -> Decoder:
     token, copied = slice(0, VOCAB), slice(VOCAB, 2 * VOCAB)
     place = 2 * VOCAB
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
+        for name, parameter in model.named_parameters():
+            parameter.fill_(1.0 if "norm" in name and not name.endswith("bias") else 0.0)
         model.tokens.weight[:, token] = torch.eye(VOCAB)  # type: ignore[union-attr, operator, index]
         positions = model.decoder.stack, model.decoder.positions
         positions[1].weight[:, place:] = torch.eye(LENGTH)  # type: ignore[index, operator, union-attr]

@@ -163,3 +163,15 @@ def test_mistakes_are_explained() -> None:
         embedding_matrix(
             make("encoder", input="vectors", vocab=0, pad=None, head="class", outputs=2)
         )
+
+
+def test_circuits_of_narrow_embeddings_and_a_masked_head() -> None:
+    """ELECTRA: the projection belongs to the embedding, the head's layer to the unembedding."""
+    model = make("encoder", embed_width=8, head="masked", addnorm="post")
+    embedding = model.encoder.project.weight @ model.tokens.weight.T
+    close(embedding_matrix(model), embedding.detach() * model.tokens.scale)
+    head = model.head
+    expected = (model.tokens.weight * head.norm.weight) @ head.transform.weight
+    close(unembedding_matrix(model), expected.detach())
+    vocab = len(model.tokens.weight)
+    assert tuple(ov_circuit(model, "encoder.0.attention.1").dense().shape) == (vocab, vocab)

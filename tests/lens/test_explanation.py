@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from addnorm.errors import InputError
-from addnorm.lens.explanation import MOST_PROBABLE, SequenceExplanation, explain_sequence
+from addnorm.lens.explain import MOST_PROBABLE, RECURRENT_NOTE, SUMMARY, explain_sequence
+from addnorm.lens.explanation import SequenceExplanation
 from addnorm.lens.page import MAX_MAP_BYTES, page_data
+from addnorm.lens.stream import decompose
 from tests.conftest import close, inputs, make
 from tests.lens.planted import planted
 
@@ -86,6 +88,40 @@ def test_the_page_holds_the_maps_and_escapes_the_words() -> None:
     close(weights.view(4, 6, 8) / 255, found.maps["decoder.1.memory"].float(), 0.003)
     assert content["pieces"][0][-1][0] == "sum: the logit"
     assert found._repr_html_().startswith("<iframe")
+
+
+def test_convolutions_have_pieces_and_no_maps_of_their_own() -> None:
+    _, _, found = explain_some("decoder", mixing="convolution", kernel=3)
+    assert found.maps == {} and "decoder.1.attention" in found.pieces[0]
+    assert found.contributions["decoder"].shape == (6, 6)
+    assert "Attention" not in found.page().html().split("<script")[0]
+    _, _, found = explain_some("encoder-decoder", mixing="convolution", kernel=3)
+    assert list(found.maps) == ["decoder.0.memory", "decoder.1.memory"]
+
+
+def test_a_recurrent_model_is_explained_without_pieces() -> None:
+    model, batch, found = explain_some("encoder-decoder", mixing="recurrent", depth=1)
+    maps: dict[str, torch.Tensor] = {}
+    model(*batch, maps=maps)
+    close(found.maps["decoder.0.memory"], maps["decoder.0.memory"][0])
+    assert found.pieces[0] == [] and found.layers == ([], [])
+    assert found.notes == [RECURRENT_NOTE] and len(found.alignment()) == 6
+    assert "taken apart by layers" in str(found) and "; by" not in str(found)
+    assert len(found.page().html()) < 100_000
+    json.dumps(found.to_dict())
+    # An output rests on nothing after it, and on every source token.
+    assert float(found.contributions["decoder"].triu(1).abs().max()) == 0
+    assert bool((found.contributions["encoder"] != 0).all())
+    with pytest.raises(InputError, match="mixing=recurrent has no stack of blocks"):
+        decompose(model, batch)
+
+
+def test_a_summary_is_a_token() -> None:
+    changes = {"head": "class", "outputs": 3, "summary": True}
+    _, _, found = explain_some("encoder", **changes)
+    assert found.tokens["encoder"][0] == SUMMARY and len(found.tokens["encoder"]) == 7
+    assert float(found.contributions["encoder"][0, 0]) == 0
+    found.page()
 
 
 @pytest.mark.slow

@@ -22,6 +22,8 @@ HEADS: dict[str, dict[str, Any]] = {
     "last": {"head": "class", "outputs": 3, "pool": "last"},
     "tanh": {"head": "class", "outputs": 3, "pooler": "tanh"},
     "relu": {"head": "class", "outputs": 3, "pooler": "relu", "summary": True},
+    "dense-relu": {"head": "class", "outputs": 3, "pooler": "dense-relu"},
+    "dense-gelu": {"head": "class", "outputs": 3, "pooler": "dense-gelu"},
     "none": {"head": "none"},
 }
 
@@ -46,6 +48,19 @@ def test_differences_of_logits_sum_for_every_arrangement(mode: str, addnorm: str
     logits = model(*batch)[:, -1:]
     close(found.total, logits[..., 3] - logits[..., 7])
     assert found.error <= 1e-9
+
+
+@pytest.mark.parametrize("against", (None, 7, "others"))
+def test_capped_logits_are_taken_apart(against: Any) -> None:
+    """Gemma 2: c tanh(z / c); the gate of each logit is frozen."""
+    model, (ids,) = make("decoder", logit_cap=0.7, unembed_bias=True), inputs("decoder")
+    found = attribute_logits(decompose(model, ids), 3, against)
+    logits = model(ids)
+    subtracted = {None: 0.0, 7: logits[..., 7]}.get(against)
+    if subtracted is None:
+        subtracted = (logits.sum(dim=-1) - logits[..., 3]) / (logits.shape[-1] - 1)
+    close(found.total, logits[..., 3] - subtracted)
+    close(found.values.sum(dim=0), found.total)
 
 
 @pytest.mark.parametrize("members", (1, 3))

@@ -170,6 +170,16 @@ def test_every_kind_of_piece_has_a_name() -> None:
     assert parts.error <= TOLERANCE
 
 
+@pytest.mark.parametrize("addnorm", ("post", "peri"))
+def test_embeddings_narrower_than_the_stream(addnorm: str) -> None:
+    """ELECTRA: the projection's offset is a piece of its own."""
+    changes = {"embed_width": 8, "embed_norm": True, "segments": 2, "head": "masked"}
+    model = make("encoder", addnorm=addnorm, **changes)
+    parts = decompose(model, inputs("encoder"))
+    assert "encoder.input.project.bias" in parts.names and "segments" in parts.names
+    assert parts.error <= TOLERANCE
+
+
 def test_some_positions_are_the_same_as_all() -> None:
     model, batch = make("decoder", addnorm="dual"), inputs("decoder", length=6)
     some, whole = decompose(model, batch, positions=[1, -1]), decompose(model, batch)

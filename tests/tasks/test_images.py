@@ -1,5 +1,6 @@
-"""The images task: reading, batches, loss, a resumed run and the verb."""
+"""The images task: reading, batches, loss, a resumed run and the verbs."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import addnorm
 from addnorm.cli.main import main
 from addnorm.config import Config
 from addnorm.errors import InputError
+from addnorm.tasks.image_classifier import mean_image, reduce_mean
 from addnorm.tasks.images import Images
 from addnorm.training.loop import Loop
 
@@ -131,3 +133,47 @@ def test_a_resumed_run_equals_an_unbroken_one(
     addnorm.train(resume=tmp_path / "cut", progress=False)
     ours, theirs = (load_file(tmp_path / n / "best/model.safetensors") for n in ("whole", "cut"))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.trains
+def test_an_image_is_explained(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from PIL import Image
+
+    run = train(data, tmp_path / "run")
+    messages: list[str] = []
+    one = run.explain(data, 3, say=messages.append)
+    assert messages == [] and one.title == "image 3 of quarters.npz"
+    assert one.notes == ["Its label is 2."] and one.baseline == "the mean of the training images"
+    probabilities = run.classify(data)[2]
+    assert probabilities[one.outputs[0]] == pytest.approx(one.probabilities[0], abs=1e-5)
+    run.explain(data, say=messages.append)
+    assert messages == ["image 1 of 48 is explained; choose another with row (--row N)."]
+    with pytest.raises(InputError, match="row must be 1 to 48: got 49"):
+        run.explain(data, 49)
+    Image.fromarray(make_images(3)[0][2]).save(tmp_path / "one.png")
+    page = tmp_path / "why.html"
+    capsys.readouterr()
+    files = [str(tmp_path / "one.png"), "--report", str(page), "--json"]
+    assert main(["explain", str(run.path), *files]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["outputs"][0]["output"] == one.outputs[0] and printed["patches"]["rows"] == 4
+    assert "data:image/png" in page.read_text()
+    assert main(["explain", str(run.path), str(tmp_path / "none.png")]) == 2
+    assert "none.png" in capsys.readouterr().err
+
+
+def test_the_mean_image_is_stored_small(data: Path, tmp_path: Path) -> None:
+    task = bound(data)
+    task.save_assets(tmp_path)
+    assets = Images.load_assets(tmp_path)
+    mean, name = mean_image(assets, task.config.model)
+    inputs = task.collate(task.train_rows)["inputs"]
+    assert name == "the mean of the training images"
+    assert torch.allclose(mean, inputs.mean(dim=0, keepdim=True), atol=1e-3)
+    # A large image is reduced by blocks; a run of an older version has its mean colour.
+    reduced = np.array(reduce_mean(np.arange(2 * 64 * 64.0).reshape(2, 1, 64, 64)))
+    assert reduced.shape == (1, 32, 32) and reduced[0, 0, 0] == (0 + 1 + 64 + 65) / 4 + 2048
+    old, name = mean_image({**assets, "mean_image": None}, task.config.model)
+    assert not old.any() and name == "an image of the mean colour"

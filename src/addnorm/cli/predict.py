@@ -195,18 +195,19 @@ def add_explain_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file",
         metavar="TEXT|FILE",
-        help="a text, or a file of texts (- for stdin), of which one is explained; for a table, "
-        "rows to explain, with the target column unless --row is used",
+        help="a text, or a file of texts (- for stdin), of which one is explained; an image, a "
+        "folder or an .npz file; for a table, rows to explain, with the target column unless --row "
+        "is used",
     )
     parser.add_argument(
-        "--row", type=int, metavar="N", help="explain one row or one line, counted from 1"
+        "--row", type=int, metavar="N", help="explain one row, line or image, counted from 1"
     )
     parser.add_argument("--report", metavar="FILE.html", help="also write an HTML page with charts")
     parser.add_argument(
         "--memory",
         type=int,
         metavar="MB",
-        help="allow the explanation of a text this much memory (default 1024)",
+        help="allow the explanation of a text or image this much memory (default 1024)",
     )
     _add_json(parser)
 
@@ -466,10 +467,10 @@ def _read_levels(flag: str, text: str | None) -> tuple[float, ...]:
 
 
 def explain(args: argparse.Namespace) -> None:
-    """Print an explanation of the output for a text, for the rows of a table, or for one row."""
+    """Print an explanation of the output for a text, an image, the rows of a table, or one row."""
     run = open_with_verb(args, "explain")
     if run.task != "table":
-        _explain_text(run.trained, args)
+        _explain_sequence(run.trained, args, is_image=run.task == "images")
         return
     from addnorm.tabular.explain import Explanation
 
@@ -481,9 +482,9 @@ def explain(args: argparse.Namespace) -> None:
         _print_row_explanation(explanation, trained.estimator, args)
 
 
-def _explain_text(trained: Any, args: argparse.Namespace) -> None:
+def _explain_sequence(trained: Any, args: argparse.Namespace, *, is_image: bool) -> None:
     texts: str | list[str] = args.file
-    if args.file == "-" or _is_file(args.file):
+    if not is_image and (args.file == "-" or _is_file(args.file)):
         has_columns = args.file != "-" and hasattr(trained, "iter_file_texts")
         lines = trained.iter_file_texts(args.file, say) if has_columns else read_lines_of(args.file)
         texts = list(lines)

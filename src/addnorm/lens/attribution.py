@@ -1,4 +1,4 @@
-"""Which inputs an output depends on: integrated gradients over token embeddings.
+"""Which inputs an output depends on: integrated gradients over embeddings of tokens or patches.
 
     c_i = (x_i − b_i) · ∫₀¹ ∂f/∂x_i (b + α (x − b)) dα,   Σ c_i = f(x) − f(b)
 
@@ -15,10 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from addnorm.errors import InputError
-from addnorm.layers.embeddings import Tokens
+from addnorm.layers.embeddings import Patches, Tokens
 from addnorm.lens.attention import Metric
-from addnorm.lens.look import look
-from addnorm.lens.places import ModelInputs, as_tensors, call, find_sides, require_eval
+from addnorm.lens.places import (
+    ModelInputs,
+    as_tensors,
+    call,
+    find_entries,
+    no_grad_call,
+    require_eval,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,19 +75,19 @@ def integrated_gradients(
     baseline: str | Mapping[str, Tensor] = "mean",
     steps: int = 32,
 ) -> Attribution:
-    """Return the contribution of every input token to a metric of the output.
+    """Return the contribution of every input token or patch to a metric of the output.
 
     Parameters
     ----------
     model, inputs
-        What is called, with what: token ids.
+        What is called, with what: token ids, or images.
     metric
         From the output to a number, or to one for each row; see `logit_metric`.
     baseline
         What the path starts from at every position: `mean`, the mean token embedding; `zero`; or
-        of each side other token ids, of the shape of the inputs. Positions are the same at both
-        ends, and a summary token is not moved. A model has never read a mean embedding, and may
-        answer anything for it: where that matters, use ids, and the mean over several draws.
+        of each side other token ids or images, of the shape of the inputs. Positions are the same
+        at both ends, and a summary token is not moved. A model has never read a mean embedding, and
+        may answer anything for it: where that matters, use ids, and the mean over several draws.
     steps
         Nodes of the integral.
 
@@ -93,11 +99,11 @@ def integrated_gradients(
     True
     """
     require_eval(model, "integrated_gradients")
-    ends = {name: pair[0] for name, pair in look(model, inputs, ()).embeddings.items()}
+    ends = _embedded(model, inputs)
     if isinstance(baseline, str):
         starts = {name: _start(model, name, x, baseline) for name, x in ends.items()}
     else:
-        starts = _starts_from_ids(model, inputs, ends, baseline)
+        starts = _starts_from_inputs(model, inputs, ends, baseline)
     nodes, weights = gauss_legendre(steps)
     totals = {name: torch.zeros_like(x) for name, x in ends.items()}
     for node, weight in zip(nodes, weights, strict=True):
@@ -138,19 +144,19 @@ def _start(model: nn.Module, side: str, x: Tensor, baseline: str) -> Tensor:
     return start
 
 
-def _starts_from_ids(
+def _starts_from_inputs(
     model: nn.Module,
     inputs: ModelInputs,
     ends: Mapping[str, Tensor],
     baseline: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    """Return the embeddings with other tokens; segments and a summary stay as they are."""
+    """Return the embeddings of other inputs; segments and a summary stay as they are."""
     starts = {}
     for (name, x), ids in zip(ends.items(), as_tensors(inputs), strict=False):
-        tokens, other = token_embedding(model, name), baseline.get(name)
+        tokens, other = input_embedding(model, name), baseline.get(name)
         if tokens is None or other is None or other.shape != ids.shape:
             raise InputError(
-                f"baseline must have token ids of the shape of the inputs for {name!r}: "
+                f"baseline must have inputs of the same shape for {name!r}: "
                 f"{tuple(ids.shape)}. Got {None if other is None else tuple(other.shape)}."
             )
         with torch.no_grad():
@@ -159,12 +165,38 @@ def _starts_from_ids(
     return starts
 
 
+def input_embedding(model: nn.Module, side: str) -> Tokens | Patches | None:
+    """Return the embedding of a side's token ids or images, or None if it reads neither."""
+    tokens = getattr(model, "tokens", None)
+    if side == "encoder" and "decoder" in find_entries(model):
+        tokens = getattr(model, "source_tokens", None) or tokens
+    return tokens if isinstance(tokens, Tokens | Patches) else None
+
+
 def token_embedding(model: nn.Module, side: str) -> Tokens | None:
     """Return the embedding of a side's token ids, or None if it reads no ids."""
-    tokens = getattr(model, "tokens", None)
-    if side == "encoder" and "decoder" in find_sides(model):
-        tokens = model.source_tokens or tokens
-    return tokens if isinstance(tokens, Tokens) else None
+    embedding = input_embedding(model, side)
+    return embedding if isinstance(embedding, Tokens) else None
+
+
+def _embedded(model: nn.Module, inputs: ModelInputs) -> dict[str, Tensor]:
+    """Return what enters each side, (batch, length, width)."""
+    found: dict[str, Tensor] = {}
+
+    def store(name: str) -> Callable[..., None]:
+        def hook(side: nn.Module, args: tuple[Any, ...]) -> None:
+            found[name] = args[0]
+
+        return hook
+
+    entries = find_entries(model).items()
+    handles = [side.register_forward_pre_hook(store(name)) for name, side in entries]
+    try:
+        no_grad_call(model, inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
 
 
 def _call_from(
@@ -175,7 +207,7 @@ def _call_from(
     def replace(x: Tensor) -> Callable[..., Any]:
         return lambda side, args: (x, *args[1:])
 
-    sides = find_sides(model)
+    sides = find_entries(model)
     handles = [sides[name].register_forward_pre_hook(replace(x)) for name, x in at.items()]
     try:
         return metric(call(model, inputs))

@@ -23,7 +23,7 @@ from addnorm.layers.addnorm import Ends, Stream
 from addnorm.layers.attention import Attention
 from addnorm.layers.embeddings import Tokens
 from addnorm.layers.feedforward import FeedForward
-from addnorm.layers.heads import TokenHead
+from addnorm.layers.heads import MaskedHead, TokenHead
 from addnorm.layers.norms import OffsetRMSNorm
 from addnorm.lens.frozen import mixing_norms, replace_modules
 from addnorm.lens.look import Look
@@ -197,15 +197,24 @@ def embedding_matrix(model: nn.Module, side: str | None = None) -> Tensor:
         tokens = model.source_tokens or tokens
     if not isinstance(tokens, Tokens):
         raise InputError("this circuit needs a model that reads token ids.")
-    return (tokens.weight * tokens.scale).detach().T
+    embedding = (tokens.weight * tokens.scale).detach().T
+    sides = find_sides(model)
+    project = sides[side if side in sides else list(sides)[-1]].project
+    return project.weight.detach() @ embedding if isinstance(project, nn.Linear) else embedding
 
 
 def unembedding_matrix(model: nn.Module, *, fold: bool = True) -> Tensor:
-    """Return W_U, (vocab, width); with `fold`, times the gain of a final norm."""
+    """Return W_U, (vocab, width); with `fold`, times the gain of a final norm.
+
+    BERT's head for masked tokens has a layer before W_U: its matrix and the gain of its norm are
+    multiplied with W_U, its activation is left out.
+    """
     head = getattr(model, "head", None)
     if not isinstance(head, TokenHead) or not isinstance(model, Base):
         raise InputError("this circuit needs a model with a token head.")
     weight = (head.matrix(model.embedding()) * head.scale).detach()
+    if isinstance(head, MaskedHead):
+        weight = (_Gain(head.norm)(weight) @ head.transform.weight).detach()
     side = list(find_sides(model).values())[-1]
     norm = getattr(side.stack.ends, "norm", None)
     if fold and isinstance(norm, nn.Module) and is_model_norm(norm):

@@ -26,6 +26,7 @@ from addnorm.lens.places import (
     as_tensors,
     call,
     count_members,
+    find_entries,
     find_norms,
     find_sides,
     find_sublayers,
@@ -146,6 +147,8 @@ def _parse(steps: Sequence[NamedSublayer], want: Sequence[str]) -> Chosen:
             raise InputError(f"look has no kind {kind!r}. {nearest(kind, KINDS)}")
         places = chosen.setdefault(kind, {})
         able = [step for step in steps if _has(step, kind)]
+        if not able:
+            raise InputError(f"this model has no {kind}: none of its sublayers has any.")
         for name, heads in select(able, pattern or "*").items():
             before = places.get(name, ())
             places[name] = None if heads is None or before is None else (*before, *heads)
@@ -299,11 +302,11 @@ def _side_hooks(capture: Look) -> Iterator[Any]:
 
 def side_lengths(model: nn.Module, inputs: ModelInputs) -> dict[str, int]:
     """Return the number of positions of each side, before the model is called."""
-    tensors = as_tensors(inputs)
-    if "" in find_sides(model):  # a table: its columns, and at most one summary
+    tensors, sides = as_tensors(inputs), find_entries(model)
+    if "" in sides:  # a table: its columns, and at most one summary
         return {"": 1 + sum(each.shape[1] for each in tensors[:2] if each.ndim > 1)}
     lengths = {}
-    for name, each in zip(find_sides(model), tensors, strict=False):
+    for name, each in zip(sides, tensors, strict=False):
         config = model.config
         assert isinstance(config, ModelConfig)
         known = each.shape[1] if each.ndim < 4 else config.input_length

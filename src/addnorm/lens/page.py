@@ -26,18 +26,14 @@ def sequence_page(explanation: SequenceExplanation) -> Page:
     page = Page("Why this output", explanation.title)
     for note in (*explanation.notes, *_window_notes(explanation)):
         page.remark(note)
-    page.section("Words, layers and heads")
-    page.text(
-        f"Choose an output word: the input words are shaded by their contribution to its "
-        f"{explanation.kind} (integrated gradients), the bars show the pieces that the "
-        f"{explanation.kind} is the exact sum of, and the table what the model would predict after "
-        "each layer. Point at an input word for its contribution and for the attention to it. "
-        "Below, choose a layer and a head and point at a cell."
-    )
+    page.section("Words, layers and heads" if explanation.image is None else "Patches and layers")
+    page.text(_introduction(explanation))
     data, averaged = page_data(explanation)
     page.widget(PAGE_SCRIPT, data, PAGE_STYLE)
-    if averaged:
+    if averaged and data["maps"]:
         page.remark(f"The maps are large: the mean over {averaged} is shown.", "note")
+    elif averaged:
+        page.remark("The maps are too large for a page. Ask lens.look for some of them.", "note")
     alignment = explanation.alignment()
     if alignment:
         page.section("Alignment")
@@ -68,6 +64,10 @@ def sequence_page(explanation: SequenceExplanation) -> Page:
         f"The contributions of the input words sum to the difference of each {explanation.kind} "
         f"from its mean over {explanation.baseline}; completeness: their sum is off by "
         f"{explanation.completeness:+.2g} at most."
+        if explanation.image is None
+        else f"The contributions of the patches sum to the difference of the {explanation.kind} "
+        f"from that of {explanation.baseline}; completeness: their sum is off by "
+        f"{explanation.completeness:+.2g}."
     )
     if explanation.statistics:
         page.section("Heads")
@@ -79,6 +79,8 @@ def sequence_page(explanation: SequenceExplanation) -> Page:
             ],
         )
         page.text("; ".join(f"{name}: {what}" for name, what in STATISTICS.items()) + ".")
+    if not explanation.maps:
+        return page
     last = list(explanation.maps)[-1]
     rows, columns = axes_of(explanation, last)
     if max(len(rows), len(columns)) > MAX_PICTURE_TOKENS:
@@ -89,6 +91,28 @@ def sequence_page(explanation: SequenceExplanation) -> Page:
     )
     page.figure(picture, f"The mean over the heads of {last}: from each row to each column.")
     return page
+
+
+def _introduction(explanation: SequenceExplanation) -> str:
+    """Return what the page shows and how to use it."""
+    kind, is_image = explanation.kind, explanation.image is not None
+    parts = [
+        "The patches of the image are"
+        if is_image
+        else "Choose an output word: the input words are",
+        f"shaded by their contribution to its {kind} (integrated gradients)",
+    ]
+    text = " ".join(parts)
+    if explanation.pieces[0]:
+        text += (
+            f", the bars show the pieces that the {kind} is the exact sum of, and the table what "
+            "the model would predict after each layer"
+        )
+    one = "a patch" if is_image else "an input word"
+    text += f". Point at {one} for its contribution and for the attention to it."
+    if explanation.maps:
+        text += " Below, choose a layer and a head and point at a cell."
+    return text
 
 
 def axes_of(explanation: SequenceExplanation, place: str) -> tuple[list[str], list[str]]:
@@ -109,6 +133,8 @@ def axes_of(explanation: SequenceExplanation, place: str) -> tuple[list[str], li
 def _window(explanation: SequenceExplanation, side: str) -> slice:
     """Return the positions of a side that the page shows."""
     count = len(explanation.tokens[side])
+    if explanation.image is not None:  # a picture is shown whole
+        return slice(0, count)
     return (
         slice(0, MAX_PAGE_TOKENS)
         if side == "encoder"
@@ -120,7 +146,7 @@ def _window_notes(explanation: SequenceExplanation) -> list[str]:
     return [
         f"The page shows {MAX_PAGE_TOKENS} of the {len(tokens)} tokens of the {side}."
         for side, tokens in explanation.tokens.items()
-        if len(tokens) > MAX_PAGE_TOKENS
+        if len(tokens) > MAX_PAGE_TOKENS and explanation.image is None
     ]
 
 
@@ -141,6 +167,8 @@ def page_data(explanation: SequenceExplanation) -> tuple[dict[str, Any], str]:
         tables = {place: each.mean(dim=0, keepdim=True) for place, each in tables.items()}
     if sum(each.numel() for each in tables.values()) > MAX_MAP_BYTES:
         averaged, tables, axes = "heads and layers", *_mean_of_layers(tables, axes)
+    if sum(each.numel() for each in tables.values()) > 2 * MAX_MAP_BYTES:
+        tables = {}
     maps = [
         {"name": place, "heads": len(table), **axes[place], "data": _encode_weights(table)}
         for place, table in tables.items()
@@ -149,6 +177,8 @@ def page_data(explanation: SequenceExplanation) -> tuple[dict[str, Any], str]:
     return {
         "kind": explanation.kind,
         "first": explanation.first,
+        "pooled": explanation.first + len(explanation.outputs)
+        < len(list(explanation.tokens.values())[-1]),
         "tokens": {side: tokens[windows[side]] for side, tokens in explanation.tokens.items()},
         "starts": {side: windows[side].start for side in explanation.tokens},
         "outputs": explanation.outputs,
@@ -169,7 +199,17 @@ def page_data(explanation: SequenceExplanation) -> tuple[dict[str, Any], str]:
             ],
         },
         "maps": maps,
+        "image": _image_data(explanation),
     }, averaged
+
+
+def _image_data(explanation: SequenceExplanation) -> dict[str, Any] | None:
+    """Return the picture and its grid of patches, or None."""
+    view = explanation.image
+    if view is None:
+        return None
+    height, width = view.pixels.shape[:2]
+    return {**vars(view.grid), "uri": view.uri(), "width": width, "height": height}
 
 
 def _mean_of_layers(

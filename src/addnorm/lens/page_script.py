@@ -23,8 +23,17 @@ font-variant-numeric:tabular-nums;margin:.25rem 0}
 .lens .map svg{max-width:none;touch-action:pan-x pan-y}
 .lens .map rect.weight{fill:var(--plus)}.lens .map rect.on{stroke:var(--c1);stroke-width:1.5}
 .lens .map text{font-size:11px;fill:var(--ink)}
+.lens .pictures{display:flex;flex-wrap:wrap;gap:.5rem 1.25rem;margin:.25rem 0 .5rem}
+.lens .pictures figure{margin:0;width:13.5rem;max-width:100%}
+.lens .pictures figcaption{margin-top:.3rem;font-size:.85rem}
+.lens .frame{position:relative;background:#808080;border-radius:4px;overflow:hidden}
+.lens .frame img{display:block;width:100%;height:100%;image-rendering:pixelated}
+.lens .frame.over img{opacity:.5;filter:grayscale(1)}
+.lens .cells{position:absolute;inset:0;display:grid}
+.lens .cells span{min-width:0;min-height:0;outline-offset:-1px}
+.lens .cells span:hover,.lens .cells span.on{outline:1.5px solid #fff;box-shadow:0 0 0 1px #000}
 @media (max-width:520px){.lens .bars{grid-template-columns:minmax(4rem,38%) 1fr 3.2rem;
-font-size:.8rem}}
+font-size:.8rem}.lens .pictures figure{width:calc(50% - .7rem)}}
 .lens table td{white-space:nowrap;padding-left:.4rem}.lens .dim{color:var(--soft)}
 """
 
@@ -43,51 +52,122 @@ function (root, data) {
     parent.append(e);
     return e;
   };
-  const shown = (v) => (v < 0 ? "−" : "+") + Math.abs(v).toFixed(2);
+  const shown = (v) => (Math.abs(v) < 0.005 ? "" : v < 0 ? "−" : "+") + Math.abs(v).toFixed(2);
   const percent = (p) => (p < 0.1 && p > 0 ? (100 * p).toFixed(1) : (100 * p).toFixed(0)) + " %";
   const shade = (v, most) =>
     "color-mix(in srgb, var(" + (v < 0 ? "--minus" : "--plus") + ") " +
     Math.round(Math.min(1, Math.abs(v) / (most || 1)) * 62) + "%, transparent)";
   root.classList.add("lens");
 
+  // ── Pictures of an image, with one cell for each patch ──
+  const grid = data.image;
+  const tint = (v, most) => "rgba(" + (v < 0 ? "255,122,26," : "47,155,255,") +
+    (0.85 * Math.min(1, Math.abs(v) / (most || 1))).toFixed(3) + ")";
+  function frame(parent, over, caption) {
+    const figure = make("figure", "", undefined, parent);
+    const box = make("div", over ? "frame over" : "frame", undefined, figure);
+    box.style.aspectRatio = grid.width + " / " + grid.height;
+    const image = make("img", "", undefined, box);
+    image.src = grid.uri;
+    image.alt = "the image";
+    const below = make("figcaption", "", caption, figure);
+    const cells = make("div", "cells", undefined, box);
+    cells.style.gridTemplate = "repeat(" + grid.rows + ",1fr) / repeat(" + grid.columns + ",1fr)";
+    const each = [];
+    for (let n = 0; n < grid.rows * grid.columns; n++)
+      each.push(make("span", "", undefined, cells));
+    return {cells: each, below};
+  }
+
   // ── One output ──
-  make("h3", "", "Output: choose a word", root);
+  const words = data.outputs.length > 1;
+  make("h3", "", words ? "Output: choose a word" : "Output", root);
   const outputs = make("div", "words", undefined, root);
-  const sides = {};
+  const marks = {};  // of each side, the element of each token
   const names = {encoder: "Input", decoder: "Input so far"};
+  const tellOn = (e, side, i) => {
+    for (const kind of ["pointerenter", "focus", "click"])
+      e.addEventListener(kind, () => { describe(side, i); });
+  };
+  let attended = null;
   for (const side in data.tokens) {
     const label = Object.keys(data.tokens).length > 1
       ? (side === "encoder" ? "Source" : "Target so far") : names[side] || "Input";
     make("h3", "", label + ": shaded by its contribution to the " + data.kind, root);
-    sides[side] = make("div", "words", undefined, root);
-    data.tokens[side].forEach((token, i) => {
-      const e = make("span", "word", token, sides[side]);
+    const place = make("div", "words", undefined, root);
+    marks[side] = data.tokens[side].slice(0, grid ? grid.first : undefined).map((token, i) => {
+      const e = make("span", "word", token, place);
       e.tabIndex = 0;
-      const tell = () => { describe(side, i); };
-      for (const kind of ["pointerenter", "focus", "click"]) e.addEventListener(kind, tell);
+      tellOn(e, side, i);
+      return e;
     });
+    if (!grid) continue;
+    if (!grid.first) place.remove();
+    const pictures = make("div", "pictures", undefined, root);
+    frame(pictures, false, "as it was read").cells.forEach(
+      (e, n) => { tellOn(e, side, n + grid.first); });
+    const shaded = frame(pictures, true, "blue adds to the " + data.kind + ", orange subtracts");
+    shaded.cells.forEach((e, n) => { marks[side].push(e); tellOn(e, side, n + grid.first); });
+    if (data.maps.length) {
+      attended = frame(pictures, true, "");
+      attended.cells.forEach((e, n) => { tellOn(e, side, n + grid.first); });
+    }
   }
   const status = make("p", "status", "", root);
-  make("h3", "", "The " + data.kind + ", taken apart", root);
-  const bars = make("div", "bars", undefined, root);
-  make("h3", "", "What the model would have said after each layer", root);
-  const layers = make("table", "", undefined, make("div", "wide", undefined, root));
+  const bars = document.createElement("div");
+  if (data.pieces[0].length > 1) {
+    make("h3", "", "The " + data.kind + ", taken apart", root);
+    bars.className = "bars";
+    root.append(bars);
+  }
+  const layers = document.createElement("table");
+  if (data.layers.names.length) {
+    make("h3", "", "What the model would have said after each layer", root);
+    make("div", "wide", undefined, root).append(layers);
+  }
 
   let chosen = 0, fixed = 0;
-  // Weight of the chosen output's row on an input word: mean of heads, in the layer shown below.
+  const place = document.createElement("select"), head = document.createElement("select");
+  // Weight of the chosen output's row on an input, in the layer and head shown below; of one output
+  // for the whole input, the mean over all rows.
   function attention(side, i) {
-    const n = Number(place.value), m = data.maps[n];
+    if (!data.maps.length) return "";
+    const n = Number(place.value), h = Number(head.value), m = data.maps[n];
     const memory = m.name.endsWith(".memory");
     if ((memory ? "encoder" : m.name.split(".")[0]) !== side) return "";
+    const of = " of its attention (" + head.selectedOptions[0].textContent + ")";
+    if (data.pooled)
+      return "; in " + m.name + " a position gives it " + percent(received(n, h, i)) +
+        " on average (" + head.selectedOptions[0].textContent + ")";
     const q = data.first + chosen - m.start;
-    if (q < 0 || q >= m.rows.length || data.outputs.length < m.rows.length - data.first) return "";
-    return "; " + m.name + " gives it " + percent(weight(n, Number(head.value), q, i)) +
-      " of its attention (" + head.selectedOptions[0].textContent + ")";
+    if (q < 0 || q >= m.rows.length) return "";
+    return "; " + m.name + " gives it " + percent(weight(n, h, q, i)) + of;
+  }
+  function received(n, h, i) {
+    const rows = data.maps[n].rows.length;
+    let total = 0;
+    for (let q = 0; q < rows; q++) total += weight(n, h, q, i);
+    return total / rows;
   }
   function describe(side, i) {
     const v = data.contributions[side][chosen][i];
     status.textContent = "“" + data.tokens[side][i] + "” adds " + shown(v) + " to the " +
       data.kind + " of “" + data.outputs[chosen] + "”" + attention(side, i) + ".";
+    look(i);
+  }
+  // Where the pointed patch (by default all, their mean) attends, over the image.
+  function look(q) {
+    if (!attended) return;
+    const n = Number(place.value), h = Number(head.value), m = data.maps[n];
+    const values = attended.cells.map((_, k) => q === undefined
+      ? received(n, h, k + grid.first) : weight(n, h, q, k + grid.first));
+    const most = Math.max(...values);
+    attended.cells.forEach((e, k) => {
+      e.style.background = tint(values[k], most);
+      e.classList.toggle("on", k + grid.first === q);
+    });
+    attended.below.textContent = "attention of " + (q === undefined ? "all positions, mean"
+      : data.tokens.encoder[q]) + ", " + m.name + ", " + head.selectedOptions[0].textContent;
   }
   const buttons = data.outputs.map((text, p) => {
     const b = make("button", "word", text, outputs);
@@ -107,9 +187,9 @@ function (root, data) {
     for (const side in data.contributions)
       data.contributions[side][chosen].forEach((v) => { most = Math.max(most, Math.abs(v)); });
     for (const side in data.contributions)
-      [...sides[side].children].forEach((e, i) => {
+      marks[side].forEach((e, i) => {
         const v = data.contributions[side][chosen][i];
-        e.style.background = shade(v, most);
+        e.style.background = grid && i >= grid.first ? tint(v, most) : shade(v, most);
       });
     status.textContent = "“" + data.outputs[chosen] + "” has probability " +
       percent(data.probabilities[chosen]) + ".";
@@ -138,12 +218,12 @@ function (root, data) {
   }
 
   // ── Maps ──
+  if (!data.maps.length) { show(); return; }
   make("h3", "", "Attention: choose a layer and a head", root);
   const choose = make("div", "choose", undefined, root);
-  const place = make("select", "", undefined, choose);
+  choose.append(place, head);
   place.setAttribute("aria-label", "layer");
   data.maps.forEach((m, n) => { make("option", "", m.name, place).value = n; });
-  const head = make("select", "", undefined, choose);
   head.setAttribute("aria-label", "head");
   const tip = make("p", "status", "", root);
   const picture = make("div", "map", undefined, root);
@@ -166,10 +246,9 @@ function (root, data) {
   // What the key adds to the output at the query's position, if that output is explained.
   function effect(m, q, k) {
     const side = m.name.endsWith(".memory") ? "encoder" : m.name.split(".")[0];
-    const p = m.start + q - data.first;
+    const p = data.pooled ? chosen : m.start + q - data.first;
     const table = data.contributions[side];
-    if (!table || p < 0 || p >= data.outputs.length || m.rows.length > data.outputs.length +
-      data.first) return "";
+    if (!table || p < 0 || p >= data.outputs.length) return "";
     if (!m.name.endsWith(".memory") && Object.keys(data.tokens).length > 1 && side === "encoder")
       return "";
     return "; in all, “" + m.columns[k] + "” adds " + shown(table[p][k]) + " to the " +
@@ -177,6 +256,11 @@ function (root, data) {
   }
   function paint() {
     const n = Number(place.value), h = Number(head.value), m = data.maps[n];
+    look();
+    if (grid && m.columns.length > 100) {
+      tip.textContent = "Point at a patch of the image above for its attention.";
+      return;
+    }
     const size = m.columns.length > 40 ? 12 : 20;
     const cut = (t) => (t.length > 14 ? t.slice(0, 13) + "…" : t);
     const left = 8 + 7 * Math.max(...m.rows.map((t) => cut(t).length));

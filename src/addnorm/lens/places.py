@@ -35,7 +35,7 @@ class NamedSublayer:
 
     @property
     def heads(self) -> int:
-        """Number of heads; 0 for a feed-forward network."""
+        """Number of heads; 0 for a feed-forward network and for a convolution."""
         return self.sublayer.heads if isinstance(self.sublayer, Attention) else 0
 
     @property
@@ -51,11 +51,10 @@ def find_sides(model: nn.Module) -> dict[str, Side]:
         for name, child in model.named_children()
         if isinstance(child, Side)
     }
-    config = getattr(model, "config", None)
-    if getattr(config, "mixing", "attention") != "attention":
+    if is_recurrent(model):
         raise InputError(
-            "the lens reads attention in a stack of blocks: this model was built with "
-            f"mixing={config.mixing}. Try a model of mixing=attention."  # type: ignore[union-attr]
+            "a model of mixing=recurrent has no stack of blocks to take apart. Its attention and "
+            "the contributions of its inputs are in `addnorm explain` and integrated_gradients."
         )
     if not sides:
         raise InputError(
@@ -63,6 +62,18 @@ def find_sides(model: nn.Module) -> dict[str, Side]:
             "blocks. Try addnorm.build(...), addnorm.load(...) or addnorm.open(...).model."
         )
     return sides
+
+
+def is_recurrent(model: nn.Module) -> bool:
+    """Whether a model is the recurrent baseline, which has no stack of blocks."""
+    return getattr(getattr(model, "config", None), "mixing", "attention") == "recurrent"
+
+
+def find_entries(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the modules whose first argument is the embedded input, by side."""
+    if is_recurrent(model):
+        return {name: model.get_submodule(name) for name in ("encoder", "decoder")}
+    return dict(find_sides(model))
 
 
 def find_sublayers(model: nn.Module) -> list[NamedSublayer]:
@@ -178,3 +189,13 @@ def no_grad_call(model: nn.Module, inputs: ModelInputs) -> Tensor:
     """Return the output without recording gradients."""
     with torch.no_grad():
         return call(model, inputs)
+
+
+def call_with_maps(model: nn.Module, inputs: ModelInputs) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the output and the attention maps that the model itself reports, by place."""
+    maps: dict[str, Tensor] = {}
+    with torch.no_grad():
+        if isinstance(inputs, Mapping):
+            return model(**inputs, maps=maps), maps
+        args = [inputs] if isinstance(inputs, Tensor) else inputs
+        return model(*args, maps=maps), maps

@@ -92,18 +92,21 @@ def attribute_logits(
         if outputs is None:
             outputs = ends.argmax(dim=-1)
         chosen = torch.as_tensor(outputs).expand(features.shape[1:-1])
-        direction = weight[chosen]  # (batch, positions, width)
-        offset, total = bias[chosen], ends.gather(-1, chosen[..., None])[..., 0]
+        gates = _cap_gates(parts, weight, bias, ends)
+        direction, offset = _row_of(weight, bias, chosen, gates)
+        total = ends.gather(-1, chosen[..., None])[..., 0]
         if isinstance(against, str):
             count = _count_outputs(against, weight)
+            means = _mean_row(weight, bias, gates)
             direction, offset = (
-                (part - whole.mean(dim=0)) * (count / (count - 1))
-                for part, whole in ((direction, weight), (offset, bias))
+                (part - mean) * (count / (count - 1))
+                for part, mean in zip((direction, offset), means, strict=True)
             )
             total = (total - ends.mean(dim=-1)) * (count / (count - 1))
         elif against is not None:
             other = torch.as_tensor(against).expand(chosen.shape)
-            direction, offset = direction - weight[other], offset - bias[other]
+            minus, minus_offset = _row_of(weight, bias, other, gates)
+            direction, offset = direction - minus, offset - minus_offset
             total = total - ends.gather(-1, other[..., None])[..., 0]
         # Members of an ensemble have a row of features each; their mean is the output.
         values = (features * direction).sum(dim=-1)
@@ -113,6 +116,31 @@ def attribute_logits(
         total=total,
         outputs=chosen,
     )
+
+
+def _cap_gates(parts: Decomposition, weight: Tensor, bias: Tensor, ends: Tensor) -> Tensor | None:
+    """Return c tanh(z / c) / z of every logit z under a soft cap c, or None without one."""
+    head = getattr(parts.capture.model, "head", None)
+    if not isinstance(head, TokenHead) or head.cap is None:
+        return None
+    return _gate(F.linear(head.prepare(parts.total), weight, bias), ends)
+
+
+def _row_of(
+    weight: Tensor, bias: Tensor, chosen: Tensor, gates: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return the rows of the output matrix, (batch, positions, width), and of its offset."""
+    if gates is None:
+        return weight[chosen], bias[chosen]
+    gate = gates.gather(-1, chosen[..., None])
+    return weight[chosen] * gate, bias[chosen] * gate[..., 0]
+
+
+def _mean_row(weight: Tensor, bias: Tensor, gates: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the mean row of the output matrix, and the mean offset."""
+    if gates is None:
+        return weight.mean(dim=0), bias.mean()
+    return gates @ weight / len(weight), gates @ bias / len(weight)
 
 
 def _count_outputs(against: str, weight: Tensor) -> int:
@@ -197,10 +225,10 @@ def _pooled(parts: Decomposition, head: PooledHead) -> Tensor:
     pieces = torch.stack([pool(piece, real) for piece in parts.pieces])
     pooled = pool(hidden, real)
     if isinstance(head.pooler, nn.Sequential):
-        linear = head.pooler[0]
+        linear, activation = head.pooler
         assert isinstance(linear, nn.Linear)
         u = linear(pooled)
-        return _with_one(_through(linear, pieces, _gate(u, u.tanh())))
+        return _with_one(_through(linear, pieces, _gate(u, activation(u))))
     if isinstance(head.pooler, nn.ReLU):
         pieces = pieces * (pooled > 0)
     return _with_one(torch.cat((pieces, torch.zeros_like(pieces[:1]))))

@@ -159,6 +159,9 @@ def _replay_pieces(
     owners = _owners_of_offsets(capture, side_norms, steps)
     # Pieces in the order in which they appear: of the input, then of each box.
     names = [*start, *(f"{own[norm]}.bias" for norm in owners["input"])]
+    if isinstance(module.project, nn.Linear):  # embeddings that are narrower than the stream
+        names.append(f"{side}.input.project.bias")
+    first = len(names)
     for step in steps:
         names += [*branches[step.name], *(f"{own[norm]}.bias" for norm in owners[step.name])]
         names += [f"{step.name}.{name}" for name in (box_offset(step.box),) if name]
@@ -179,12 +182,15 @@ def _replay_pieces(
         has_offset = box_offset(step.box) is not None
         offsets = len(owners[step.name]) + has_offset
         boxes[step.box] = WithBranch(box, whole, offsets, has_offset)
-    first = len(start) + len(owners["input"])
-    x = total.new_zeros(first, total.shape[0], len(kept), total.shape[2])
+    width = next(iter(start.values())).shape[-1]
+    x = total.new_zeros(first, total.shape[0], len(kept), width)
     for name, piece in start.items():
         x[slots[name]] = piece.index_select(-2, kept)
     with torch.no_grad():
         x = replace_modules(module.norm, others)(x.flatten(0, 1))
+        if isinstance(module.project, nn.Linear):
+            x = x @ module.project.weight.T
+            x[-total.shape[0] :] += module.project.bias
         pieces = replace_modules(module.stack, {**others, **boxes})(x, Context())
     pieces = pieces.unflatten(0, (count, -1))
     if mixes:

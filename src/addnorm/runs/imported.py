@@ -19,6 +19,7 @@ from addnorm.tasks.base import (
     save_tokenizers,
     say_nothing,
 )
+from addnorm.tasks.image_classifier import save_image_assets
 
 FORMS = ("huggingface", "peft", "ctranslate2", "onnx", "torch")
 """What a run can be exported as."""
@@ -28,7 +29,7 @@ def open_directory(path: str | Path, *, int8: bool = False) -> Run:
     """Return a run over a Hugging Face directory; nothing is written."""
     imported = read_directory(path)
     run = Run(imported.path, imported.config, _record(imported), int8=int8)
-    run.preload(imported.model, imported.tokenizers)
+    run.preload(imported.model, imported.image_scales or imported.tokenizers)
     return run
 
 
@@ -67,7 +68,10 @@ def import_model(
         imported.notes.append(f"{adapter}: adapters of rank {kind.rank} over {kind.roles}, merged.")
         say(imported.notes[-1])
     folder = make_directory(out)
-    save_tokenizers(folder, imported.tokenizers)
+    if imported.image_scales:
+        save_image_assets(folder, imported.image_scales)
+    else:
+        save_tokenizers(folder, imported.tokenizers)
     imported.model.save(folder / BEST)
     return Run.create(folder, imported.config, _record(imported))
 
@@ -77,6 +81,8 @@ def load_start_directory(path: str | Path, kind: Any) -> tuple[Any, Any]:
     if not issubclass(kind, TextTask):
         raise InputError(f"{kind.name} cannot start from the text model in {str(path)!r}.")
     imported = read_directory(path)
+    if imported.image_scales:
+        raise InputError(f"{kind.name} cannot start from the model for images in {str(path)!r}.")
     return imported.model, imported.tokenizers
 
 

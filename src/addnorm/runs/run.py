@@ -179,11 +179,11 @@ class Run:
 
         return engine_for_translation(self, name, decoding, say_nothing)
 
-    def preload(self, model: Any, tokenizers: Any) -> None:
-        """Use a text model and tokenizers that are in memory: those of an imported directory."""
+    def preload(self, model: Any, assets: Any) -> None:
+        """Use a model and its tokenizers or scales in memory: those of an imported directory."""
         task = find_task(self.task)
         trained: Any = task.trained(task, self.path, self.config, self.labels, int8=self.int8)
-        trained.preload(model, tokenizers)
+        trained.preload(model, assets)
         trained.find_engine = self._find_engine
         self.__dict__["trained"] = trained
 

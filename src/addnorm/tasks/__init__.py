@@ -122,7 +122,7 @@ TASKS: dict[str, TaskEntry] = {
         home="addnorm.tasks.images:Images",
         help="train an encoder on images with labels, to classify images",
         options={"source": "data.source", "valid_source": "data.valid_source", **_SIZE},
-        verbs=("classify",),
+        verbs=("classify", "explain"),
         examples=(
             "addnorm train images digits.npz --out runs/digits",
             "addnorm train images photos/ --out runs/photos --size small",

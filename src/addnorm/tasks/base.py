@@ -34,12 +34,8 @@ from addnorm.generate import pack, quantise
 from addnorm.generate.frozen import can_pack
 from addnorm.layers.init import measure_
 from addnorm.layers.span import mean_span
-from addnorm.lens.explanation import (
-    LARGE,
-    SequenceExplanation,
-    explain_sequence,
-    explanation_bytes,
-)
+from addnorm.lens.explain import LARGE, explain_sequence, explanation_bytes
+from addnorm.lens.explanation import SequenceExplanation
 from addnorm.models.adapters import (
     Adapter,
     adapt_,
@@ -743,20 +739,13 @@ class TrainedText(Trained):
         """
         if self.int8:
             raise ConfigError("explanations need the float weights: leave out int8.")
-        texts, number = list(list_of_texts(text)), 1 if row is None else row
-        if not texts:
-            raise InputError("there must be a text to explain: got none.")
-        if not 1 <= number <= len(texts):
-            raise InputError(f"row must be 1 to {len(texts)}: got {number}.")
-        if row is None and len(texts) > 1:
-            say(f"text 1 of {len(texts):,} is explained; choose another with row (--row N).")
+        texts = list(list_of_texts(text))
+        number = choose_row(len(texts), row, "text", say)
         chosen = require_text(texts[number - 1], number)
         if is_blank(chosen):
             raise InputError(f"a text to explain must not be blank: text {number} is.")
         arguments = self.explain_arguments(chosen, **options)
-        size = explanation_bytes(self.model, arguments["inputs"])
-        if size > LARGE:
-            say(f"this explanation needs about {size / 2**20:,.0f} MB.")
+        state_memory(self.model, arguments["inputs"], say)
         arguments |= {} if limit is None else {"limit": limit}
         return explain_sequence(self.model, **arguments)
 
@@ -803,6 +792,33 @@ class TrainedText(Trained):
     def _config_for_all_rows(self) -> Config:
         """Return the configuration of the run without its limit on the number of rows."""
         return self.config.replace(data=self.config.data.replace(max_rows=None))
+
+
+def choose_row(count: int, row: int | None, what: str, say: Say) -> int:
+    """Return which of several inputs is explained, counted from 1: the first by default.
+
+    Parameters
+    ----------
+    count : number of inputs.
+    row : the one asked for.
+    what : what an input is: a text, an image.
+    say : receives a message if there are others.
+    """
+    if not count:
+        raise InputError(f"there must be one {what} or more to explain: got none.")
+    number = 1 if row is None else row
+    if not 1 <= number <= count:
+        raise InputError(f"row must be 1 to {count}: got {number}.")
+    if row is None and count > 1:
+        say(f"{what} 1 of {count:,} is explained; choose another with row (--row N).")
+    return number
+
+
+def state_memory(model: Any, inputs: Any, say: Say) -> None:
+    """Say how much memory an explanation needs, if that is much."""
+    size = explanation_bytes(model, inputs)
+    if size > LARGE:
+        say(f"this explanation needs about {size / 2**20:,.0f} MB.")
 
 
 def count_rows_within(lengths: Sequence[Sequence[int]], tokens: int) -> int:

@@ -4,9 +4,7 @@ Images are read from an .npz file (arrays `images` and `labels`) or from a folde
 for each class. Dosovitskiy et al. 2021 (2010.11929).
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
-from itertools import islice
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -19,7 +17,6 @@ from torch.nn import functional
 from addnorm import presets
 from addnorm.config import Config, ModelConfig
 from addnorm.data.images import (
-    as_images,
     distort_images,
     draw_distortion,
     read_images,
@@ -28,30 +25,29 @@ from addnorm.data.images import (
 from addnorm.data.text.batches import shard
 from addnorm.data.text.special_tokens import IGNORE
 from addnorm.errors import InputError
-from addnorm.files import read_document, write_document
-from addnorm.metrics import classification_metrics
 from addnorm.models.build import build
-from addnorm.models.saved import load_model, save
+from addnorm.models.saved import save
 from addnorm.models.size import cost
-from addnorm.models.transformer import Encoder
 from addnorm.tasks.base import (
     DataFacts,
     Fields,
     Metrics,
     Say,
     Task,
-    Trained,
     load_matching_weights_,
     require_source,
-    say_nothing,
+)
+from addnorm.tasks.image_classifier import (
+    ImageAssets,
+    TrainedImages,
+    load_image_assets,
+    normalise_images,
+    number_labels,
+    reduce_mean,
+    save_image_assets,
 )
 from addnorm.training import parallel
 from addnorm.training.loop import Batch
-
-IMAGES_FILE, IMAGES_KIND = "images.json", ("addnorm images", 1)
-"""What prediction needs besides the model: the mean and scale of each channel."""
-IMAGES_PER_CHUNK = 256
-"""Images that are classified at a time."""
 
 
 def vit_size(width: int, depth: int, heads: int, dropout: float) -> Fields:
@@ -87,103 +83,6 @@ def images_per_batch(count: int) -> int:
     return next((size for size in (64, 32) if count >= 32 * size), 16)
 
 
-# ── The trained model ─────────────────────────────────────────────────────────────────────────────
-
-
-class TrainedImages(Trained):
-    """A trained classifier of images."""
-
-    @cached_property
-    def model(self) -> Encoder:
-        model = load_model(self.model_path)
-        assert isinstance(model, Encoder)
-        return model
-
-    @cached_property
-    def assets(self) -> dict[str, list[float]]:
-        return Images.load_assets(self.path)
-
-    def iter_labels(
-        self, images: Iterable[Any], chunk: int | None = None, say: Say = say_nothing
-    ) -> Iterator[dict[str, float]]:
-        """Yield the probability of every label for each image, (channels, side, side), in order."""
-        places = iter(images)
-        while part := list(islice(places, chunk or IMAGES_PER_CHUNK)):
-            for image in part:
-                if not isinstance(image, np.ndarray):
-                    raise InputError(
-                        f"images are read from files: got {type(image).__name__}. Pass an .npz "
-                        "file, an image or a folder."
-                    )
-            for row in self.probabilities(np.stack(part)).tolist():
-                yield dict(zip(self.labels, row, strict=True))
-
-    def iter_file_texts(self, path: str, say: Say = say_nothing) -> Iterable[Any]:
-        """Return the images of a file or folder, for `addnorm classify`."""
-        return list(read_images(path)[0])
-
-    @torch.no_grad()
-    def probabilities(self, images: NDArray[Any]) -> NDArray[Any]:
-        """Return the probability of each label, (images, labels)."""
-        inputs = normalise_images(images, self.assets, self.config.model)
-        parts = [self.model(part) for part in torch.split(inputs, IMAGES_PER_CHUNK)]
-        return torch.cat(parts).float().softmax(dim=-1).numpy()
-
-    def classify(self, images: Any) -> list[dict[str, float]]:
-        """Return the probability of every label for each image, the most probable label first.
-
-        Parameters
-        ----------
-        images : a folder, an .npz or image file, or an array (images, height, width[, channels]).
-        """
-        is_path = isinstance(images, str | Path)
-        pixels = read_images(images)[0] if is_path else as_images(images, "images")
-        return [
-            dict(sorted(row.items(), key=lambda pair: -pair[1])) for row in self.iter_labels(pixels)
-        ]
-
-    def evaluate(self, *data: Any, say: Say = say_nothing, **options: Any) -> Metrics:
-        source = data[0] if data else options.get("source")
-        if source is None:
-            with torch.no_grad():
-                task = Images.read(self.config, self.assets).bind(self.config)
-                return dict(task.evaluate(self.model))
-        images, labels = read_images(source)
-        if labels is None:
-            raise InputError(f"{str(source)!r} has no labels to evaluate with.")
-        numbers = number_labels(labels, self.labels)
-        return {
-            **classification_metrics(self.probabilities(images), np.array(numbers)),
-            "images": len(numbers),
-        }
-
-
-def number_labels(labels: Sequence[str], names: Sequence[str]) -> list[int]:
-    """Return the number of each label among the known names."""
-    unknown = sorted(set(labels) - set(names))
-    if unknown:
-        raise InputError(f"the model does not know the label {unknown[0]!r}: {', '.join(names)}.")
-    places = {name: number for number, name in enumerate(names)}
-    return [places[label] for label in labels]
-
-
-def normalise_images(
-    images: NDArray[Any], assets: Mapping[str, list[float]], c: ModelConfig
-) -> Tensor:
-    """Return (x − mean) / scale of each channel, with which the model was trained."""
-    expected = (c.channels, c.image, c.image)
-    if images.shape[1:] != expected:
-        raise InputError(
-            f"the model was trained on images of shape {expected} (channels, height, width): got "
-            f"{images.shape[1:]}. Resize them first."
-        )
-    mean, scale = (torch.tensor(assets[name])[:, None, None] for name in ("mean", "scale"))
-    return (torch.from_numpy(images.astype(np.float32)) - mean) / scale
-
-
-# ── The task ──────────────────────────────────────────────────────────────────────────────────────
-
-
 class Images(Task):
     """Learn to predict the class of an image."""
 
@@ -211,7 +110,7 @@ class Images(Task):
         targets: list[int],
         labels: list[str],
         split: tuple[list[int], list[int]],
-        assets: dict[str, list[float]],
+        assets: ImageAssets,
         notes: list[str],
     ) -> None:
         self.images, self.targets, self.labels = images, targets, labels
@@ -257,15 +156,15 @@ class Images(Task):
             pixels = images[split[0]].astype(np.float64)
             scale = np.maximum(pixels.std(axis=(0, 2, 3)), 1e-6)
             assets = {"mean": pixels.mean(axis=(0, 2, 3)).tolist(), "scale": scale.tolist()}
+            assets["mean_image"] = reduce_mean(pixels)
         return cls(images, targets, names, split, assets, notes)
 
     @classmethod
-    def load_assets(cls, path: Path) -> dict[str, list[float]]:
-        content = read_document(path / IMAGES_FILE, *IMAGES_KIND)
-        return {name: [float(value) for value in content[name]] for name in ("mean", "scale")}
+    def load_assets(cls, path: Path) -> ImageAssets:
+        return load_image_assets(path)
 
     def save_assets(self, path: Path) -> None:
-        write_document(path / IMAGES_FILE, *IMAGES_KIND, self.assets)
+        save_image_assets(path, self.assets)
 
     def facts(self) -> DataFacts:
         count, channels, side = len(self.train_rows), *self.images.shape[1:3]

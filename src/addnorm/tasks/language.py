@@ -18,7 +18,7 @@ from addnorm.errors import InputError
 from addnorm.generate import Decoding, generate
 from addnorm.layers.masks import Mask
 from addnorm.layers.segments import SegmentMemory
-from addnorm.lens.explanation import MOST_PROBABLE
+from addnorm.lens.explain import MOST_PROBABLE
 from addnorm.models.transformer import Decoder
 from addnorm.report import Page
 from addnorm.tasks.answer import Answer, make_answer
