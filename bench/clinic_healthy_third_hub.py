@@ -131,7 +131,7 @@ MOE: dict[str, Any] = SIZES | KEY_VALUE | {"num_experts_per_tok": 2, "moe_interm
 # Encoders of text
 encoder("CamemBERT", "Camembert")
 encoder("ConvBERT", "ConvBert", embedding_size=16)
-encoder("Nyströmformer", "Nystromformer", None, num_landmarks=4, segment_means_seq_len=64)
+encoder("Nyströmformer", "Nystromformer", None, num_landmarks=7, segment_means_seq_len=14)
 encoder("Longformer", "Longformer", attention_window=4)
 encoder("BigBird", "BigBird", attention_type="original_full")
 encoder("X-MOD", "Xmod", None, languages=("en",), default_language="en", adapter_reduction_factor=2)
@@ -153,7 +153,8 @@ classifier("FlauBERT", "Flaubert", sizes={
 classifier("XLM", "XLM", sizes={
     "vocab_size": VOCAB, "emb_dim": WIDTH, "n_layers": DEPTH, "n_heads": HEADS, "n_words": VOCAB,
     "max_position_embeddings": 64, "pad_index": PAD, "pad_token_id": PAD})  # fmt: skip
-classifier("LiLT", "Lilt", None, channel_shrink_ratio=2, max_2d_position_embeddings=64)
+classifier("LiLT", "Lilt", None, channel_shrink_ratio=2, hidden_size=48,
+           max_2d_position_embeddings=64)  # fmt: skip
 classifier("CANINE", "Canine", None, num_hash_functions=2, num_hash_buckets=64,
            local_transformer_stride=4, downsampling_rate=2, upsampling_kernel_size=2,
            type_vocab_size=4)  # fmt: skip
@@ -217,7 +218,9 @@ pairs("FSMT", "FSMT", "post", sizes={k: v for k, v in PAIR.items() if k != "voca
       "src_vocab_size": VOCAB, "tgt_vocab_size": VOCAB, "langs": ["en", "de"]})  # fmt: skip
 pairs("NLLB-MoE", "NllbMoe", "pre", num_experts=4, expert_capacity=64, encoder_sparse_step=2,
       decoder_sparse_step=2)  # fmt: skip
-pairs("ProphetNet", "ProphetNet", "post", sizes=SIZES | {
+pairs("ProphetNet", "ProphetNet", "post", sizes={
+      "vocab_size": VOCAB, "hidden_size": WIDTH, "max_position_embeddings": 64, "pad_token_id": PAD,
+      "bos_token_id": 1, "eos_token_id": 2,
       "num_encoder_layers": DEPTH, "num_decoder_layers": DEPTH,
       "num_encoder_attention_heads": HEADS,
       "num_decoder_attention_heads": HEADS, "encoder_ffn_dim": FFN, "decoder_ffn_dim": FFN,
@@ -303,7 +306,6 @@ def from_x_transformers() -> None:
 
         HEALTHY[f"x-transformers, {name}"] = Healthy(make, arrangement)
 
-    gpt("ResiDual", None, resi_dual=True)
     gpt("gated residual", None, gate_residual=True)
     gpt("macaron", None, macaron=True)
     gpt("one head of keys", "pre", attn_one_kv_head=True)
