@@ -131,7 +131,7 @@ MOE: dict[str, Any] = SIZES | KEY_VALUE | {"num_experts_per_tok": 2, "moe_interm
 # Encoders of text
 encoder("CamemBERT", "Camembert")
 encoder("ConvBERT", "ConvBert", embedding_size=16)
-encoder("Nyströmformer", "Nystromformer", None, num_landmarks=7, segment_means_seq_len=14)
+encoder("Nyströmformer", "Nystromformer", None, num_landmarks=14, segment_means_seq_len=14)
 encoder("Longformer", "Longformer", attention_window=4)
 encoder("BigBird", "BigBird", attention_type="original_full")
 encoder("X-MOD", "Xmod", None, languages=("en",), default_language="en", adapter_reduction_factor=2)
