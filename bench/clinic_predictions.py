@@ -259,7 +259,7 @@ def remedies_of(
         rehearsals = rehearse_plan(model, batches, objective, plan)
         planned = rehearsals.pop("planned")
         if predict_outcome(planned).answer == WILL_NOT_TRAIN:
-            others = rehearse_alternatives(model, batches, objective, plan)
+            others = rehearse_alternatives(model, batches, objective, plan, planned)
             rehearsals |= {name: other.rehearsal for name, other in others.items()}
     names = [name for name, r in rehearsals.items() if is_better(r, planned)]
     return planned, time.perf_counter() - start, names
@@ -273,16 +273,16 @@ def with_remedy(config: Configuration, plan: TrainingPlan, name: str) -> Configu
     return {**config, "lr": other.lr, "warmup": other.warmup}
 
 
-def advise(folder: Path, out: Path, half: int, minutes: float) -> None:
+def advise(folder: Path, out: Path, half: int, minutes: float, draw: int = 12) -> None:
     """Train the plan and every remedy that the clinic would list, until the time is over.
 
     The plan's first training and its rehearsal are stored as `run` stores them, so that `report`
-    also gives the verdicts of the configurations that were reached.
+    also gives the verdicts of the configurations that were reached. `draw` is the seed of the set.
     """
     out.mkdir(parents=True, exist_ok=True)
     tasks, done, end = load_tasks(folder), read_lines(out / ADVICE), time.time() + 60 * minutes
     trained, known = read_lines(out / OUTCOMES), read_lines(out / REHEARSALS)
-    for number, config in enumerate(draw_configurations(220)):
+    for number, config in enumerate(draw_configurations(220, draw)):
         key, task = key_of(config), tasks[config["task"]]
         if half_of(config) != half or key in done:
             continue
@@ -429,6 +429,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=220)
     parser.add_argument("--half", type=int, default=1, choices=(0, 1))
     parser.add_argument("--steps", type=int, help="steps of every plan, instead of the task's own")
+    parser.add_argument("--draw", type=int, default=12, help="seed of the set, for advise")
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop after this time")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -439,7 +440,7 @@ def main() -> None:
     elif args.what == "run":
         run(args.folder, args.out, args.count, args.steps, args.minutes)
     else:
-        advise(args.folder, args.out, args.half, args.minutes)
+        advise(args.folder, args.out, args.half, args.minutes, args.draw)
 
 
 if __name__ == "__main__":

@@ -470,7 +470,7 @@ def _rehearse(
     prediction = predict_outcome(rehearsals["planned"])
     others = {}
     if prediction.answer == WILL_NOT_TRAIN:
-        others = rehearse_alternatives(model, batches, objective, plan)
+        others = rehearse_alternatives(model, batches, objective, plan, rehearsals["planned"])
     return {"prediction": prediction, "rehearsals": rehearsals, "alternatives": others}
 
 
