@@ -441,15 +441,11 @@ def without_gradient() -> Cases:
     def frozen(model: nn.Module) -> nn.Module:
         return each(model, lambda m: m.requires_grad_(False), nn.Embedding)
 
-    def llama() -> Case:
-        model = frozen(hub("llama", tie_word_embeddings=False))
-        model.gradient_checkpointing_enable({"use_reentrant": True})
-        return Case(model.train(), causal_batch())
-
     name = "reentrant checkpoint without gradient"
     yield name, TORCH, lambda: lm(frozen(torched(forward=torch_checkpointed)))
     yield name, HAND, lambda: lm(frozen(nano(body=nano_checkpointed)))
-    yield name, HUB, llama
+    # The first version also listed a Llama, which is not sick: transformers itself makes the
+    # embeddings' output require a gradient.
 
 
 def norms_and_gates() -> Cases:

@@ -145,7 +145,7 @@ def labels() -> Cases:
         return Case(model, batch, F.cross_entropy, {"pad": 0})
 
     name = "row of padding only"
-    yield name, TORCH, lambda: masked(torched(PLAIN, padding=lambda _, t: t == 0))
+    # The first version also listed nn.TransformerEncoderLayer: torch 2.13 gives zeros, not NaN.
     yield name, HAND, lambda: masked(nano(PLAIN, hidden=lambda _, t: t == 0))
 
 
