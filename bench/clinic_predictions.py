@@ -9,9 +9,9 @@ rehearses it with other weights and batches, which is all that a prediction sees
 as one JSON line each, with every curve, so that an interrupted benchmark is resumed and a rule can
 be changed without training again. `advise` needs no earlier run: it rehearses the configurations of
 one half as an examination does, and where the clinic lists remedies (another rate, a warm-up, for
-models of addnorm another arrangement), it trains the plan and each remedy with two seeds. `report`
-applies the present rules and prints the tables as Markdown; half 0 is for choosing the rules, half
-1 for reporting.
+models of addnorm another arrangement), it trains the plan and each remedy with two seeds; every
+plan is trained once, so that `report` has the verdicts, too. `report` applies the present rules and
+prints the tables as Markdown; half 0 is for choosing the rules, half 1 for reporting.
 
 A configuration *trains* if its held-out loss ends below that of the best constant answer by at
 least a fifth of the gain of the best configuration of its task. FOLDER holds tinyshakespeare.txt,
@@ -249,17 +249,20 @@ SEEDS = (0, 20_000)
 """Added to a configuration's number for its two trainings."""
 
 
-def remedies_of(config: Configuration, task: RealTask, number: int) -> tuple[str, list[str]]:
-    """Return the answer of the clinic, and the remedies that it would list."""
+def remedies_of(
+    config: Configuration, task: RealTask, number: int
+) -> tuple[Rehearsal, float, list[str]]:
+    """Return the rehearsal of the plan, the seconds of all, and the remedies that it would list."""
     model, batches, objective, plan = prepared(config, task, number)
+    start = time.perf_counter()
     with unchanged(model):
         rehearsals = rehearse_plan(model, batches, objective, plan)
         planned = rehearsals.pop("planned")
-        answer = predict_outcome(planned).answer
-        if answer == WILL_NOT_TRAIN:
-            others = rehearse_alternatives(model, batches, objective, plan)
+        if predict_outcome(planned).answer == WILL_NOT_TRAIN:
+            others = rehearse_alternatives(model, batches, objective, plan, planned)
             rehearsals |= {name: other.rehearsal for name, other in others.items()}
-    return answer, [name for name, r in rehearsals.items() if is_better(r, planned)]
+    names = [name for name, r in rehearsals.items() if is_better(r, planned)]
+    return planned, time.perf_counter() - start, names
 
 
 def with_remedy(config: Configuration, plan: TrainingPlan, name: str) -> Configuration:
@@ -270,27 +273,39 @@ def with_remedy(config: Configuration, plan: TrainingPlan, name: str) -> Configu
     return {**config, "lr": other.lr, "warmup": other.warmup}
 
 
-def advise(folder: Path, out: Path, half: int, minutes: float) -> None:
-    """Train the plan and every remedy that the clinic would list, until the time is over."""
+def advise(folder: Path, out: Path, half: int, minutes: float, draw: int = 12) -> None:
+    """Train the plan and every remedy that the clinic would list, until the time is over.
+
+    The plan's first training and its rehearsal are stored as `run` stores them, so that `report`
+    also gives the verdicts of the configurations that were reached. `draw` is the seed of the set.
+    """
     out.mkdir(parents=True, exist_ok=True)
     tasks, done, end = load_tasks(folder), read_lines(out / ADVICE), time.time() + 60 * minutes
-    for number, config in enumerate(draw_configurations(220)):
+    trained, known = read_lines(out / OUTCOMES), read_lines(out / REHEARSALS)
+    for number, config in enumerate(draw_configurations(220, draw)):
         key, task = key_of(config), tasks[config["task"]]
         if half_of(config) != half or key in done:
             continue
         if time.time() > end:
             break
-        answer, names = remedies_of(config, task, number)
-        line: dict[str, Any] = {"key": key, "answer": answer, "advised": {}}
+        if key not in trained:
+            trained[key] = {"key": key, "number": number, **train(config, task, number)}
+            append(out / OUTCOMES, trained[key])
+        rehearsal, seconds, names = remedies_of(config, task, number)
+        if key not in known:
+            stored = {"key": key, "number": number, "seconds": seconds}
+            append(out / REHEARSALS, {**stored, "rehearsal": asdict(rehearsal)})
+        answer = predict_outcome(rehearsal).answer
+        line: dict[str, Any] = {"key": key, "number": number, "answer": answer, "advised": {}}
+        finals = [trained[key]["final"]]
         if names:
-            line["planned"] = [train(config, task, number + seed)["final"] for seed in SEEDS]
-            plan = plan_of(config, task)
-            for name in names:
-                other = with_remedy(config, plan, name)
-                finals = [train(other, task, number + seed)["final"] for seed in SEEDS]
-                line["advised"][name] = finals
-        append(out / ADVICE, line)
-        print(number, json.dumps(line), flush=True)
+            finals += [train(config, task, number + seed)["final"] for seed in SEEDS[1:]]
+        for name in names:
+            other = with_remedy(config, plan_of(config, task), name)
+            remedied = [train(other, task, number + seed)["final"] for seed in SEEDS]
+            line["advised"][name] = remedied
+        append(out / ADVICE, {**line, "planned": finals})
+        print(number, answer, finals, line["advised"], flush=True)
 
 
 def is_worse(planned: list[float], advised: list[float]) -> bool:
@@ -414,6 +429,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=220)
     parser.add_argument("--half", type=int, default=1, choices=(0, 1))
     parser.add_argument("--steps", type=int, help="steps of every plan, instead of the task's own")
+    parser.add_argument("--draw", type=int, default=12, help="seed of the set, for advise")
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop after this time")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -424,7 +440,7 @@ def main() -> None:
     elif args.what == "run":
         run(args.folder, args.out, args.count, args.steps, args.minutes)
     else:
-        advise(args.folder, args.out, args.half, args.minutes)
+        advise(args.folder, args.out, args.half, args.minutes, args.draw)
 
 
 if __name__ == "__main__":

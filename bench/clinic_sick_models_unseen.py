@@ -6,7 +6,6 @@ sickness has at least three code styles: ours, torch.nn, hand-written, Hugging F
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -82,19 +81,6 @@ SICKNESSES = {
     "labels not shifted": r"label|target|copy|own token|shift",
 }
 """For each sickness, what the name or evidence of one finding above a note must match."""
-
-
-@dataclass(frozen=True)
-class Sick:
-    """One sick model; `style` is ours, torch.nn, hand-written or Hugging Face."""
-
-    sickness: str
-    style: str
-    make: Callable[[], Case]
-
-    @property
-    def expected(self) -> str:
-        return SICKNESSES[self.sickness]
 
 
 Cases = Iterator[tuple[str, str, Callable[[], Case]]]
@@ -577,8 +563,3 @@ FAMILIES = (
     norms_and_branches,
     *training.FAMILIES,
 )
-
-
-def all_unseen() -> list[Sick]:
-    """Return every unseen sick model."""
-    return [Sick(name, style, make) for family in FAMILIES for name, style, make in family()]

@@ -218,9 +218,11 @@ def test_alternatives_exclude_the_same_arrangement_and_other_libraries() -> None
     model = decoder().eval()
     objective = choose_objective(model, batch, None)
     plan = TrainingPlan(lr=1e-3)
-    assert list(rehearse_alternatives(model, [batch], objective, plan)) == ["addnorm=admin"]
+    planned = Rehearsal(losses=(1.0,))
+    tried = rehearse_alternatives(model, [batch], objective, plan, planned)
+    assert list(tried) == ["addnorm=admin"]
     foreign = torch.nn.Sequential(torch.nn.Linear(4, 4))
-    assert rehearse_alternatives(foreign, [batch], objective, plan) == {}
+    assert rehearse_alternatives(foreign, [batch], objective, plan, planned) == {}
 
 
 def test_large_models_are_rehearsed_for_fewer_steps() -> None:

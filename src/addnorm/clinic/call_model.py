@@ -30,6 +30,10 @@ MIN_CHANGE = 1e-4
 """Change of an answer, relative to the standard deviation of all answers, beyond rounding."""
 
 
+class NotExamined(Exception):
+    """An experiment was not possible; the message says why."""
+
+
 @dataclass(frozen=True, eq=False)
 class ClinicBatch:
     """What a model is called with, and the targets that its output is compared with."""
@@ -352,7 +356,12 @@ def plain_execution() -> Iterator[None]:
     from torch.utils.checkpoint import CheckpointFunction
 
     def call(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
-        return function(*args)
+        tensors = [each for each in args if isinstance(each, Tensor)]
+        # As there: no gradient comes out if none goes in, whatever weights are used within.
+        with torch.set_grad_enabled(
+            torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+        ):
+            return function(*args)
 
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # its padded rows are NaN

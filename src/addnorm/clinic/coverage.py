@@ -34,25 +34,27 @@ class Check:
 RULES_OF_CHECKS: dict[str, tuple[str, ...]] = {
     "forward pass": (
         "batch not finite", "weights not finite", "float16 overflow", "beyond float16",
-        "not finite",
+        "not finite", "loss not finite",
     ),
     "attention": (
         "not a Transformer", "attention logits too large", "attention collapsed",
-        "own token hidden",
+        "own token hidden", "attention without queries and keys",
     ),
     "residual stream": (
         "no residual connections", "residual missing", "branch subtracted", "shortcut scaled",
         "zero branch", "branches start at zero", "residual after the norm",
     ),
-    "norms": ("no final norm", "norm gain too large", "norm gain is zero"),
+    "norms": ("no final norm", "norm gain too large", "norm gain is zero", "ε of a norm too large"),
     "gradients": (
         "nothing is trained", "backward pass fails", "loss without gradient",
-        "gradient not finite", "gradient cut",
+        "gradient not finite", "gradient cut", "gradient shrinks", "weights not registered",
+        "block not used", "no gradient in training mode",
     ),
     "frozen parameters": ("frozen layer", "frozen embeddings", "frozen head", "mostly frozen"),
     "initial weights": (
         "initial weights too large", "initial weights too small", "equal initial weights",
-        "initial logits too large", "output layer starts at zero",
+        "initial logits too large", "initial logits far too large", "embeddings drown the branches",
+        "output layer starts at zero",
         "token representations collapse", "outlier channels",
     ),
     "activations": ("dead units", "feed-forward is linear"),
@@ -60,10 +62,12 @@ RULES_OF_CHECKS: dict[str, tuple[str, ...]] = {
     "future": ("future leaks",),
     "padding": ("padding attended to",),
     "left padding": ("padding shifts positions",),
-    "positions": ("positions not distinguished",),
+    "positions": ("positions not distinguished", "patch positions not distinguished"),
+    "tokens read": ("one token read",),
     "labels": (
-        "labels misaligned", "labels of another row", "padding in the loss",
-        "softmax before the loss", "loss without softmax", "label smoothing too large",
+        "labels misaligned", "labels of another row", "answer reads its label",
+        "padding in the loss", "softmax before the loss", "loss without softmax",
+        "label smoothing too large",
     ),
     "rows of the batch": ("rows of the batch mixed",),
     "source": ("source not read",),
@@ -71,6 +75,7 @@ RULES_OF_CHECKS: dict[str, tuple[str, ...]] = {
     "optimizer": (
         "parameters not in the optimizer", "optimizer of another model", "weight decay too large",
         "β₂ out of range", "ε out of range", "learning rate is zero", "learning rate out of range",
+        "group of rate zero", "momentum out of range", "steps lost in 16 bits",
     ),
 }  # fmt: skip
 """The rules that each check applies; rules that are not listed are of the planned training."""

@@ -17,6 +17,7 @@ from addnorm.clinic.arrangement import Arrangement, find_arrangement, unnormed_e
 from addnorm.clinic.call_model import (
     ClinicBatch,
     Loss,
+    NotExamined,
     Objective,
     answer_of,
     choose_objective,
@@ -30,7 +31,6 @@ from addnorm.clinic.coverage import PLANNED, RULES_OF_CHECKS
 from addnorm.clinic.forward_stats import ActivationStats, AttentionStats, NonFinite
 from addnorm.clinic.input_experiments import (
     ExperimentResults,
-    NotExamined,
     find_padding,
     run_experiments,
 )
@@ -47,6 +47,14 @@ from addnorm.clinic.measure import (
     weight_gains,
 )
 from addnorm.clinic.optimizer_check import OptimizerFacts, read_optimizer
+from addnorm.clinic.parameter_checks import (
+    idle_attention,
+    large_epsilons,
+    shrunk_gradients,
+    unregistered_weights,
+    untrained_in_training_mode,
+    unused_blocks,
+)
 from addnorm.clinic.prediction import WILL_NOT_TRAIN, Prediction, Rehearsal, predict_outcome
 from addnorm.clinic.rehearsal import (
     Alternative,
@@ -92,6 +100,12 @@ class Evidence:
     equal_weights : matrices of branches whose rows are all equal
     linear_branches : feed-forward branches without an activation function
     evaluation_dropout : the largest dropout probability in evaluation mode, and its module
+    unregistered : trained values that the answer depends on and that are no parameters of the model
+    unused_blocks : blocks without any gradient, while others of their list have one
+    shrunk_gradients : sites whose sum gets far less gradient than the next passes back unscaled
+    idle_attention : attention branches whose queries and keys have no gradient
+    large_epsilons : norms whose ε is larger than what they norm
+    untrained_in_training : whether in training mode no branch has a gradient, but others have
     zero_head : whether the output layer starts at zero, so that nothing else has a gradient yet
     batch_norms : number of modules that norm over the batch
     optimizer : settings of the optimizer, if one was passed
@@ -147,6 +161,12 @@ class Evidence:
     equal_weights: tuple[str, ...] = ()
     linear_branches: tuple[str, ...] = ()
     evaluation_dropout: tuple[float, str] = (0.0, "")
+    unregistered: int = 0
+    unused_blocks: tuple[str, ...] = ()
+    shrunk_gradients: tuple[str, ...] = ()
+    idle_attention: tuple[str, ...] = ()
+    large_epsilons: tuple[str, ...] = ()
+    untrained_in_training: bool = False
     zero_head: bool = False
     batch_norms: int = 0
     optimizer: OptimizerFacts | None = None
@@ -230,7 +250,9 @@ def gather_evidence(
             objective = choose_objective(model, batch, loss)
             trace = trace_stream(model, batch)
             value = objective.value(trace.output, batch)
-            answer = answer_of(trace.output).detach().float()
+            reached = answer_of(trace.output)
+            unregistered = unregistered_weights(model, reached, batch)
+            answer = reached.detach().float()
             arrangement = find_arrangement(trace)
             with _attempt("gradients", reasons):
                 sites, gradients = measure_sites(model, trace, value)
@@ -296,6 +318,11 @@ def gather_evidence(
         equal_weights=equal_matrices(model, trace),
         linear_branches=tuple(site.name for site in trace.sites if site.linear),
         evaluation_dropout=trace.dropouts,
+        unregistered=unregistered,
+        unused_blocks=unused_blocks(model, trace, gradients) if gradients else (),
+        shrunk_gradients=shrunk_gradients(trace, sites),
+        idle_attention=idle_attention(trace, gradients),
+        large_epsilons=large_epsilons(model),
         zero_head=_is_zero(model, trace.head),
         batch_norms=sum(isinstance(m, _BatchNorm) for m in model.modules()),
         optimizer=None if optimizer is None else read_optimizer(model, optimizer),
@@ -453,7 +480,12 @@ def _measure_finite(
     shares: list[dict[str, float]] = []
     with _attempt("dependency map", reasons):
         shares = dependency_map(trace)
+    untrained = False
+    with _attempt("gradients in training mode", reasons):
+        untrained = untrained_in_training_mode(model, batch, objective, trace)
+    reasons.pop("gradients in training mode", None)
     return {
+        "untrained_in_training": untrained,
         "dependency_map": shares,
         "amplification": changes,
         "growth": fit_growth(steps, changes) if len(changes) >= MIN_GROWTH_POINTS else None,
@@ -470,7 +502,7 @@ def _rehearse(
     prediction = predict_outcome(rehearsals["planned"])
     others = {}
     if prediction.answer == WILL_NOT_TRAIN:
-        others = rehearse_alternatives(model, batches, objective, plan)
+        others = rehearse_alternatives(model, batches, objective, plan, rehearsals["planned"])
     return {"prediction": prediction, "rehearsals": rehearsals, "alternatives": others}
 
 

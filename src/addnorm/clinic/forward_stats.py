@@ -125,7 +125,10 @@ class ForwardStats:
             result = out[0] if isinstance(out, tuple | list) and out else out
             if not isinstance(result, Tensor) or not result.is_floating_point():
                 return
-            if name.startswith(FUSED_ATTENTION) and result.ndim == 4:
+            if name in ("_softmax", "_safe_softmax") and result.ndim > 4:  # windows, then heads
+                logits, result = args[0].flatten(0, -4), result.flatten(0, -4)
+                self._append_attention(path, logits.float(), result.float())
+            elif name.startswith(FUSED_ATTENTION) and result.ndim == 4:
                 logits, weights = fused_weights(args, kwargs)
                 if has_even_sizes(args[0]) and has_even_sizes(args[1]):
                     self.bounded.add(path)

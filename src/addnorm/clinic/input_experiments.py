@@ -6,6 +6,7 @@ them. None of them depends on the code of the model. An experiment that the batc
 raises `NotExamined` with the reason.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,9 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from addnorm.clinic.answer_experiments import (
+    only_token_read,
+    places_of_image_unread,
+    reads_own_label,
+)
 from addnorm.clinic.call_model import (
     MIN_CHANGE,
     ClinicBatch,
+    NotExamined,
     Objective,
     answer_of,
     answered_ids,
@@ -29,14 +36,12 @@ from addnorm.clinic.call_model import (
 )
 from addnorm.clinic.residual_trace import trace_stream
 
+MIN_CHANGE_FLOAT32 = 1e-5
+"""Relative change in float32 beyond rounding, where the model cannot be run in float64."""
 MIN_CHANGE_FLOAT64 = 1e-10
 """Relative change in float64 beyond rounding: small initial weights make small differences."""
 ROW_CHANGE = 1e-3
 """Relative change of one row's answers beyond rounding when the others change."""
-
-
-class NotExamined(Exception):
-    """An experiment was not possible; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,7 @@ class LabelFacts:
     probabilities : whether the answers sum to 1 and the loss applies a softmax to them again
     smoothing : label smoothing of a cross-entropy; None if the loss is another
     unnormalised : whether the loss is −logit of the target, without a softmax
+    cross_entropy : whether the gradient is that of one: negative at one class of each answer
     length_first : whether the labels are shifted along the first axis: the batch is (length, rows)
     """
 
@@ -60,6 +66,7 @@ class LabelFacts:
     probabilities: bool = False
     smoothing: float | None = None
     unnormalised: bool = False
+    cross_entropy: bool = False
     length_first: bool = False
 
 
@@ -81,6 +88,9 @@ class ExperimentResults:
     row_change : change of a row's answers when the other rows of the batch change
     source_change : change of the decoder's answers when the encoder's input changes
     dropout : the largest dropout probability in training mode, and its module
+    only_token_read : `first` or `last`, if one answer for a row reads that token alone; else ""
+    reads_own_label : whether an answer moves with the label that it is compared with
+    places_unread : whether an image may be rolled without effect on its answer
     not_examined : why an experiment was not possible, by the name of its check
     """
 
@@ -94,6 +104,9 @@ class ExperimentResults:
     row_change: float | None = None
     source_change: float | None = None
     dropout: tuple[float, str] | None = None
+    only_token_read: str | None = None
+    reads_own_label: bool | None = None
+    places_unread: bool | None = None
     not_examined: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -127,6 +140,9 @@ def run_experiments(
         "rows of the batch": ("row_change", lambda: row_change(model, batch)),
         "source": ("source_change", lambda: source_change(model, batch)),
         "training mode": ("dropout", lambda: training_dropout(model, batch)),
+        "tokens read": ("only_token_read", lambda: only_token_read(model, batch)),
+        "own label": ("reads_own_label", lambda: reads_own_label(model, batch)),
+        "places": ("places_unread", lambda: places_of_image_unread(model, batch)),
     }
     tabular = is_tabular(model)
     values: dict[str, Any] = {} if tabular else {"labels": labels}
@@ -147,6 +163,9 @@ def run_experiments(
     if tabular:
         reasons["labels"] = reasons["future"]
     reasons.pop("own token", None)  # asked by the rule of the labels only
+    reasons.pop("own label", None)  # a part of the labels
+    if reasons.pop("places", None) is None:
+        reasons.pop("positions", None)  # of an image, not of tokens
     return ExperimentResults(**values, not_examined=reasons)
 
 
@@ -338,6 +357,8 @@ def _largest_change(
         raise NotExamined("the answers have another shape without padding")
     deviation = deviation_of(before)
     change = ((one.float() - two.float()).abs() / deviation).flatten()
+    if bool((one.isfinite() & ~two.isfinite()).any()):
+        return math.inf  # without its padding, a row sees nothing at all
     return float(change[change.isfinite()].max()) if bool(change.isfinite().any()) else 0.0
 
 
@@ -482,15 +503,21 @@ def swappable_positions(model: nn.Module, batch: ClinicBatch, most: int = 4) -> 
         swapped = row.clone()
         swapped[:, p], swapped[:, p + 1] = row[:, p + 1], row[:, p]
         other = alone.replace({name: swapped})
-        after = _first_attention(model, other)
-        moves = after is None or bool(
-            (relative_change(branch, after)[:, p + 2 :] > MIN_CHANGE).any()
-        )
-        if not (moves or _differs_in_float64(model, alone, other, p + 2)):
-            swappable.append(p)
+        if _later_change(model, other, branch, p + 2) <= MIN_CHANGE and not (
+            _differs_in_float64(model, alone, other, p + 2)
+        ):
+            changed = torch.cat((row[:, :p], different_ids(row)[:, p : p + 2], row[:, p + 2 :]), 1)
+            if _later_change(model, alone.replace({name: changed}), branch, p + 2) > 0:
+                swappable.append(p)  # else no later position sees them: local attention
     if not tried:
         raise NotExamined("the first tokens are all equal")
     return tuple(swappable)
+
+
+def _later_change(model: nn.Module, other: ClinicBatch, branch: Tensor, start: int) -> float:
+    """Return how far the first attention's branch moves from position `start` on."""
+    after = _first_attention(model, other)
+    return math.inf if after is None else float(relative_change(branch, after)[:, start:].max())
 
 
 def _first_attention(model: nn.Module, batch: ClinicBatch) -> Tensor | None:
@@ -509,9 +536,12 @@ def _differs_in_float64(
         with _float64(model):
             one, two = (_first_attention(model, each) for each in (batch, other))
     except RuntimeError:  # a model that casts to float32 itself
-        return False
-    if one is None or two is None or one.dtype != torch.float64:
-        return False
+        one = two = None
+    if one is None or two is None or one.dtype != torch.float64 or not bool(one.isfinite().all()):
+        one, two = (_first_attention(model, each) for each in (batch, other))
+        if one is None or two is None:
+            return False
+        return float((one - two)[:, start:].abs().max() / one.std()) > MIN_CHANGE_FLOAT32
     return float((one - two)[:, start:].abs().max() / one.std()) > MIN_CHANGE_FLOAT64
 
 
@@ -606,6 +636,7 @@ def read_labels(
         "probabilities": _are_probabilities(answer, gradient),
         "smoothing": _label_smoothing(answer, gradient),
         "unnormalised": _is_unnormalised(answer, gradient),
+        "cross_entropy": _is_cross_entropy(gradient),
     }
     answered = answered_ids(model, batch)
     if answered is None:
@@ -715,6 +746,17 @@ def _is_unnormalised(answer: Tensor, gradient: Tensor) -> bool:
     lowest = rows.amin(dim=-1)
     even = bool((lowest < 0).all()) and float(lowest.std()) < 1e-3 * float(lowest.abs().mean())
     return even and float(answer.logsumexp(dim=-1).abs().max()) > 1e-2
+
+
+def _is_cross_entropy(gradient: Tensor) -> bool:
+    """Return whether each answer's gradient sums to 0 and is negative at one class alone."""
+    rows = gradient.flatten(0, -2)
+    rows = rows[rows.abs().amax(dim=-1) > 0]
+    if not len(rows) or rows.shape[-1] < 3:
+        return False
+    size = rows.abs().amax(dim=-1)
+    one = ((rows < -1e-6 * size[:, None]).sum(dim=-1) == 1).float().mean()
+    return bool(one > 0.9) and float((rows.sum(dim=-1).abs() / size).max()) < 1e-2
 
 
 def _label_smoothing(answer: Tensor, gradient: Tensor) -> float | None:

@@ -47,6 +47,8 @@ def plan_findings(e: "Evidence") -> list[PlanFinding]:
     if e.plan is None or planned is None:
         return []
     prediction = predict_outcome(planned)
+    if e.plan.steps is not None and e.plan.warmup >= e.plan.steps > 1:
+        return [_endless_warmup(e.plan.warmup, e.plan.steps)]
     if prediction.answer == CANNOT_TELL:
         return [
             PlanFinding(
@@ -71,6 +73,17 @@ def plan_findings(e: "Evidence") -> list[PlanFinding]:
             _remedy(works),
         )
     ]
+
+
+def _endless_warmup(warmup: int, steps: int) -> PlanFinding:
+    return PlanFinding(
+        "warm-up longer than the training",
+        "warning",
+        f"a warm-up of {warmup:,} steps, and {steps:,} steps in all",
+        f"The rate ends at {steps / warmup:.1%} of its peak, which was chosen for nothing. The "
+        "rehearsal shortens a warm-up, so it says nothing about this one.",
+        f"A warm-up of at most a tenth of the steps: {max(1, steps // 10):,}.",
+    )
 
 
 def working_remedies(e: "Evidence") -> dict[str, Rehearsal]:

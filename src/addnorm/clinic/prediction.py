@@ -52,6 +52,7 @@ class Rehearsal:
     planned_progress : sum of the factors of the whole training
     planned_warmup : steps of the planned warm-up
     shortened_warmup : steps to which the warm-up was shortened, if it was
+    confirmed : of a remedy: whether it was ahead of the plan again from other initial weights
     """
 
     losses: tuple[float, ...]
@@ -68,6 +69,7 @@ class Rehearsal:
     planned_progress: float | None = None
     planned_warmup: int = 0
     shortened_warmup: int | None = None
+    confirmed: bool = True
 
     @property
     def final(self) -> float:
@@ -206,7 +208,7 @@ def predict_outcome(r: Rehearsal) -> Prediction:
 def is_better(one: Rehearsal, other: Rehearsal) -> bool:
     """Return whether one is predicted to train, and is clearly ahead of the other already."""
     mine, others = one.curve(), other.curve()
-    if mine is None or predict_outcome(one).answer != WILL_TRAIN:
+    if mine is None or not one.confirmed or predict_outcome(one).answer != WILL_TRAIN:
         return False
     if others is None:
         return not all(map(math.isfinite, other.losses))

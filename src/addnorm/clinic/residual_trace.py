@@ -48,6 +48,8 @@ NONLINEAR = {
     "log1p",
 }  # fmt: skip
 """Operations that make a feed-forward sublayer more than one matrix."""
+MASK = 1e9
+"""Values that only masks of attention hold."""
 SUMS = {"add", "sub", "add_", "sub_", "lerp", "lerp_"}
 RESCALINGS = COPYING | {"mul", "div", "native_dropout", "neg", "transpose", "permute", "unsqueeze"}
 
@@ -527,6 +529,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if join.factor is not None:
             rescalings = (*rescalings, Rescaling(join.factor))
         known = self._branches.get(_key(join.branch))
+        if known is not None and self._is_gated_difference(known, parent, rescalings):
+            self._turn_into_gate(known, rescalings, lineage, total)
+            lineage.stream = parent, ()
+            lineage.copies_of |= join.first.copies_of
+            return
         trace.nodes.append(StreamNode([(parent, rescalings)], site=len(trace.sites)))
         lineage.stream = number, ()
         lineage.copies_of |= join.first.copies_of
@@ -580,18 +587,29 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             node = self.trace.nodes[one.stream[0]]
             if node.site is None or not node.parents or not one.stream[1]:
                 continue
-            site = self.trace.sites[node.site]
-            if site.sign == "−" and node.parents[0][0] == two.stream[0]:
-                factor, _, gated = _describe_factors(one.stream[1], total.shape[-1])
-                site.sign, site.gated, site.factor = "+", gated, 1 - factor
-                site.scaled = not gated
-                site.branch = (total - site.shortcut).detach()
-                site.total = total
-                self._totals[node.site] = lineage
+            if self.trace.sites[node.site].sign == "−" and node.parents[0][0] == two.stream[0]:
+                self._turn_into_gate(node.site, one.stream[1], lineage, total)
                 lineage.stream = one.stream[0], ()
                 lineage.copies_of |= one.copies_of | two.copies_of
                 return True
         return False
+
+    def _is_gated_difference(self, number: int, parent: int, gates: Sequence[Rescaling]) -> bool:
+        """Return whether a branch is added to its own difference: (x − f) ⊙ g + f, as in a GRU."""
+        site = self.trace.sites[number]
+        return bool(gates) and site.node == parent and site.sign == "−"
+
+    def _turn_into_gate(
+        self, number: int, gates: Sequence[Rescaling], lineage: _Lineage, total: Tensor
+    ) -> None:
+        """Make one gated site of a difference that was multiplied by a gate and added."""
+        site = self.trace.sites[number]
+        factor, _, gated = _describe_factors(gates, total.shape[-1])
+        site.sign, site.gated, site.factor = "+", gated, 1 - factor
+        site.scaled = not gated
+        site.branch = (total - site.shortcut).detach()
+        site.total = total
+        self._totals[number] = lineage
 
     def _read_norm(self, join: "_Join", shortcut: _Lineage) -> str | None:
         """Return the norm through which the branch reads the shortcut."""
@@ -602,7 +620,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return None
 
     def _is_no_site(self, number: int, site: Site) -> bool:
-        """Return whether a sum is of attention logits, of convolutions, or part of the loss."""
+        """Return whether a sum is of attention logits, a mask, of convolutions, or of the loss."""
+        if float(site.shortcut.detach().abs().max()) >= MASK:
+            return True
+        earlier = {name for other in self.trace.sites[:number] for name in other.weights}
+        own = [name for name in site.weights if name in self.trace.multiplied]
+        if earlier.issuperset(own) and not bool(site.branch.any()):
+            return True  # a learned mean of earlier sums, this one weighed by zero
         images = site.total.ndim == 4 and any(self._ranks.get(name) == 4 for name in site.weights)
         of_loss = site.sign == "−" and not self._totals[number].bit & self._answered
         return number in self._dropped or images or of_loss

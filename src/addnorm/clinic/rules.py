@@ -10,6 +10,7 @@ not; bench/clinic_limits.py prints the measurements of both. The file is long be
 read side by side. What follows from a rehearsal is in plan_rules.py.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +46,11 @@ THRESHOLDS = {
     "weight decay": 1.0,
     "coupled weight decay": 0.2,
     "float16": 65504.0,
+    "far too large answer deviation": 30.0,
+    "drowning stream": 30.0,
+    "drowned branch": 0.01,
+    "momentum": 0.999,
+    "lost steps": 0.25,
 }
 """Healthy models of every arrangement stay on the right side of each."""
 
@@ -133,9 +139,17 @@ TRANSFORMER_RULES = {
     "attention logits too large", "attention collapsed", "initial weights too large",
     "token embeddings too small", "positions not distinguished", "token representations collapse",
     "equal initial weights", "initial weights too small", "feed-forward is linear",
+    "embeddings drown the branches", "patch positions not distinguished",
+    "attention without queries and keys",
 }  # fmt: skip
 """What is expected of a Transformer only."""
-NON_FINITE_RULES = {"batch not finite", "weights not finite", "float16 overflow", "not finite"}
+NON_FINITE_RULES = {
+    "batch not finite",
+    "weights not finite",
+    "float16 overflow",
+    "not finite",
+    "loss not finite",
+}
 """If one of these applies, no other measurement is meaningful."""
 
 
@@ -248,7 +262,19 @@ def _scaled_shortcut(e: Evidence) -> Quoted:
 
 
 def _missing_residuals(e: Evidence) -> Quoted:
-    return _quote_sites(e.arrangement.missing) if e.sites else None
+    # A gate around a branch, such as a GRU cell, is a module of its own.
+    return _quote_sites(e.arrangement.missing) if e.sites and not e.arrangement.gated else None
+
+
+def _drowned_branches(e: Evidence) -> Quoted:
+    """Quote the size of a stream before any training beside which every branch is tiny."""
+    if not e.sites or not e.untrained:
+        return None
+    start = e.sites[0].shortcut
+    shares = (site.branch / site.shortcut for site in e.sites if site.shortcut > 0)
+    largest = max(shares, default=math.inf)
+    drowned = start > THRESHOLDS["drowning stream"] and largest < THRESHOLDS["drowned branch"]
+    return _quote_if(drowned, start=start, largest=largest)
 
 
 def _cut_gradients(e: Evidence) -> Quoted:
@@ -344,6 +370,67 @@ RULES: tuple[Rule, ...] = (
         "{dtype})",
         "Its inputs and weights are finite: the operation itself produced the NaN or infinity.",
         "Check this operation's input: a division by zero, a log of zero, a fully masked row.",
+    ),
+    Rule(
+        "loss not finite", "problem",
+        lambda e: _quote_if(
+            e.non_finite is None and not math.isfinite(e.loss)
+            and not (e.non_finite_input or e.non_finite_weight),
+            loss=e.loss,
+        ),
+        "the loss is {loss}, although every answer is finite",
+        "A mean over no target at all is NaN: every label is the ignore_index (-100). Or the loss "
+        "takes the logarithm of 0.",
+        "Count the labels that are not ignored in each batch; skip a batch without any.",
+    ),
+    Rule(
+        "weights not registered", "problem",
+        lambda e: _quote_if(e.unregistered, count=e.unregistered),
+        "the answer depends on {count:,} trained values that model.parameters() does not list",
+        "Modules in a plain list or dict, or outside the model: no optimizer gets them, and "
+        ".to(), .eval() and state_dict() pass them by.",
+        "Keep them in nn.ModuleList, nn.ModuleDict or nn.ParameterList.",
+    ),
+    Rule(
+        "block not used", "problem",
+        lambda e: _quote_sites(e.unused_blocks),
+        "{sites}: no gradient at any of its parameters, unlike others of the same list",
+        "The forward pass leaves it out, or always calls another one in its place.",
+        "Check the loop over the blocks: its range, and the index inside it.",
+    ),
+    Rule(
+        "no gradient in training mode", "problem",
+        lambda e: _quote_if(
+            e.untrained_in_training and any(s.trainable > 0 for s in e.sites) and not e.cut_sites
+        ),
+        "in training mode no weight of any branch has a gradient",
+        "Reentrant checkpointing passes no gradient if its input needs none, as after frozen "
+        "embeddings.",
+        "use_reentrant=False, or model.enable_input_require_grads() in Hugging Face.",
+    ),
+    Rule(
+        "gradient shrinks", "problem",
+        lambda e: _quote_sites(e.shrunk_gradients),
+        "{sites}: less than a twentieth of the gradient of the next sum arrives, although the "
+        "shortcut is not scaled",
+        "Forward and backward pass differ: a part of the stream is detached, or a hook scales "
+        "the gradient.",
+        "Remove the detach or the hook.",
+    ),
+    Rule(
+        "attention without queries and keys", "problem",
+        lambda e: _quote_sites(e.idle_attention),
+        "{sites}: all attention logits are equal, and queries and keys have no gradient",
+        "The logits are multiplied by 0, or queries and keys both start at zero: attention stays "
+        "a mean over all positions.",
+        "Check the scale (1 / √head_width, not 1 // …); start queries or keys at random.",
+    ),
+    Rule(
+        "ε of a norm too large", "problem",
+        lambda e: _quote_sites(e.large_epsilons),
+        "{sites}: ε is above 0.1",
+        "(x − μ) / √(σ² + ε) norms nothing while ε is far above σ².",
+        "ε between 1e-12 and 1e-5: 1e-5, not 1e5.",
     ),
     Rule(
         "not a Transformer", "note",
@@ -609,6 +696,27 @@ RULES: tuple[Rule, ...] = (
         "Make the output matrix smaller: N(0, 1/width), or model.scale_output=true when tied.",
     ),
     Rule(
+        "initial logits far too large", "warning",
+        lambda e: _quote_if(
+            (e.uniform_loss is not None or _label(e, "cross_entropy"))
+            and e.untrained
+            and e.answer_deviation > THRESHOLDS["far too large answer deviation"],
+            deviation=e.answer_deviation, loss=e.loss,
+        ),
+        "the standard deviation of the logits is {deviation:.0f} before any training, the loss "
+        "{loss:.0f}",
+        "The softmax is one-hot: only the largest of the wrong classes is corrected at each step.",
+        "Make the output matrix smaller: nn.init.normal_(head.weight, std=width**-0.5).",
+    ),
+    Rule(
+        "embeddings drown the branches", "problem",
+        _drowned_branches,
+        "the stream starts with size {start:.3g}; no branch adds more than {largest:.1%} of it",
+        "Branches read through a norm have a size of about 1; beside such a stream they change "
+        "nothing.",
+        "Initialise the embeddings with std 0.02 to 1.",
+    ),
+    Rule(
         "dead units", "problem",
         _dead_units,
         "{path}: {dead:.0%} of {count} units are zero at all {positions} positions",
@@ -651,6 +759,29 @@ RULES: tuple[Rule, ...] = (
         "Hide padding from attention: attention_mask, key_padding_mask or "
         "src_key_padding_mask.",
         "Hide padding from attention: set model.pad to the id of padding.",
+    ),
+    Rule(
+        "one token read", "problem",
+        lambda e: _quote_if(e.experiments.only_token_read, which=e.experiments.only_token_read),
+        "the answer for a row depends on its {which} token only: the others may change",
+        "Under a causal mask the first position sees itself alone; other positions may be masked.",
+        "Read the last real position of a causal model, or the mean; use no causal mask in an "
+        "encoder.",
+    ),
+    Rule(
+        "answer reads its label", "problem",
+        lambda e: _quote_if(e.experiments.reads_own_label),
+        "changing the last label moves the last answer",
+        "The decoder's input is the labels, not shifted: each answer is in the input.",
+        "Shift right: decoder_input_ids[:, 1:] = labels[:, :-1]; Hugging Face models do it if only "
+        "labels are passed.",
+    ),
+    Rule(
+        "patch positions not distinguished", "warning",
+        lambda e: _quote_if(e.experiments.places_unread),
+        "rolling the image by half of its width and height does not change the answer",
+        "Attention alone sees a set of patches (Vaswani et al. 2017, §3.5).",
+        "Add position embeddings to the patches.",
     ),
     Rule(
         "padding shifts positions", "warning",
@@ -813,6 +944,38 @@ RULES: tuple[Rule, ...] = (
         "every group of the optimizer has a learning rate of 0",
         "Nothing is trained; a scheduler may start at 0.",
         "Check the schedule's first value, and that the scheduler is stepped.",
+    ),
+    Rule(
+        "group of rate zero", "warning",
+        lambda e: _quote_if(
+            e.optimizer is not None and e.optimizer.idle,
+            **({} if e.optimizer is None else vars(e.optimizer)),
+        ),
+        "{idle} parameters are in groups of {kind} with a learning rate of 0, others are trained",
+        "They get gradients and never change; weight decay does not act on them either.",
+        "Give the group a rate, or freeze its parameters with requires_grad_(False).",
+    ),
+    Rule(
+        "momentum out of range", "problem",
+        lambda e: _quote_if(
+            e.optimizer is not None and e.optimizer.momentum >= THRESHOLDS["momentum"],
+            **({} if e.optimizer is None else vars(e.optimizer)),
+        ),
+        "{kind} has a momentum (β₁) of {momentum:g}",
+        "Steps are a sum over 1 / (1 − momentum) gradients: at 1 none is ever forgotten.",
+        "momentum=0.9.",
+    ),
+    Rule(
+        "steps lost in 16 bits", "warning",
+        lambda e: _quote_if(
+            e.optimizer is not None and (e.optimizer.lost or 1.0) < THRESHOLDS["lost steps"],
+            **({} if e.optimizer is None else vars(e.optimizer)),
+        ),
+        "a step of {kind} at rate {lr:g} is {lost:.2g} of the least that changes a typical weight "
+        "in its precision of 16 bits",
+        "bfloat16 has 8 bits of fraction: w + lr rounds back to w (Kalamkar et al. 2019, "
+        "1905.12322, keep weights in float32).",
+        "Keep the weights in float32 and use torch.autocast; or a larger rate.",
     ),
     Rule(
         "positions not distinguished", "warning",
