@@ -61,6 +61,9 @@ UNNAMED = 2
 """Codes of a category that are not values: missing, and rare or unknown."""
 MANY_CELLS = 8_000
 """Known cells above which more than two members gain next to nothing (docs/results/instant.md)."""
+LARGE = 64_000_000
+"""Rows² · (1 + columns) above which a table is large: attention takes time in proportion. There is
+one member, which reads as many rows as fit; closed-form models use all rows."""
 MAX_CACHED = 2**27
 """Numbers that are kept of the known rows of one table: 512 MB."""
 PIECES = 4
@@ -394,14 +397,21 @@ class InstantModel(nn.Module):
         is_category: Tensor | None = None,
         real: Tensor | None = None,
         seed: int = 0,
+        context: Tensor | None = None,
     ) -> KnownRows:
-        """Return the known rows as `states_of` needs them; parameters as for `hidden`."""
+        """Return the known rows as `states_of` needs them; parameters as for `hidden`.
+
+        `context` are the rows that the stack reads, by default all; the solvers use all.
+        """
         stats, cache = column_stats(cells), RowCache()
         identity, parts = self.identity_of(stats, seed), count_parts(cells, is_category)
         tokens, features = self.cell_tokens(cells, stats, is_category, identity, parts)
         solved, answers = self.solve(features, target, real)
+        if context is not None:
+            tokens, target = tokens[:, context], target[:, context]
+            answers = None if answers is None else answers[:, context]
         hidden = self.target_tokens(target)
-        count = cells.shape[1]
+        count = target.shape[1]
         if count:
             first = self.with_answers(hidden, answers, solved)
             hidden = self.run(first, tokens, count, real, cache)
@@ -532,6 +542,13 @@ def make_instant_sublayer(
     )
 
 
+def content_order(numbers: Tensor, codes: Tensor, target: Tensor) -> Tensor:
+    """Return an order of rows by their targets, then by their content: not by how they came."""
+    key = numbers.nan_to_num().double().sin().sum(dim=1) + codes.double().sin().sum(dim=1)
+    order = key.argsort(stable=True)
+    return order[target[order].argsort(stable=True)]
+
+
 def standardise_target(target: Tensor, known: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return numbers with mean 0 and deviation 1 over the known rows, that mean, that deviation.
 
@@ -648,10 +665,20 @@ class InstantPredictor(TabularModel):
                 target = self.class_order(member)[target]
             is_category = (self.kept >= self.config.numbers)[None]
             seed = self.sizes.seed + member
-            known = self.network.read(cells, target[None], is_category, seed=seed)
+            known = self.network.read(
+                cells, target[None], is_category, seed=seed, context=self.context()
+            )
         if sum(part.numel() for part in (*self.read_rows.values(), known)) <= MAX_CACHED:
             self.read_rows[member] = known
         return known
+
+    def context(self) -> Tensor | None:
+        """Return the rows of a large table that the stack reads, spread over the targets."""
+        count = math.isqrt(LARGE // (1 + self.sizes.columns))
+        if self.sizes.known <= count:
+            return None
+        order = content_order(self.known_numbers, self.known_codes, self.known_target)
+        return order[(torch.arange(count) * len(order)) // count]
 
     def outputs(self, numbers: Tensor, codes: Tensor) -> Tensor:
         """Return the probabilities of classes, (rows, classes), or of bins, (rows, fine bins)."""
@@ -689,8 +716,10 @@ class InstantPredictor(TabularModel):
         return total / members
 
     def different_members(self) -> int:
-        """Return how many members are averaged: those that differ; of large tables two at most."""
+        """Return how many members are averaged: those that differ; of larger tables fewer."""
         sizes, members = self.sizes, self.config.members
+        if sizes.known**2 * (1 + sizes.columns) > LARGE:
+            return 1
         if sizes.known * sizes.columns > MANY_CELLS:
             members = min(members, 2)
         if sizes.identity or bool((self.kept >= self.config.numbers).any()):

@@ -25,6 +25,7 @@ from addnorm.metrics import classification_metrics, regression_metrics
 from addnorm.models.instant import (
     InstantModel,
     InstantPredictor,
+    content_order,
     make_predictor,
     read_instant,
 )
@@ -203,7 +204,7 @@ class InstantClassifier(InstantEstimator, TableClassifier):
     ----------
     members
         Answers that are averaged; in each, classes and values of categories are numbered in
-        another order. Of tables with more than 8,000 cells, two at most.
+        another order. Of tables with more than 8,000 cells, two at most; of the largest, one.
     max_rows, max_columns
         Most rows and columns that are used.
     calibrate
@@ -368,10 +369,7 @@ def predict_known_rows(model: InstantPredictor) -> tuple[Tensor, Tensor]:
     nothing.
     """
     target, count = model.known_target, len(model.known_target)
-    key = model.known_numbers.nan_to_num().double().sin().sum(dim=1)
-    key += model.known_codes.double().sin().sum(dim=1)
-    order = key.argsort(stable=True)
-    order = order[target[order].argsort(stable=True)]  # by target, then by key
+    order = content_order(model.known_numbers, model.known_codes, target)
     part = torch.empty(count, dtype=torch.int64)
     part[order] = torch.arange(count) % (3 if count <= CROSS_ROWS else 4)
     rows, outputs = [], []

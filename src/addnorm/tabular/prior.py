@@ -371,7 +371,7 @@ def _wave_target(draw: Draw, x: Tensor, outputs: int) -> Tensor:
     A column above or below a threshold of another one has other a and φ: an hour of a working day
     and of a holiday. In half of the batches the effects multiply: exp of their sum.
     """
-    tables, rows, columns = x.shape
+    tables, rows, _ = x.shape
     waves, orders = draw.one(1, 3), 4
     strength = x.std(dim=1) + 1e-3
     chosen = torch.multinomial(strength, 2 * waves, replacement=True, generator=draw.generator)
