@@ -8,9 +8,11 @@ From every table 100, 400 and min(1000, 60 %) rows are drawn to learn from, with
 their shares, five times; up to 2,000 others are the test rows. All models see the same rows.
 Measured: AUC (of several classes the mean of one against the rest), log-loss, calibration error
 (ECE, 15 bins), or of numbers RMSE and CRPS relative to the standard deviation of the test targets;
-and seconds of fitting and predicting together, of instant models CPU time, too. These tables choose
-nothing: weights are chosen on synthetic tables. F.jsonl gets one line for each fit; what it has
-already is not done again.
+and seconds of fitting and predicting together, of instant models CPU time, too. Of instant models
+also: the share of test targets within intervals, the weight of the Gaussian process, and the ECE
+that the same probabilities would have on as many test rows if they were exact (`ece_floor`). These
+tables choose nothing: weights are chosen on synthetic tables. F.jsonl gets one line for each fit;
+what it has already is not done again.
 """
 
 import argparse
@@ -40,7 +42,7 @@ from addnorm.cpu import keep_memory
 from addnorm.data.table.encode import EncodedTable, fit_encoder
 from addnorm.data.table.frame import Array, Frame, read_frame, to_frame, to_texts
 from addnorm.data.table.infer import infer
-from addnorm.metrics import classification_metrics
+from addnorm.metrics import calibration_error, classification_metrics
 from addnorm.tabular.compare import matrix, small_categories
 from addnorm.tabular.instant import InstantClassifier, InstantRegressor
 
@@ -64,6 +66,7 @@ NUMBERS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "diabetes": ("", "", ()),
 }
 BASELINES = ("linear", "boosting", "forest")
+INTERVALS = (0.5, 0.8, 0.9, 0.95)
 
 
 def read(folder: Path, name: str) -> tuple[Frame, Array]:
@@ -171,16 +174,36 @@ def run_instant(
     began, cpu = time.perf_counter(), time.process_time()
     if classes:
         model = InstantClassifier(weights=weights).fit(*train)
-        figures = classification_metrics(model.predict_proba(test[0]), test[1])
+        probabilities = model.predict_proba(test[0])
         seconds = {"seconds": time.perf_counter() - began, "cpu": time.process_time() - cpu}
-        return {**figures, **seconds}
+        figures = classification_metrics(probabilities, test[1])
+        return {**figures, "ece_floor": ece_floor(probabilities), **seconds}
     regressor = InstantRegressor(weights=weights).fit(*train)
     error = test[1] - regressor.predict(test[0])
     seconds = {"seconds": time.perf_counter() - began, "cpu": time.process_time() - cpu}
     levels = np.arange(1, 100) / 100
-    gap = test[1][:, None] - regressor.predict_quantiles(test[0], levels.tolist())
+    predicted = regressor.predict_distribution(test[0])
+    gap = test[1][:, None] - predicted.quantile(levels)
     crps = 2 * np.maximum(levels * gap, (levels - 1) * gap).mean(axis=1)
-    return {**numbers(error, crps, test[1]), **seconds}
+    covered = {}
+    for level in INTERVALS:
+        low, high = predicted.interval(level).T
+        covered[f"within {level}"] = float(((low <= test[1]) & (test[1] <= high)).mean())
+    trust = {"process": regressor.report_["process"]}
+    return {**numbers(error, crps, test[1]), **covered, **trust, **seconds}
+
+
+def ece_floor(probabilities: Array, draws: int = 20) -> float:
+    """Return the mean ECE if classes are drawn from the probabilities: of an exact model."""
+    rng, below = np.random.default_rng(0), probabilities.cumsum(axis=1)
+    last = probabilities.shape[1] - 1
+    found = [
+        calibration_error(
+            probabilities, (rng.random((len(below), 1)) > below).sum(axis=1).clip(max=last)
+        )
+        for _ in range(draws)
+    ]
+    return float(np.mean(found))
 
 
 def main() -> None:
@@ -236,7 +259,11 @@ def main() -> None:
 
 def show(results: list[dict[str, Any]], *, each: bool = False) -> None:
     """Print the mean over tables of the mean over draws, by size and model."""
-    names = ("auc", "log_loss", "ece", "seconds", "cpu"), ("rmse", "crps", "seconds", "cpu")
+    covered = [f"within {level}" for level in INTERVALS]
+    names = (
+        ("auc", "log_loss", "ece", "ece_floor", "seconds", "cpu"),
+        ("rmse", "crps", *covered, "process", "seconds", "cpu"),
+    )
     groups: dict[str, list[str]] = {
         "two classes": [name for name in CLASSES if CLASSES[name][0]],
         "more classes": [name for name in CLASSES if not CLASSES[name][0]],

@@ -18,6 +18,7 @@ from addnorm.models.bins import bin_means, quantiles_of
 from addnorm.models.instant import (
     InstantConfig,
     InstantModel,
+    InstantPredictor,
     Vote,
     make_predictor,
     read_instant,
@@ -334,6 +335,75 @@ def test_two_members_are_enough_for_a_large_table(monkeypatch: pytest.MonkeyPatc
     assert predictor.different_members() == 4
     monkeypatch.setattr(instant, "MANY_CELLS", 17)
     assert predictor.different_members() == 2
+
+
+def numbers_predictor(model: InstantModel, rows: int = 20) -> InstantPredictor:
+    """A predictor of numbers, with two numeric columns and a category."""
+    numbers, codes = torch.randn(rows, 2), torch.randint(0, 5, (rows, 1))
+    target = numbers[:, 0] + codes[:, 0]
+    kept = torch.arange(3)
+    scaled = (target - target.mean()) / target.std(correction=0)
+    return make_predictor(model, numbers, codes, scaled, categories=[5], classes=0, kept=kept)
+
+
+def test_numbers_are_a_mixture_of_network_and_process() -> None:
+    predictor = numbers_predictor(make())
+    rows = torch.randn(6, 2), torch.randint(0, 5, (6, 1))
+    found = []
+    with torch.inference_mode():
+        for trust in (0.0, 0.25, 1.0):
+            predictor.trust.fill_(trust)
+            found.append(predictor.outputs(*rows))
+        bins = predictor.network_outputs(*rows)
+    process = predictor.process()
+    assert process is not None
+    latent = process.latent(predictor.features(*rows))
+    other = process.probabilities(*latent, predictor.fine_edges).float()
+    assert torch.allclose(found[0].unflatten(1, (-1, instant.PIECES)).sum(dim=2), bins, atol=1e-6)
+    assert torch.allclose(found[2], other, atol=1e-6)
+    assert torch.allclose(found[1], 0.75 * found[0] + 0.25 * found[2], atol=1e-6)
+    middle = bin_means(predictor.network.edges)
+    mean = predictor.outputs_from_probabilities(found[0])[:, 0, 0]
+    assert torch.allclose(mean, bins @ middle, atol=1e-5)
+
+
+def test_answers_from_tokens_have_the_process_and_gradients() -> None:
+    predictor = numbers_predictor(make())
+    rows = torch.randn(4, 2), torch.randint(0, 5, (4, 1))
+    predictor.trust.fill_(1.0)  # members differ in the network alone
+    with torch.no_grad():
+        tokens = predictor.tokens(*rows)
+        wanted = predictor(*rows)
+    tokens.requires_grad_()
+    answers = predictor.from_tokens(tokens)
+    assert torch.allclose(answers, wanted, atol=1e-5)
+    answers.sum().backward()
+    assert tokens.grad is not None and float(tokens.grad.abs().sum()) > 0
+
+
+def test_the_network_reads_a_sample_of_a_large_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make()
+    numbers, codes = torch.randn(40, 2), torch.randint(2, 5, (40, 1))
+    target, asked = torch.randint(0, 2, (40,)), (torch.randn(5, 2), torch.randint(2, 5, (5, 1)))
+
+    def predictor(rows: Tensor) -> InstantPredictor:
+        known = numbers[rows], codes[rows], target[rows]
+        return make_predictor(model, *known, categories=[5], classes=2, kept=torch.arange(3))
+
+    whole, every = predictor(torch.arange(40)), torch.arange(40)
+    assert whole.context() is None and whole.different_members() == 4
+    monkeypatch.setattr(instant, "LARGE", 10 * 10 * 4)
+    assert whole.different_members() == 1
+    context = whole.context()
+    assert context is not None and len(set(context.tolist())) == 10
+    shares = [float(t.float().mean()) for t in (target, target[context])]
+    assert abs(shares[0] - shares[1]) < 0.1
+    with torch.inference_mode():
+        before = whole.outputs(*asked)
+        known = whole.read(0)
+        again = predictor(every.flip(0)).outputs(*asked)
+    assert known.count == 10 and known.solved is not None and known.solved.known[0].shape[1] == 40
+    assert torch.allclose(again, before, atol=NEAR)
 
 
 def test_a_file_of_weights_is_read_as_it_was_written(tmp_path: Path) -> None:

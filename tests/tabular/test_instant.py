@@ -9,6 +9,7 @@ import torch
 
 from addnorm.data.table.encode import EncodedTable
 from addnorm.errors import ConfigError, InputError
+from addnorm.models.bins import crps_of
 from addnorm.models.instant import InstantPredictor, write_instant
 from addnorm.tabular import (
     InstantClassifier,
@@ -163,6 +164,33 @@ def test_a_saved_estimator_answers_alike(kind: Any, weights: Path, tmp_path: Pat
     assert type(again) is kind
     ask = "predict_proba" if kind is InstantClassifier else "predict"
     assert np.array_equal(getattr(again, ask)(X), getattr(model, ask)(X))
+    assert float(again.model_.trust) == float(model.model_.trust)
+
+
+def test_the_weight_of_the_process_has_the_least_crps(
+    weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    X = table()
+    y = X["price"] + 0.5 * np.random.default_rng(1).normal(size=60)
+    model = InstantRegressor(weights=weights).fit(X, y)
+    predictor = model.model_
+    assert isinstance(predictor, InstantPredictor)
+    assert model.report_["process"] == pytest.approx(float(predictor.trust))
+    assert InstantRegressor(weights=weights, calibrate=False).fit(X, y).model_.trust == 0.5
+    monkeypatch.setattr(instant, "TRUST_ROWS", 0)
+    # A network that says the same of every row, at the shares of the targets: some weight is best.
+    edges = predictor.fine_edges.double()
+    place = torch.searchsorted(edges[1:-1], predictor.known_target.double())
+    shares = torch.bincount(place, minlength=len(edges) - 1).double() / 60
+    rows = torch.arange(60)
+    monkeypatch.setattr(instant, "predict_known_rows", lambda _: (rows, shares.expand(60, -1)))
+    process = predictor.process()
+    assert process is not None
+    own = process.probabilities(*process.own, edges)
+    mixed = [t * own + (1 - t) * shares for t in torch.linspace(0, 1, 101).double()]
+    target = predictor.known_target.double()
+    scores = torch.stack([crps_of(chances, edges, target).mean() for chances in mixed])
+    assert instant.own_trust(predictor) == pytest.approx(0.01 * int(scores.argmin()), abs=0.02)
 
 
 def test_it_can_be_explained(weights: Path) -> None:

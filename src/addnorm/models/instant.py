@@ -51,6 +51,7 @@ from addnorm.models.instant_cells import (
     column_identities,
     column_stats,
 )
+from addnorm.models.instant_process import Process, fit_process
 from addnorm.models.instant_solvers import SOLVERS, Solved, count_parts, solve, solver_features
 from addnorm.models.saved import read_tensors, require_matching_tensors, write_tensors
 from addnorm.models.tabular import TabularConfig, TabularModel
@@ -60,8 +61,13 @@ UNNAMED = 2
 """Codes of a category that are not values: missing, and rare or unknown."""
 MANY_CELLS = 8_000
 """Known cells above which more than two members gain next to nothing (docs/results/instant.md)."""
+LARGE = 64_000_000
+"""Rows² · (1 + columns) above which a table is large: attention takes time in proportion. There is
+one member, which reads as many rows as fit; closed-form models use all rows."""
 MAX_CACHED = 2**27
 """Numbers that are kept of the known rows of one table: 512 MB."""
+PIECES = 4
+"""Into how many a bin of the network is cut, so that the process can be precise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -391,14 +397,21 @@ class InstantModel(nn.Module):
         is_category: Tensor | None = None,
         real: Tensor | None = None,
         seed: int = 0,
+        context: Tensor | None = None,
     ) -> KnownRows:
-        """Return the known rows as `states_of` needs them; parameters as for `hidden`."""
+        """Return the known rows as `states_of` needs them; parameters as for `hidden`.
+
+        `context` are the rows that the stack reads, by default all; the solvers use all.
+        """
         stats, cache = column_stats(cells), RowCache()
         identity, parts = self.identity_of(stats, seed), count_parts(cells, is_category)
         tokens, features = self.cell_tokens(cells, stats, is_category, identity, parts)
         solved, answers = self.solve(features, target, real)
+        if context is not None:
+            tokens, target = tokens[:, context], target[:, context]
+            answers = None if answers is None else answers[:, context]
         hidden = self.target_tokens(target)
-        count = cells.shape[1]
+        count = target.shape[1]
         if count:
             first = self.with_answers(hidden, answers, solved)
             hidden = self.run(first, tokens, count, real, cache)
@@ -495,6 +508,17 @@ def bin_edges(config: InstantConfig) -> Tensor:
     return (config.reach * torch.sinh(3.5 * t) / math.sinh(3.5)).float()
 
 
+def cut(edges: Tensor, pieces: int) -> Tensor:
+    """Return the edges of bins each of which is cut into equal pieces.
+
+    >>> cut(torch.tensor([0.0, 1.0, 3.0]), 2)
+    tensor([0.0000, 0.5000, 1.0000, 2.0000, 3.0000])
+    """
+    along = torch.arange(pieces, dtype=edges.dtype, device=edges.device) / pieces
+    inner = edges[:-1, None] + edges.diff()[:, None] * along
+    return torch.cat((inner.flatten(), edges[-1:]))
+
+
 def make_instant_sublayer(
     c: ModelConfig, place: Place, inside: tuple[str, ...], positions: Positions
 ) -> AnySublayer:
@@ -518,6 +542,13 @@ def make_instant_sublayer(
     )
 
 
+def content_order(numbers: Tensor, codes: Tensor, target: Tensor) -> Tensor:
+    """Return an order of rows by their targets, then by their content: not by how they came."""
+    key = numbers.nan_to_num().double().sin().sum(dim=1) + codes.double().sin().sum(dim=1)
+    order = key.argsort(stable=True)
+    return order[target[order].argsort(stable=True)]
+
+
 def standardise_target(target: Tensor, known: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return numbers with mean 0 and deviation 1 over the known rows, that mean, that deviation.
 
@@ -538,6 +569,9 @@ class InstantPredictor(TabularModel):
     the values of categories, and other random numbers tell the columns apart; on all of these the
     network depends a little. The order of columns makes no difference, so it is not varied.
 
+    The distribution of a number is a mixture: the share `trust` of it is that of a Gaussian process
+    over the known rows (instant_process.py), the rest the network's.
+
     The configuration's `embedding_options` are the sizes that `predictor_config` sets. The known
     rows are buffers, so they are saved with the weights.
     """
@@ -546,6 +580,8 @@ class InstantPredictor(TabularModel):
     known_codes: Tensor
     known_target: Tensor
     kept: Tensor
+    trust: Tensor
+    fine_edges: Tensor
 
     def __init__(self, config: TabularConfig) -> None:
         super().__init__(config)
@@ -566,7 +602,38 @@ class InstantPredictor(TabularModel):
         self.register_buffer("known_codes", torch.zeros(sizes.known, categories, dtype=torch.int64))
         self.register_buffer("known_target", torch.zeros(sizes.known, dtype=dtype))
         self.register_buffer("kept", torch.zeros(sizes.columns, dtype=torch.int64))
+        self.register_buffer("trust", torch.tensor(0.5 if self.has_process() else 0.0))
+        self.register_buffer("fine_edges", cut(self.network.edges, PIECES), persistent=False)
         self.read_rows: dict[int, KnownRows] = {}
+        self.fitted: tuple[Process | None] | None = None
+
+    def has_process(self) -> bool:
+        """Return whether the process takes part: for numbers, if the network has solvers."""
+        return self.sizes.solvers and not self.sizes.classes
+
+    def process(self) -> Process | None:
+        """Return the Gaussian process of the known rows, fitted once; None if there is none."""
+        if self.fitted is None:
+            found = None
+            if self.has_process():
+                # As ordinary tensors: a later call may need gradients of the unknown rows.
+                with torch.inference_mode(False), torch.no_grad():
+                    features = self.features(*self.known_cells())
+                    is_category = self.kept >= self.config.numbers
+                    found = fit_process(features, is_category, self.known_target)
+            self.fitted = (found,)
+        return self.fitted[0]
+
+    def features(self, numbers: Tensor, codes: Tensor) -> Tensor:
+        """Return what the process sees of rows, (rows, kept columns, parts)."""
+        cells, known = self.cells(numbers, codes, 0), self.cells(*self.known_cells(), 0)
+        is_category = (self.kept >= self.config.numbers)[None]
+        features = cell_features(cells, column_stats(known), is_category)
+        return solver_features(cells, features, is_category, count_parts(known, is_category))[0]
+
+    def known_cells(self) -> tuple[Tensor, Tensor]:
+        """Return numbers and codes of the known rows."""
+        return self.known_numbers, self.known_codes
 
     def cells(self, numbers: Tensor, codes: Tensor, member: int) -> Tensor:
         """Return the kept columns of rows as cells, (1, rows, columns), for one member."""
@@ -598,12 +665,44 @@ class InstantPredictor(TabularModel):
                 target = self.class_order(member)[target]
             is_category = (self.kept >= self.config.numbers)[None]
             seed = self.sizes.seed + member
-            known = self.network.read(cells, target[None], is_category, seed=seed)
+            known = self.network.read(
+                cells, target[None], is_category, seed=seed, context=self.context()
+            )
         if sum(part.numel() for part in (*self.read_rows.values(), known)) <= MAX_CACHED:
             self.read_rows[member] = known
         return known
 
+    def context(self) -> Tensor | None:
+        """Return the rows of a large table that the stack reads, spread over the targets."""
+        count = math.isqrt(LARGE // (1 + self.sizes.columns))
+        if self.sizes.known <= count:
+            return None
+        order = content_order(self.known_numbers, self.known_codes, self.known_target)
+        return order[(torch.arange(count) * len(order)) // count]
+
     def outputs(self, numbers: Tensor, codes: Tensor) -> Tensor:
+        """Return the probabilities of classes, (rows, classes), or of bins, (rows, fine bins)."""
+        mean = self.network_outputs(numbers, codes)
+        if self.sizes.classes:
+            return mean
+        features = None
+        if float(self.trust) > 0 and self.process() is not None:
+            features = self.features(numbers, codes)
+        return self.with_process(mean, features)
+
+    def with_process(self, bins: Tensor, features: Tensor | None) -> Tensor:
+        """Return the mixture of the network's bins with the process, (rows, fine bins).
+
+        `features` are those of the rows for the process; None to leave it out.
+        """
+        fine = (bins / PIECES).repeat_interleave(PIECES, dim=1)
+        process = None if features is None else self.process()
+        if process is None or features is None:
+            return fine
+        other = process.probabilities(*process.latent(features), self.fine_edges)
+        return fine + self.trust * (other.to(fine.dtype) - fine)
+
+    def network_outputs(self, numbers: Tensor, codes: Tensor) -> Tensor:
         """Return the mean probabilities of the members: (rows, classes), or (rows, bins)."""
         total: Tensor | None = None
         members = self.different_members()
@@ -617,8 +716,10 @@ class InstantPredictor(TabularModel):
         return total / members
 
     def different_members(self) -> int:
-        """Return how many members are averaged: those that differ; of large tables two at most."""
+        """Return how many members are averaged: those that differ; of larger tables fewer."""
         sizes, members = self.sizes, self.config.members
+        if sizes.known**2 * (1 + sizes.columns) > LARGE:
+            return 1
         if sizes.known * sizes.columns > MANY_CELLS:
             members = min(members, 2)
         if sizes.identity or bool((self.kept >= self.config.numbers).any()):
@@ -650,8 +751,15 @@ class InstantPredictor(TabularModel):
 
     def from_tokens(self, tokens: Tensor) -> Tensor:
         """Return the first member's answers, (rows, 1, outputs), from tokens."""
-        states = self.network.states_of_tokens(tokens[None, :, self.kept], self.read(0))
-        return self.outputs_from_probabilities(self.probabilities(states, 0, self.read(0)))
+        kept = tokens[:, self.kept]
+        states = self.network.states_of_tokens(kept[None], self.read(0))
+        probabilities = self.probabilities(states, 0, self.read(0))
+        if not self.sizes.classes:
+            features = kept[..., self.network.config.trunk.width :]
+            probabilities = self.with_process(
+                probabilities, features if float(self.trust) > 0 else None
+            )
+        return self.outputs_from_probabilities(probabilities)
 
     def look(self, numbers: Tensor, codes: Tensor, maps: Maps) -> None:
         """Store the attention of the first member over the target and all columns of a row."""
@@ -669,7 +777,7 @@ class InstantPredictor(TabularModel):
     def outputs_from_probabilities(self, probabilities: Tensor) -> Tensor:
         """Return logits of classes or a standardised number, (rows, 1, outputs)."""
         if not self.sizes.classes:
-            return (probabilities @ bin_means(self.network.edges))[:, None, None]
+            return (probabilities @ bin_means(self.fine_edges))[:, None, None]
         logits = probabilities.clamp(min=1e-7).log()
         if self.sizes.classes == 2:
             logits = logits[:, 1:] - logits[:, :1]

@@ -27,6 +27,7 @@ from addnorm.metrics import classification_metrics, regression_metrics
 from addnorm.models.instant import (
     InstantModel,
     InstantPredictor,
+    content_order,
     make_predictor,
     read_instant,
 )
@@ -42,6 +43,8 @@ LEVELS = 8
 """Intervals into which columns and targets are cut to rank columns."""
 CROSS_ROWS = 400
 """Most rows that are predicted from one another to fit a temperature."""
+TRUST, TRUST_ROWS = 0.6, 10
+"""Weight of the Gaussian process before rows are seen, and how many rows this is worth."""
 PREDICT_CELLS = 100_000
 """Cells of unknown rows that are predicted at once."""
 
@@ -105,14 +108,18 @@ class InstantEstimator(TableEstimator):
         split = self.split_rows(frame, target, classes, np.ones(len(frame)))
         self.model_ = self.make_model(split, classes)
         self.batch_, self.temperature_, self.n_iter_ = self._batch(), 1.0, 1
-        if classes and self.calibrate:
-            self.temperature_ = own_temperature(self.model_)
+        if self.calibrate:
+            if classes:
+                self.temperature_ = own_temperature(self.model_)
+            else:
+                self.model_.trust.fill_(own_trust(self.model_))
         self.report_ = {
             "rows": len(split.rows),
             "held_out": 0,
             "known_rows": self.model_.sizes.known,
             "parameters": self.model_.count(),
             "temperature": self.temperature_,
+            **({} if classes else {"process": float(self.model_.trust)}),
             "notes": self.notes_of(split),
         }
         for note in self.notes_of(split)[len(split.notes) :]:
@@ -201,7 +208,7 @@ class InstantClassifier(InstantEstimator, TableClassifier):
     ----------
     members
         Answers that are averaged; in each, classes and values of categories are numbered in
-        another order. Of tables with more than 8,000 cells, two at most.
+        another order. Of tables with more than 8,000 cells, two at most; of the largest, one.
     max_rows, max_columns
         Most rows and columns that are used.
     calibrate
@@ -228,7 +235,8 @@ class InstantRegressor(InstantEstimator, TableRegressor):
     members, max_rows, max_columns, weights, schema, random_state
         As for InstantClassifier.
     calibrate
-        Not used: the distribution of a number is as the network predicts it.
+        Whether the weight of the Gaussian process in the answer is fitted to the training rows,
+        each predicted from others of them; else it is one half.
     """
 
     has_bins = False
@@ -247,7 +255,7 @@ class InstantRegressor(InstantEstimator, TableRegressor):
             for start in range(0, len(table), self.batch_):
                 chunk = slice(start, start + self.batch_)
                 parts.append(self.model_.outputs(table.numbers[chunk], table.codes[chunk]))
-        edges = self.model_.network.edges.double() * self.scale_ + self.mean_
+        edges = self.model_.fine_edges.double() * self.scale_ + self.mean_
         return np.asarray(torch.cat(parts).numpy()), np.asarray(edges.numpy())
 
     predicts_distribution = True  # from the bins of its network
@@ -295,6 +303,8 @@ def compare_instant(
         kept=informative_columns(table, target, classes, MAX_COLUMNS),
         seed=seed,
     )
+    if not classes:
+        model.trust.fill_(own_trust(model))
     fitted = time.perf_counter()
     answers = predict_outputs(model, test[0], max(32, PREDICT_CELLS // (1 + model.sizes.columns)))[
         :, 0
@@ -315,45 +325,81 @@ def compare_instant(
 def own_temperature(model: InstantPredictor) -> float:
     """Return the temperature at which the known rows of a table are predicted best from others.
 
-    Up to CROSS_ROWS rows are predicted in three parts, each from the other two; of more, a part is
-    predicted from the rest. The network is calibrated on tables like those it was trained on; this
-    corrects it on others. Few rows say little, so log T is multiplied by n / (n + 50), and T stays
-    between ½ and 2. The content of the rows decides their parts, so their order changes nothing.
+    The network is calibrated on tables like those it was trained on; this corrects it on others.
+    Few rows say little, so log T is multiplied by n / (n + 50), and T stays between ½ and 2.
     """
-    target, classes = model.known_target, model.sizes.classes
-    count = len(target)
-    if not count:
+    rows, probabilities = predict_known_rows(model)
+    if not len(rows):
         return 1.0
-    key = model.known_numbers.nan_to_num().double().sin().sum(dim=1)
-    key += model.known_codes.double().sin().sum(dim=1)
-    order = key.argsort(stable=True)
-    order = order[target[order].argsort(stable=True)]  # by class, then by key
+    ones, outputs = torch.ones(len(rows)), model.outputs_from_probabilities(probabilities)[:, 0]
+    best = fit_temperature(outputs, model.known_target[rows], ones)
+    return float(min(max(best ** (len(ones) / (len(ones) + 50)), 0.5), 2.0))
+
+
+def own_trust(model: InstantPredictor) -> float:
+    """Return the weight of the Gaussian process with which known numbers are predicted best.
+
+    The CRPS of a mixture is a quadratic function of the weight t: with a and b the distribution
+    functions of process and network minus the step at the target,
+
+        Σ ∫ (t a + (1 − t) b)²   is least at   t = Σ ∫ b (b − a) / Σ ∫ (a − b)²
+
+    The process predicts each row without itself; the network predicts parts of the rows from the
+    others. TRUST_ROWS rows are given to t = TRUST beforehand, t stays between 0 and 1.
+    """
+    process = model.process()
+    if process is None:
+        return 0.0
+    rows, network = predict_known_rows(model)
+    if not len(rows):
+        return TRUST
+    mean, deviation = process.own
+    edges, y = model.fine_edges.double(), model.known_target[rows].double()
+    own = process.probabilities(mean[rows], deviation[rows], edges).cumsum(dim=1)[:, :-1]
+    above = (edges[1:-1] >= y[:, None]).double()
+    a, b = own - above, network.double().cumsum(dim=1)[:, :-1] - above
+    width = (edges[2:] - edges[:-2]) / 2
+    gain, size = ((b * (b - a)) @ width).mean(), ((a - b).square() @ width).mean()
+    before = TRUST_ROWS / len(rows)
+    least = size.clamp(min=1e-9)
+    return float(((gain + before * TRUST * least) / (least * (1 + before))).clamp(0, 1))
+
+
+def predict_known_rows(model: InstantPredictor) -> tuple[Tensor, Tensor]:
+    """Return some known rows, and what the network predicts for them from others, as `outputs`.
+
+    Up to CROSS_ROWS rows are predicted in three parts, each from the other two; of more, a part is
+    predicted from the rest. The content of the rows decides their parts, so their order changes
+    nothing.
+    """
+    target, count = model.known_target, len(model.known_target)
+    order = content_order(model.known_numbers, model.known_codes, target)
     part = torch.empty(count, dtype=torch.int64)
     part[order] = torch.arange(count) % (3 if count <= CROSS_ROWS else 4)
-    predicted_rows, outputs = [], []
+    rows, outputs = [], []
     for number in range(3 if count <= CROSS_ROWS else 1):
         chosen = (part == number).nonzero()[:, 0][:CROSS_ROWS]
         rest = (part != number).nonzero()[:, 0]
         if not len(chosen) or not len(rest):
-            return 1.0
+            return part[:0], torch.zeros(0)
         part_model = make_predictor(
             model.network,
             model.known_numbers[rest],
             model.known_codes[rest],
             target[rest],
             categories=model.config.categories,
-            classes=classes,
+            classes=model.sizes.classes,
             kept=model.kept,
             members=1,
             seed=model.sizes.seed,
         )
-        rows = EncodedTable(model.known_numbers[chosen], model.known_codes[chosen])
-        outputs.append(predict_outputs(part_model, rows, len(rows))[:, 0])
-        predicted_rows.append(chosen)
-    all_rows = torch.cat(predicted_rows)
-    ones = torch.ones(len(all_rows))
-    best = fit_temperature(torch.cat(outputs), target[all_rows], ones)
-    return float(min(max(best ** (len(ones) / (len(ones) + 50)), 0.5), 2.0))
+        part_model.trust.zero_()
+        with torch.inference_mode():
+            outputs.append(
+                part_model.outputs(model.known_numbers[chosen], model.known_codes[chosen])
+            )
+        rows.append(chosen)
+    return torch.cat(rows), torch.cat(outputs)
 
 
 # ── Which rows and columns ────────────────────────────────────────────────────────────────────────

@@ -98,6 +98,7 @@ def sample_tables(
     columns: int,
     classes: int,
     difficulty: float = 1.0,
+    targets: dict[str, float] | None = None,
 ) -> Tables:
     """Return a batch of synthetic tables.
 
@@ -111,6 +112,8 @@ def sample_tables(
         2 to 10 classes, or 0 for a numeric target.
     difficulty
         Share of the tables that are from the whole prior; the others are easy.
+    targets
+        Weights of the kinds of targets in TARGET_KINDS; None for TARGET_SHARES.
 
     >>> batch = sample_tables(
     ...     torch.Generator().manual_seed(0), tables=3, rows=50, columns=4, classes=2
@@ -128,8 +131,11 @@ def sample_tables(
     parts = []
     for start in range(0, tables, GROUP):
         count = min(GROUP, tables - start)
-        make = _full_tables if bool(draw.happens(difficulty, 1)) else _easy_tables
-        parts.append(make(draw, count, rows, columns, classes))
+        if bool(draw.happens(difficulty, 1)):
+            shares = TARGET_SHARES if targets is None else targets
+            parts.append(_full_tables(draw, count, rows, columns, classes, shares))
+        else:
+            parts.append(_easy_tables(draw, count, rows, columns, classes))
     return Tables(
         torch.cat([part.cells for part in parts]),
         torch.cat([part.is_category for part in parts]),
@@ -160,14 +166,16 @@ def _easy_tables(draw: Draw, tables: int, rows: int, columns: int, classes: int)
     return Tables(x, torch.zeros(tables, columns, dtype=torch.bool), target, classes)
 
 
-def _full_tables(draw: Draw, tables: int, rows: int, columns: int, classes: int) -> Tables:
+def _full_tables(
+    draw: Draw, tables: int, rows: int, columns: int, classes: int, shares: dict[str, float]
+) -> Tables:
     if classes and bool(draw.happens(0.2 if classes == 2 else 0.5, 1)):
         x, target = _class_clusters(draw, tables, rows, columns, classes)
         cells, is_category = _warp_columns(draw, x)
         return Tables(_lose_cells(draw, cells), is_category, _flip(draw, target, classes), classes)
     by_softmax = classes > 2 and bool(draw.happens(0.6, 1))
     outputs = classes if by_softmax else 1
-    if bool(draw.happens(0.25, 1)):
+    if shares is TARGET_SHARES and bool(draw.happens(0.25, 1)):
         x, score = _causal_network(draw, tables, rows, columns, outputs)
         cells, is_category = _warp_columns(draw, x)
     else:
@@ -181,7 +189,7 @@ def _full_tables(draw: Draw, tables: int, rows: int, columns: int, classes: int)
         weight = weight / weight.square().mean(dim=-1, keepdim=True).sqrt()
         order = draw.uniform(tables, 1, columns).argsort(dim=-1)
         x = x * weight.gather(2, order)
-        score = TARGET_KINDS[draw.pick(TARGET_SHARES)](draw, x, outputs)
+        score = TARGET_KINDS[draw.pick(shares)](draw, x, outputs)
     score = standardise(score)
     if not classes:
         target = _numbers(draw, score[..., 0], x)
@@ -355,6 +363,39 @@ def _distance_target(draw: Draw, x: Tensor, outputs: int) -> Tensor:
     return kernel @ draw.normal(len(x), centres, outputs)
 
 
+def _wave_target(draw: Draw, x: Tensor, outputs: int) -> Tensor:
+    """Effects with several peaks, which a second column may switch, and a linear rest.
+
+        Σ_j Σ_k a_jk sin(2π k r_j + φ_jk)    r_j: rank of column j from 0 to 1, k = 1 to 4
+
+    A column above or below a threshold of another one has other a and φ: an hour of a working day
+    and of a holiday. In half of the batches the effects multiply: exp of their sum.
+    """
+    tables, rows, _ = x.shape
+    waves, orders = draw.one(1, 3), 4
+    strength = x.std(dim=1) + 1e-3
+    chosen = torch.multinomial(strength, 2 * waves, replacement=True, generator=draw.generator)
+    picked = x.gather(2, chosen[:, None].expand(-1, rows, -1))
+    ties = picked[..., :waves].transpose(1, 2).contiguous()
+    rank = torch.searchsorted(ties.sort(dim=-1).values, ties).transpose(1, 2) / rows
+    edge = draw.integers(0, rows - 1, tables, 1, waves)
+    switch = (picked[..., waves:] > picked[..., waves:].gather(1, edge)).long()
+    switch = switch * draw.happens(0.7, tables, 1, waves)
+    k = torch.arange(1, orders + 1)
+    score = torch.zeros(tables, rows, outputs)
+    for output in range(outputs):
+        size = draw.normal(tables, 2, waves, orders) * k**-0.5
+        phase = draw.uniform(tables, 2, waves, orders, high=2 * math.pi)
+        shape = (-1, -1, -1, orders)
+        at = switch[..., None].expand(shape)
+        angle = 2 * math.pi * k * rank[..., None] + phase.gather(1, at)
+        score[..., output] = (size.gather(1, at) * angle.sin()).sum(dim=(2, 3))
+    score = standardise(score) + draw.uniform(tables, 1, 1) * standardise(
+        _linear_target(draw, x, outputs)
+    )
+    return score.exp() if bool(draw.happens(0.5, 1)) else score
+
+
 TARGET_KINDS: dict[str, Callable[[Draw, Tensor, int], Tensor]] = {
     "linear": _linear_target,
     "network": _network_target,
@@ -362,11 +403,13 @@ TARGET_KINDS: dict[str, Callable[[Draw, Tensor, int], Tensor]] = {
     "products": _product_target,
     "trees": _tree_target,
     "distances": _distance_target,
+    "waves": _wave_target,
 }
 TARGET_SHARES = {
     **{"linear": 0.15, "network": 0.27, "additive": 0.15},
     **{"products": 0.08, "trees": 0.25, "distances": 0.1},
 }
+"""Of the tables that the package's weights were trained on, which have no waves."""
 
 
 def _softmax_classes(draw: Draw, score: Tensor) -> Tensor:
