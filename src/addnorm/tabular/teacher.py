@@ -26,8 +26,9 @@ from addnorm.tabular.instant import PACKAGE_WEIGHTS, InstantClassifier, load_net
 if TYPE_CHECKING:
     from addnorm.tabular.base import TableEstimator
 
-MIN_TAUGHT_ROWS = 100
-"""Fewer rows are too quickly fitted for a teacher to be worth its second."""
+MIN_TAUGHT_ROWS = 300
+"""For fewer rows the instant model itself is the better choice, and a fit takes less than the
+teacher's second."""
 PARTS = 4
 """Parts of the rows, each predicted from the others."""
 OWN_SHARE = 0.5
