@@ -11,7 +11,7 @@ from addnorm.data.table.infer import infer
 from addnorm.tabular import FTTransformerClassifier, FTTransformerOrdinal, FTTransformerRegressor
 from addnorm.tabular import teacher as subject
 from addnorm.tabular.base import TEACHER_NOTE
-from addnorm.tabular.teacher import MIN_TAUGHT_ROWS, PARTS, teach, wants_teacher
+from addnorm.tabular.teacher import MIN_TAUGHT_ROWS, TEACHER_PARTS, teach, wants_teacher
 from tests.tabular.data import QUICK, people
 
 ROWS = MIN_TAUGHT_ROWS
@@ -33,7 +33,7 @@ def test_small_tables_of_classes_are_taught() -> None:
         {"effort": "low"},
         {"effort": "published"},
         {"weight": np.arange(ROWS)},
-        {"target": np.repeat([0, 1], [ROWS - PARTS + 1, PARTS - 1])},
+        {"target": np.repeat([0, 1], [ROWS - TEACHER_PARTS + 1, TEACHER_PARTS - 1])},
         {"target": np.arange(ROWS) % 11, "classes": 11},
     ):
         assert not is_taught(**changes), changes
@@ -52,7 +52,7 @@ def test_a_row_is_predicted_from_rows_of_other_parts(monkeypatch: pytest.MonkeyP
     target = (labels == "yes").astype(np.int64)
     lesson = teach(X, target, 2, fit_encoder(X, infer(X)), seed=3)
     *crossed, (known, made_up) = asked
-    assert len(crossed) == PARTS and all(not np.isin(b, a).any() for a, b in crossed)
+    assert len(crossed) == TEACHER_PARTS and all(not np.isin(b, a).any() for a, b in crossed)
     assert np.array_equal(np.sort(np.concatenate([b for _, b in crossed])), np.sort(known))
     own = np.eye(2)[target]
     np.testing.assert_allclose(lesson.soft.numpy(), own / 2 + [0.125, 0.375], atol=1e-6)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MIN_TAUGHT_ROWS = 300
 """For fewer rows the instant model itself is the better choice, and a fit takes less than the
 teacher's second."""
-PARTS = 4
+TEACHER_PARTS = 4
 """Parts of the rows, each predicted from the others."""
 OWN_SHARE = 0.5
 """Weight of the class of a row in its soft target."""
@@ -53,7 +53,7 @@ def wants_teacher(estimator: "TableEstimator", target: Array, classes: int, weig
         return False
     if len(np.unique(weight)) > 1 or getattr(estimator, "pretrained_", None) is not None:
         return False
-    enough = np.bincount(target, minlength=classes).min() >= PARTS
+    enough = np.bincount(target, minlength=classes).min() >= TEACHER_PARTS
     return bool(enough and PACKAGE_WEIGHTS.exists() and classes <= load_network().config.classes)
 
 
@@ -68,14 +68,14 @@ def teach(frame: Frame, target: Array, classes: int, encoder: TableEncoder, seed
     encoder : the column encoder of the network, which encodes the second rows.
     seed : seed of the parts and of the swapped cells.
     """
-    part = make_folds(len(frame), PARTS, classes=target, seed=seed)
+    part = make_folds(len(frame), TEACHER_PARTS, classes=target, seed=seed)
     crossed = np.zeros((len(frame), classes))
-    for number in range(PARTS):
+    for number in range(TEACHER_PARTS):
         inside, outside = np.flatnonzero(part == number), np.flatnonzero(part != number)
         known = frame.take(outside), target[outside]
         crossed[inside] = _ask(known, frame.take(inside), encoder.schema, members=1)
     own = np.eye(classes)[target]
-    second = _swap(frame, np.random.default_rng(seed))
+    second = _second_rows(frame, np.random.default_rng(seed))
     answers = _ask((frame, target), second, encoder.schema, members=2)
     soft = OWN_SHARE * own + (1 - OWN_SHARE) * crossed
     return Lesson(
@@ -93,7 +93,7 @@ def _ask(known: tuple[Frame, Array], unknown: Frame, schema: Schema, *, members:
         return teacher.fit(*known).predict_proba(unknown)
 
 
-def _swap(frame: Frame, rng: np.random.Generator) -> Frame:
+def _second_rows(frame: Frame, rng: np.random.Generator) -> Frame:
     """Return the rows with a share of their cells from other rows, column by column."""
     rows = np.arange(len(frame))
     columns = {
