@@ -13,7 +13,13 @@ from addnorm.tabular import (
     TabTransformerClassifier,
 )
 from addnorm.tabular.base import TableEstimator
-from addnorm.tabular.choices import MAX_EPOCHS, MIN_EPOCHS, ROWS_SEEN, choose_settings
+from addnorm.tabular.choices import (
+    MAX_EPOCHS,
+    MIN_EPOCHS,
+    ROWS_SEEN,
+    choose_settings,
+    default_parameters,
+)
 from addnorm.tabular.fitting import FitSettings
 from tests.tabular.data import QUICK, people
 
@@ -69,7 +75,7 @@ def test_epochs_fall_with_the_rows_and_rise_with_the_effort(rows: int) -> None:
 
 @pytest.mark.parametrize(
     ("rows", "rate", "swapped"),
-    ((2_000, 5e-4, 0.1), (2_001, 2e-3, 0.1), (9_999, 2e-3, 0.1), (10_000, 2e-3, 0.05)),
+    ((2_000, 1e-3, 0.1), (2_001, 2e-3, 0.1), (9_999, 2e-3, 0.1), (10_000, 2e-3, 0.05)),
 )
 def test_classes_of_few_rows_are_learnt_slowly_and_of_many_with_fewer_swapped_cells(
     rows: int, rate: float, swapped: float
@@ -80,6 +86,16 @@ def test_classes_of_few_rows_are_learnt_slowly_and_of_many_with_fewer_swapped_ce
     assert (numbers.rate, numbers.swap_cells, numbers.drop_cells) == (2e-3, 0.02, 0.0)
     explicit = settings_for(rows, learning_rate=1e-4, swap_cells=0.3)
     assert (explicit.rate, explicit.swap_cells) == (1e-4, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("rows", "classes", "members"),
+    ((2_000, True, 1), (2_001, True, 4), (40_000, True, 4), (500, False, 4), (10_000, False, 1)),
+)
+def test_members_are_narrow_and_depend_on_the_rows(rows: int, classes: bool, members: int) -> None:
+    chosen = default_parameters("ft", "normal", classes, rows)
+    width = 64 if members == 1 else 32
+    assert (chosen["members"], chosen["width"], chosen["ffn_width"]) == (members, width, 2 * width)
 
 
 def test_the_schedule_of_the_default_ends_at_0_and_that_of_the_publication_is_constant() -> None:

@@ -15,6 +15,12 @@ def test_the_default_share_depends_on_the_number_of_rows(rows: int, held: int) -
     assert len(valid) == held and len(train) == rows - held
 
 
+@pytest.mark.parametrize(("rows", "held"), ((29, 0), (30, 6), (490, 98), (500, 50), (9_000, 900)))
+def test_fewer_rows_are_held_out_if_there_are_classes(rows: int, held: int) -> None:
+    _, valid = hold_out(rows, None, classes=np.arange(rows) % 2)
+    assert len(valid) == held
+
+
 def test_every_row_is_on_one_side_and_any_row_may_be_held_out() -> None:
     counts = np.zeros(40)
     for seed in range(60):

@@ -158,7 +158,7 @@ def test_an_image_is_explained(
     files = [str(tmp_path / "one.png"), "--report", str(page), "--json"]
     assert main(["explain", str(run.path), *files]) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert printed["outputs"][0]["output"] == one.outputs[0] and printed["patches"]["rows"] == 4
+    assert printed["outputs"][0]["output"] == one.outputs[0] and printed["patches"]["rows"] == 2
     assert "data:image/png" in page.read_text()
     assert main(["explain", str(run.path), str(tmp_path / "none.png")]) == 2
     assert "none.png" in capsys.readouterr().err

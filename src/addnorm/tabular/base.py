@@ -80,6 +80,10 @@ PROBED_BATCHES = 16
 """Batches of prediction after which the number of threads is chosen again."""
 LOAD_PROBE = LoadProbe()
 """Chooses the number of threads of predictions, for all estimators of the process."""
+TEACHER_NOTE = (
+    "a small table: predictions of the instant model are targets of the training, too; "
+    "effort='low' leaves them out."
+)
 
 
 @dataclass(frozen=True)
@@ -261,7 +265,7 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             proportional to its rows.
         valid : float, default=None
             Fraction of the rows to hold out for early stopping and calibration. None is 0 below 30
-            rows, 0.2 below 10,000 and 0.1 from there on.
+            rows, 0.2 below 500 rows with classes or 10,000 with numbers, and 0.1 from there on.
         split : {"random", "time"}, default="random"
             Which rows are held out: random ones, or the last ones.
         schema : Schema, path or dict, default=None
@@ -506,6 +510,9 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         weights = normalise_weights(weight[inside])
         own = target[inside]
         rows = Rows(table, self._targets(own), weights, fold=fold, given=own, **head)
+        taught = fold is None and groups is None and self._is_taught(own, classes, weight[inside])
+        if taught:
+            rows = self._teach(part, rows, classes)
         valid = rows if fold is not None else None
         if eval_set is not None:
             valid = self._rows(*to_pair(eval_set))
@@ -520,6 +527,7 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             *describe_columns(self.encoder_.schema),
             *(describe_groups(group_names, held, eval_set is not None) if folds < 2 else []),
             *describe_unlearnt(getattr(self, "classes_", ()), target[inside]),
+            *([TEACHER_NOTE] if taught else []),
         ]
         return SplitRows(rows, valid, target[inside], notes)
 
@@ -533,6 +541,19 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             return without_texts(schema), {}
         fold = make_folds(len(frame), TEXT_FOLDS, groups=groups, seed=self.seed_)
         return fit_texts(frame, schema, scores, fold)
+
+    def _is_taught(self, target: Array, classes: int, weight: Array) -> bool:
+        """Return whether the instant model teaches these training rows."""
+        from addnorm.tabular.teacher import wants_teacher  # its estimator is a subclass of this
+
+        return wants_teacher(self, target, classes, weight)
+
+    def _teach(self, frame: Frame, rows: Rows, classes: int) -> Rows:
+        """Return the training rows with the lesson of the instant model."""
+        from addnorm.tabular.teacher import teach
+
+        assert rows.given is not None
+        return replace(rows, lesson=teach(frame, rows.given, classes, self.encoder_, self.seed_))
 
     def _folds(self, rows: int, eval_set: bool) -> int:
         """Return the number of folds; 1 if there are none, or too few rows for the default."""

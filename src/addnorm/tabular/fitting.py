@@ -1,6 +1,6 @@
 """Train a model for tables: losses, batches, early stopping and the best weights.
 
-    classes    loss = mean over members of the cross-entropy
+    classes    loss = mean over members of the cross-entropy, with a class or with soft targets
     ordinal    loss = mean over members and thresholds k of −log P([y ≤ k])
     number     loss = mean over members of the cross-entropy of a smoothed label over bins
                       (models/bins.py) + 5 (y − ŷ)², y standardised, ŷ the mean of the bins
@@ -26,7 +26,7 @@ from addnorm.data.table.frame import Array
 from addnorm.metrics import classification_metrics, regression_metrics
 from addnorm.models.bins import bin_means, positions_of, smoothed_labels
 from addnorm.models.tabular import FoldModel, TabularModel
-from addnorm.training.calibration import logits_of, probabilities_of
+from addnorm.training.calibration import fit_temperature, logits_of, probabilities_of
 from addnorm.training.loop import Loop, LoopSettings, LoopTask, Observer, TrainingState
 from addnorm.training.optimizer import OPTIMIZERS
 from addnorm.training.schedule import make_schedule
@@ -49,6 +49,18 @@ NUMBER_METRICS = {"loss": "loss", "rmse": "loss", "mae": "mae"}
 
 
 @dataclass(frozen=True)
+class Lesson:
+    """What a teacher adds to training rows; see teacher.py."""
+
+    soft: Tensor
+    """(rows, classes): probabilities to learn in place of the classes."""
+    second: EncodedTable
+    """A second row beside each row."""
+    second_soft: Tensor
+    """(rows, classes): probabilities of the second rows."""
+
+
+@dataclass(frozen=True)
 class Rows:
     """Encoded rows with their targets and weights."""
 
@@ -65,6 +77,8 @@ class Rows:
     """Whether the classes have an order."""
     given: Array | None = None
     """(rows,): class indices, or numbers as they were given, to the last digit."""
+    lesson: Lesson | None = None
+    """Soft targets and second rows, if there is a teacher."""
 
     def __len__(self) -> int:
         return len(self.target)
@@ -148,11 +162,20 @@ class TableTraining:
         return torch.split(order, self.settings.batch)
 
     def batch(self, part: Tensor) -> dict[str, Tensor]:
-        """Return the batch of some rows, with random cells dropped and swapped."""
-        table = swap_cells(self.train.table.take(part), self.settings.swap_cells)
-        numbers, codes = drop_cells(table, self.settings.drop_cells)
+        """Return the batch of some rows, with random cells dropped and swapped.
+
+        With a teacher, their second rows follow them.
+        """
+        table, lesson = self.train.table.take(part), self.train.lesson
         target, weight = self.train.target[part], self.train.weight[part]
-        batch = {"numbers": numbers, "codes": codes, "target": target, "weight": weight}
+        soft = {}
+        if lesson is not None:
+            table = join_tables(table, lesson.second.take(part))
+            target, weight = target.repeat(2), weight.repeat(2)
+            soft["soft"] = torch.cat((lesson.soft[part], lesson.second_soft[part]))
+        table = swap_cells(table, self.settings.swap_cells)
+        numbers, codes = drop_cells(table, self.settings.drop_cells)
+        batch = {"numbers": numbers, "codes": codes, "target": target, "weight": weight, **soft}
         return batch if self.train.fold is None else batch | {"fold": self.train.fold[part]}
 
     def tokens(self, batch: dict[str, Tensor]) -> int:
@@ -164,7 +187,10 @@ class TableTraining:
         if "fold" in batch:
             return self._fold_loss(model, batch, total)
         outputs = model(batch["numbers"], batch["codes"])
-        each = self.losses(outputs, batch["target"])
+        if "soft" in batch:
+            each = soft_losses(outputs, batch["soft"])
+        else:
+            each = self.losses(outputs, batch["target"])
         return (each * batch["weight"]).sum() / total
 
     def _fold_loss(self, model: nn.Module, batch: dict[str, Tensor], total: int) -> Tensor:
@@ -185,7 +211,10 @@ class TableTraining:
         return losses(outputs, target, self.classes, self.train.edges)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Return the loss and other metrics on the held-out rows, or on all rows out of fold."""
+        """Return the loss and other metrics on the held-out rows, or on all rows out of fold.
+
+        The loss of classes is that of calibrated probabilities.
+        """
         assert isinstance(model, TabularModel)
         rows = self.train if self.train.fold is not None else self.valid
         if rows is None:
@@ -193,6 +222,10 @@ class TableTraining:
         outputs = mean_of_members(
             held_out_outputs(model, rows, self.settings.batch), self.train.edges
         )
+        if self.classes:
+            # Predictions are divided by a temperature that these rows decide. Without it the loss
+            # rises as soon as a network is too sure of itself, and would choose weights too early.
+            outputs = outputs / fit_temperature(outputs[:, 0], rows.target, rows.weight)
         each = self.losses(outputs, rows.target)
         outputs = outputs[:, 0]
         metrics = {"loss": float((each * rows.weight).sum() / rows.weight.sum())}
@@ -251,6 +284,12 @@ def losses(outputs: Tensor, target: Tensor, classes: int, edges: Tensor | None =
     return each.mean(dim=1)
 
 
+def soft_losses(outputs: Tensor, soft: Tensor) -> Tensor:
+    """Return −Σ_k t_k log p_k for soft targets t (rows, classes), the mean over the members."""
+    logs = logits_of(outputs.flatten(0, 1)).log_softmax(dim=1).view(*outputs.shape[:2], -1)
+    return -(soft[:, None] * logs).sum(dim=2).mean(dim=1)
+
+
 def ordinal_losses(outputs: Tensor, target: Tensor) -> Tensor:
     """Return the loss of each row for ordered classes, the mean over members and thresholds.
 
@@ -294,6 +333,13 @@ def mean_of_members(outputs: Tensor, edges: Tensor | None = None) -> Tensor:
 def likeliest_class(outputs: Tensor) -> Tensor:
     """Return the most likely class of each row, from (rows, outputs)."""
     return (outputs[:, 0] > 0).long() if outputs.shape[1] == 1 else outputs.argmax(dim=1)
+
+
+def join_tables(first: EncodedTable, second: EncodedTable) -> EncodedTable:
+    """Return the rows of two tables, one after the other."""
+    return EncodedTable(
+        torch.cat((first.numbers, second.numbers)), torch.cat((first.codes, second.codes))
+    )
 
 
 def drop_cells(table: EncodedTable, share: float) -> tuple[Tensor, Tensor]:

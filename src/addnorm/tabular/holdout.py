@@ -9,8 +9,9 @@ from addnorm.errors import ConfigError, InputError, choose
 
 MIN_ROWS_TO_SPLIT = 30
 """Fewer rows are all used for training, unless a share is set."""
-LARGE_TABLE_ROWS = 10_000
-"""From this many rows on, a tenth is held out instead of a fifth."""
+MANY_ROWS, MANY_ROWS_OF_CLASSES = 10_000, 500
+"""From this many rows on, a tenth is held out instead of a fifth. A temperature needs few rows;
+the intervals of a number need many."""
 
 
 def hold_out(
@@ -27,7 +28,7 @@ def hold_out(
     Parameters
     ----------
     rows : number of rows.
-    share : fraction to hold out; None is 0, 0.2 or 0.1, by the number of rows.
+    share : fraction to hold out; None is 0, 0.2 or 0.1, by the rows and whether they have classes.
     classes : class of each row; each class keeps its share, and at least one training row.
     groups : group of each row. Whole groups are held out: in random order those that fit into the
         share, or else the smallest.
@@ -39,7 +40,8 @@ def hold_out(
     [8, 9]
     """
     if share is None:
-        share = 0.0 if rows < MIN_ROWS_TO_SPLIT else 0.2 if rows < LARGE_TABLE_ROWS else 0.1
+        many = MANY_ROWS if classes is None else MANY_ROWS_OF_CLASSES
+        share = 0.0 if rows < MIN_ROWS_TO_SPLIT else 0.2 if rows < many else 0.1
     if not 0 <= share < 1:
         raise ConfigError(f"the fraction to hold out must be at least 0 and below 1: got {share}.")
     require_one_split(order, groups is not None)
