@@ -3,7 +3,8 @@
     python -m bench.tables_accuracy DATA --out F.jsonl [--tables NAME …] [--how NAME …] [--seeds 0]
 
 Every model is fitted to all training rows, on one thread; seconds are CPU time of the process. The
-boosting libraries are at their defaults, with native categories. F.jsonl gets a line after every
+boosting libraries are at their defaults, with native categories; catboost-quantiles predicts the
+quantiles of a number. F.jsonl gets a line after every
 fit; fits that it already has are skipped, and none is started after --seconds.
 """
 
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 
 from addnorm.cpu import keep_memory
-from bench.tables_choose import BOOSTING, fit_boosting, fit_ours
+from bench.tables_choose import BOOSTING, QUANTILES, fit_boosting, fit_ours, fit_quantiles
 from bench.tables_data import TABLES, split_table
 
 OURS: dict[str, dict[str, Any]] = {
@@ -32,7 +33,9 @@ def measure(folder: Path, table: str, name: str, seed: int) -> dict[str, Any]:
     """Return the metrics on test rows and the seconds of one fit."""
     train, test = split_table(folder, table, seed)
     classes = TABLES[table].classes
-    if name in BOOSTING:
+    if name == QUANTILES:
+        result = fit_quantiles(train, test, seed)
+    elif name in BOOSTING:
         result = fit_boosting(name, train, test, classes, seed)
     else:
         result = fit_ours(OURS[name], train, test, classes, seed)
@@ -61,7 +64,7 @@ def main() -> None:
                 row = measure(args.folder, table, name, seed)
                 with args.out.open("a") as file:
                     file.write(json.dumps(row) + "\n")
-                score = row["auc"] if TABLES[table].classes else row["rmse"]
+                score = row["auc"] if TABLES[table].classes else row.get("rmse", row.get("pinball"))
                 print(table, name, seed, f"{score:.4f} {row['seconds']:.1f} s", flush=True)
 
 

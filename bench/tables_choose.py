@@ -2,8 +2,8 @@
 
     python -m bench.tables_choose DATA --out F.jsonl [--tables NAME …] [--settings NAME …]
 
-Of the training part of a table, at most 6,250 random rows are used: four fifths to fit, one fifth
-to score. F.jsonl gets a line after every fit; fits that it already has are skipped.
+Only rows are used that are test rows in none of the reported splits: --rows of them to fit, at most
+4,000 others to score. F.jsonl gets a line after every fit; fits that it already has are skipped.
 """
 
 import argparse
@@ -18,21 +18,27 @@ import torch
 from addnorm.cpu import keep_memory
 from addnorm.data.table.encode import fit_encoder
 from addnorm.data.table.infer import infer
-from addnorm.metrics import classification_metrics, regression_metrics
+from addnorm.metrics import (
+    classification_metrics,
+    interval_metrics,
+    pinball_loss,
+    regression_metrics,
+)
 from addnorm.tabular import FTTransformerClassifier, FTTransformerRegressor
 from addnorm.tabular.compare import BaselineData, fit_catboost, fit_lightgbm, fit_scikit_learn
-from bench.tables_data import TABLES, Labelled, divide, split_table
+from addnorm.tabular.distribution import PINBALL
+from bench.tables_data import TABLES, Labelled, development_pool
 
-MAX_ROWS = 6_250
-"""Rows of a table's training part that are used, for fitting and scoring."""
+MAX_SCORED = 4_000
+"""Most rows to score."""
 
 
-def development_split(folder: Path, table: str, seed: int) -> tuple[Labelled, Labelled]:
-    """Return rows to fit and rows to score, both from the training part of a table."""
-    (X, y), _ = split_table(folder, table, seed)
-    order = np.random.default_rng(seed + 1).permutation(len(y))[:MAX_ROWS]
-    X, y = X.take(order), y[order]
-    return divide(X, y, len(y) // 5, seed + 2)
+def development_split(folder: Path, table: str, seed: int, rows: int) -> tuple[Labelled, Labelled]:
+    """Return rows to fit and rows to score, none of which is a test row of a reported split."""
+    X, y = development_pool(folder, table)
+    order = np.random.default_rng(1000 + seed).permutation(len(y))
+    inside, outside = order[:rows], order[rows : rows + MAX_SCORED]
+    return (X.take(inside), y[inside]), (X.take(outside), y[outside])
 
 
 def fit_boosting(name: str, train: Labelled, test: Labelled, classes: int, seed: int) -> Any:
@@ -49,6 +55,24 @@ def fit_boosting(name: str, train: Labelled, test: Labelled, classes: int, seed:
     return measure(predict(encoder.encode(test[0])), test[1]) | {"seconds": seconds}
 
 
+def fit_quantiles(train: Labelled, test: Labelled, seed: int) -> Any:
+    """Return pinball loss and coverage of CatBoost's MultiQuantile, one thread."""
+    encoder = fit_encoder(train[0], infer(train[0]))
+    data = BaselineData((encoder.encode(train[0]), train[1]), None, 0, seed)
+    levels = sorted({*PINBALL, *(end for ends in INTERVAL_ENDS.values() for end in ends)})
+    loss = f"MultiQuantile:alpha={','.join(map(str, levels))}"
+    start = time.process_time()
+    predict = fit_catboost(data, thread_count=1, loss_function=loss)
+    seconds = time.process_time() - start
+    found = np.sort(predict(encoder.encode(test[0])), axis=1)
+    chosen = found[:, [levels.index(level) for level in PINBALL]]
+    figures = {"pinball": pinball_loss(chosen, PINBALL, test[1]), "seconds": seconds}
+    for level, ends in INTERVAL_ENDS.items():
+        pair = found[:, [levels.index(end) for end in ends]]
+        figures[f"coverage_{level}"] = interval_metrics(pair, test[1])[0]
+    return figures
+
+
 def fit_ours(
     parameters: dict[str, Any], train: Labelled, test: Labelled, classes: int, seed: int
 ) -> Any:
@@ -62,6 +86,9 @@ def fit_ours(
 
 
 BOOSTING = ("catboost", "lightgbm", "histgradient")
+QUANTILES = "catboost-quantiles"
+"""CatBoost's distribution of a number."""
+INTERVAL_ENDS = {80: (0.1, 0.9), 90: (0.05, 0.95), 95: (0.025, 0.975)}
 
 
 def main() -> None:
@@ -72,6 +99,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=None)
     parser.add_argument("--tables", nargs="+", default=list(TABLES))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--rows", type=int, default=5_000, help="rows to fit")
     parser.add_argument("--seconds", type=float, default=540.0)
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -80,19 +108,24 @@ def main() -> None:
     settings = json.loads(args.settings.read_text()) if args.settings else {}
     lines = args.out.read_text().splitlines() if args.out.exists() else []
     rows = [json.loads(line) for line in lines]
-    done = {(row["table"], row["name"], row["seed"]) for row in rows}
+    done = {(row["table"], row["name"], row["seed"], row["fitted"]) for row in rows}
     for seed in args.seeds:
         for name in args.only or (*BOOSTING, *settings):
             for table in args.tables:
-                if (table, name, seed) in done or time.perf_counter() - begun > args.seconds:
+                if (
+                    table,
+                    name,
+                    seed,
+                    args.rows,
+                ) in done or time.perf_counter() - begun > args.seconds:
                     continue
-                train, test = development_split(args.folder, table, seed)
+                train, test = development_split(args.folder, table, seed, args.rows)
                 classes = TABLES[table].classes
                 if name in BOOSTING:
                     result = fit_boosting(name, train, test, classes, seed)
                 else:
                     result = fit_ours(settings[name], train, test, classes, seed)
-                row = {"table": table, "name": name, "seed": seed, **result}
+                row = {"table": table, "name": name, "seed": seed, "fitted": args.rows, **result}
                 with args.out.open("a") as file:
                     file.write(json.dumps(row) + "\n")
                 score = row["auc"] if classes else row["rmse"]

@@ -33,7 +33,6 @@ def test_small_tables_of_classes_are_taught() -> None:
         {"effort": "low"},
         {"effort": "published"},
         {"weight": np.arange(ROWS)},
-        {"target": np.repeat([0, 1], [ROWS - TEACHER_PARTS + 1, TEACHER_PARTS - 1])},
         {"target": np.arange(ROWS) % 11, "classes": 11},
     ):
         assert not is_taught(**changes), changes
@@ -50,7 +49,11 @@ def test_a_row_is_predicted_from_rows_of_other_parts(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(subject, "_ask", answer)
     X, labels = people(120)
     target = (labels == "yes").astype(np.int64)
-    lesson = teach(X, target, 2, fit_encoder(X, infer(X)), seed=3)
+    encoder = fit_encoder(X, infer(X))
+    rare = np.repeat([0, 1], [len(X) - TEACHER_PARTS + 1, TEACHER_PARTS - 1])
+    assert teach(X, rare, 2, encoder, seed=3) is None and not asked
+    lesson = teach(X, target, 2, encoder, seed=3)
+    assert lesson is not None
     *crossed, (known, made_up) = asked
     assert len(crossed) == TEACHER_PARTS and all(not np.isin(b, a).any() for a, b in crossed)
     assert np.array_equal(np.sort(np.concatenate([b for _, b in crossed])), np.sort(known))
@@ -69,6 +72,8 @@ def test_a_fit_of_a_small_table_says_that_it_was_taught() -> None:
     assert TEACHER_NOTE in model.report_["notes"]
     again = FTTransformerClassifier(**QUICK | {"epochs": 2}).fit(X, y)
     assert np.array_equal(model.predict_proba(X), again.predict_proba(X))
+    high = FTTransformerClassifier(**QUICK | {"epochs": 1}, effort="high").fit(X, y)
+    assert TEACHER_NOTE in high.report_["notes"] and high.report_["folds"] == 1
     for changes in ({"effort": "low"}, {"folds": 2}):
         other = FTTransformerClassifier(**QUICK | {"epochs": 1} | changes).fit(X, y)
         assert TEACHER_NOTE not in other.report_["notes"]

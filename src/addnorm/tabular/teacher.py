@@ -43,9 +43,9 @@ def wants_teacher(estimator: "TableEstimator", target: Array, classes: int, weig
     Parameters
     ----------
     estimator : the estimator.
-    target : class index of each training row.
+    target : class index of each row.
     classes : number of classes; 0 for numbers, which have no teacher.
-    weight : weight of each training row.
+    weight : weight of each row.
     """
     if not is_recommended(estimator.kind, estimator.effort) or estimator.effort == "low":
         return False
@@ -53,21 +53,26 @@ def wants_teacher(estimator: "TableEstimator", target: Array, classes: int, weig
         return False
     if len(np.unique(weight)) > 1 or getattr(estimator, "pretrained_", None) is not None:
         return False
-    enough = np.bincount(target, minlength=classes).min() >= TEACHER_PARTS
-    return bool(enough and PACKAGE_WEIGHTS.exists() and classes <= load_network().config.classes)
+    return PACKAGE_WEIGHTS.exists() and classes <= load_network().config.classes
 
 
-def teach(frame: Frame, target: Array, classes: int, encoder: TableEncoder, seed: int) -> Lesson:
+def teach(
+    frame: Frame, target: Array, classes: int, encoder: TableEncoder, seed: int
+) -> Lesson | None:
     """Return soft targets of the training rows, and second rows with theirs.
+
+    None if a class has too few rows for one in every part.
 
     Parameters
     ----------
     frame : the training rows.
-    target : their class indices; each class must have a row in every part.
+    target : their class indices.
     classes : number of classes.
     encoder : the column encoder of the network, which encodes the second rows.
     seed : seed of the parts and of the swapped cells.
     """
+    if np.bincount(target, minlength=classes).min() < TEACHER_PARTS:
+        return None
     part = make_folds(len(frame), TEACHER_PARTS, classes=target, seed=seed)
     crossed = np.zeros((len(frame), classes))
     for number in range(TEACHER_PARTS):
