@@ -22,13 +22,8 @@ from addnorm.data.table.frame import Array, Frame
 from addnorm.data.table.schema import Schema
 from addnorm.errors import ConfigError
 from addnorm.metrics import classification_metrics, regression_metrics
-from addnorm.models.instant import (
-    InstantModel,
-    InstantPredictor,
-    content_order,
-    make_predictor,
-    read_instant,
-)
+from addnorm.models.instant import InstantModel, read_instant
+from addnorm.models.instant_table import InstantPredictor, content_order, make_predictor
 from addnorm.tabular.base import TableEstimator
 from addnorm.tabular.distribution import NumberDistribution
 from addnorm.tabular.estimators import ESTIMATORS, TableClassifier, TableRegressor
