@@ -16,7 +16,7 @@ from addnorm.models.instant_process import (
     SPREADS,
     Process,
     evidence,
-    expand,
+    expand_cells,
     first_parameters,
     fit_process,
     fit_shares,
@@ -76,7 +76,7 @@ def test_the_evidence_is_that_of_a_normal_distribution() -> None:
     features, y = table(12)
     layout = make_layout(IS_CATEGORY, features.shape[2])
     log = first_parameters(layout)[0] + 0.3 * torch.randn(layout.count)
-    found, _ = evidence(log, layout, *expand(features, layout), y, -1.0)
+    found, _ = evidence(log, layout, *expand_cells(features, layout), y, -1.0)
     noise, delta = log[-2:].exp()
     bent = (-y - (-y).min() + delta).log()
     deviation, mean = torch.std_mean(bent, correction=0)
@@ -90,7 +90,7 @@ def test_the_evidence_is_that_of_a_normal_distribution() -> None:
 def test_the_gradient_is_that_of_small_steps() -> None:
     features, y = table()
     layout = make_layout(IS_CATEGORY, features.shape[2])
-    expanded = expand(features, layout)
+    expanded = expand_cells(features, layout)
     log = first_parameters(layout)[0] + 0.3 * torch.randn(layout.count)
     _, slope = evidence(log, layout, *expanded, y, 1.0)
     for place in range(layout.count):
@@ -105,7 +105,7 @@ def test_sines_make_a_matern_process() -> None:
     features = torch.zeros(35, 1, 4)
     features[:, 0, 1] = u
     layout = make_layout(torch.tensor([False]), 4)
-    sines = expand(features, layout)[0][:, 2:]
+    sines = expand_cells(features, layout)[0][:, 2:]
     for place, length in enumerate(LENGTHS[1:], start=3):  # the longest is 0 too near the ends
         found = (sines * layout.effect[place, 2:]) @ sines.T
         r = 3**0.5 * (u[:, None] - u).abs() / length

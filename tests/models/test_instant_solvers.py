@@ -51,10 +51,12 @@ def test_the_linear_solver_is_a_ridge_regression() -> None:
         assert torch.allclose(answers[table].double(), wanted, atol=NEAR)
 
 
+@pytest.mark.parametrize("count", (12, 40))  # more features than rows, and fewer
 @pytest.mark.parametrize("place", ALIKE)
-def test_a_known_row_is_predicted_without_itself(place: int) -> None:
+def test_a_known_row_is_predicted_without_itself(place: int, count: int) -> None:
     """The kernel matrix without the row gives the same; features stay those of all rows."""
-    features, target = rows_of()
+    features, target = rows_of(count)
+    assert (features.shape[2] * features.shape[3] < count) == (count == 40)
     solved, own = solve(features, target)
     kind, weighted, ridge = KERNELS[place]
     rows = solved.known[weighted][0]
@@ -64,8 +66,8 @@ def test_a_known_row_is_predicted_without_itself(place: int) -> None:
         kernel = (2 * kernel - squares[:, None] - squares).exp()
     y = target[0].double() - solved.mean[0]
     for row in (0, 5):
-        rest = [other for other in range(12) if other != row]
-        inner = kernel[rest][:, rest] + ridge * torch.eye(11)
+        rest = [other for other in range(count) if other != row]
+        inner = kernel[rest][:, rest] + ridge * torch.eye(count - 1)
         wanted = solved.mean[0, 0] + kernel[row, rest] @ torch.linalg.solve(inner, y[rest])
         assert torch.allclose(own[0, row, place].double(), wanted, atol=NEAR)
 

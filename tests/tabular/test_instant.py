@@ -10,7 +10,8 @@ import torch
 from addnorm.data.table.encode import EncodedTable
 from addnorm.errors import ConfigError, InputError
 from addnorm.models.bins import crps_of
-from addnorm.models.instant import InstantPredictor, write_instant
+from addnorm.models.instant import write_instant
+from addnorm.models.instant_table import InstantPredictor
 from addnorm.tabular import (
     InstantClassifier,
     InstantRegressor,

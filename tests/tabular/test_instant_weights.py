@@ -9,7 +9,7 @@ import pytest
 import torch
 from sklearn.datasets import load_iris, make_moons
 
-from addnorm.models.instant import InstantPredictor
+from addnorm.models.instant_table import InstantPredictor
 from addnorm.tabular import InstantClassifier, InstantRegressor, instant
 from addnorm.tabular.instant import PACKAGE_WEIGHTS, load_network, own_temperature
 

@@ -122,3 +122,26 @@ def test_targets_are_functions_of_the_inputs(name: str, outputs: int) -> None:
 def test_sizes_that_cannot_be_are_refused(sizes: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="must be"):
         sample(**sizes)
+
+
+def test_waves_have_several_peaks_that_another_column_switches() -> None:
+    """A line explains little of them; the mean of each twentieth of a column explains more."""
+    x = torch.randn(8, 2000, 2)
+    score = TARGET_KINDS["waves"](Draw(torch.Generator().manual_seed(3)), x, 1)[..., 0]
+    assert bool(score.isfinite().all()) and float(score.std(dim=1).min()) > 0.1
+    y = (score - score.mean(dim=1, keepdim=True)) / score.std(dim=1, keepdim=True)
+    best = torch.zeros(8)
+    for column in range(2):
+        order = x[..., column].argsort(dim=1)
+        steps = y.gather(1, order).view(8, 20, 100).mean(dim=2)
+        best = torch.maximum(best, steps.var(dim=1))
+    design = torch.cat((x, torch.ones(8, 2000, 1)), dim=2)
+    fitted = design @ torch.linalg.lstsq(design, y[..., None]).solution
+    assert float((best - fitted[..., 0].var(dim=1)).median()) > 0.1
+
+
+def test_the_kinds_of_targets_can_be_chosen() -> None:
+    waves, trees = (sample(classes=0, targets={kind: 1.0}) for kind in ("waves", "trees"))
+    assert not torch.equal(waves.target, trees.target)
+    with pytest.raises(ConfigError, match=r"targets must be among linear, .*: got spirals"):
+        sample(targets={"spirals": 1.0})

@@ -25,7 +25,7 @@ from addnorm.errors import ConfigError, SavedError, require
 from addnorm.files import new_directory, require_empty, to_json, write_whole
 from addnorm.interop.graphs import MAX_BATCH, quiet_exporter
 from addnorm.interop.onnx import ONNX_TOLERANCE
-from addnorm.models.instant import InstantPredictor
+from addnorm.models.instant_table import InstantPredictor
 from addnorm.models.tabular import TabularModel
 
 RawColumns = Mapping[str, Any]

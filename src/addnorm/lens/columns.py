@@ -21,7 +21,7 @@ from torch import Tensor
 
 from addnorm.errors import InputError
 from addnorm.lens.attribution import gauss_legendre
-from addnorm.models.instant import InstantPredictor
+from addnorm.models.instant_table import InstantPredictor
 from addnorm.models.tabular import (
     FoldModel,
     FTTransformerModel,

@@ -12,7 +12,7 @@ table are bent: w(y) = log(y − min + δ), or mirrored; a large δ leaves them 
 processes: Snelson et al. 2004, eq. 6).
 
 Amplitudes, weights, σ² and δ minimise the negative log evidence plus a normal prior on their
-logarithms (Rasmussen, Williams 2006, eq. 5.8, 5.9), in STEPS steps of Adam with exact gradients on
+logarithms (Rasmussen, Williams 2006, eq. 5.8, 5.9), in a few steps of Adam with exact gradients on
 at most `fitted_rows` rows: no real table was used to choose the prior. All known rows are then used
 in the answer, and every known row can be predicted without itself exactly:
 
@@ -33,7 +33,7 @@ from torch import Tensor
 
 from addnorm.models.instant_solvers import PARTS
 
-STEPS, RATE = 40, 0.2
+PROCESS_STEPS, PROCESS_RATE = 40, 0.2
 """Steps of Adam on the logarithms of the parameters, and their size."""
 MIN_ROWS = 8
 """Fewest known rows."""
@@ -103,7 +103,7 @@ def _sine_variances(length: float) -> Tensor:
     return 4 * a**3 / (a * a + frequency.square()).square()
 
 
-def expand(features: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+def expand_cells(features: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     """Return features of the effects, (rows, features), and coordinates, (rows, coordinates)."""
     effects, places = [], []
     k = math.pi / (2 * HALF) * torch.arange(1, SINES + 1, dtype=torch.float64)
@@ -152,7 +152,7 @@ def evidence(
     log
         (parameters,), as in Layout.
     effects, places
-        What `expand` returned.
+        What `expand_cells` returned.
     y
         (rows,), standardised.
     sign
@@ -235,7 +235,7 @@ class Process:
 
     def latent(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and deviation of the bent targets of rows, (rows,) each."""
-        effects, places = expand(features, self.layout)
+        effects, places = expand_cells(features, self.layout)
         a = self.log[: len(self.layout.effect)].exp()
         g, noise, _ = self.log[-3:].exp()
         variance, root = a @ self.layout.effect, _weights(self.log, self.layout).sqrt()
@@ -287,9 +287,9 @@ def fit_process(features: Tensor, is_category: Tensor, y: Tensor) -> Process | N
     if len(y) < MIN_ROWS or float(y.std(correction=0)) < 1e-6:
         return None
     layout = make_layout(is_category, features.shape[2])
-    effects, places = expand(features, layout)
+    effects, places = expand_cells(features, layout)
     sign = 1.0 if float(y.pow(3).mean()) >= 0 else -1.0
-    chosen = _sample(places, y, fitted_rows(len(y), len(is_category)))
+    chosen = _spread_rows(places, y, fitted_rows(len(y), len(is_category)))
     log = _fit(layout, effects[chosen], places[chosen], y[chosen], sign)
     least = float((sign * y).min())
     bent = bend(y, sign, least, log[-1].exp())
@@ -311,7 +311,7 @@ def fit_process(features: Tensor, is_category: Tensor, y: Tensor) -> Process | N
     )
 
 
-def _sample(places: Tensor, y: Tensor, count: int) -> Tensor:
+def _spread_rows(places: Tensor, y: Tensor, count: int) -> Tensor:
     """Return `count` rows that are spread over the targets; the order of the rows is nothing."""
     by_content = places.sin().sum(dim=1).argsort(stable=True)
     order = by_content[y[by_content].argsort(stable=True)]
@@ -319,15 +319,15 @@ def _sample(places: Tensor, y: Tensor, count: int) -> Tensor:
 
 
 def _fit(layout: Layout, effects: Tensor, places: Tensor, y: Tensor, sign: float) -> Tensor:
-    """Return the log parameters after STEPS steps of Adam (Kingma, Ba 2015, 1412.6980)."""
+    """Return the log parameters after PROCESS_STEPS steps of Adam (Kingma, Ba 2015, 1412.6980)."""
     middle, width = first_parameters(layout)
     log, count = middle.clone(), len(y)
     first, second = torch.zeros_like(log), torch.zeros_like(log)
-    for step in range(1, STEPS + 1):
+    for step in range(1, PROCESS_STEPS + 1):
         _, slope = evidence(log, layout, effects, places, y, sign)
         slope = (slope + (log - middle) / width.square()) / count
         first, second = 0.9 * first + 0.1 * slope, 0.95 * second + 0.05 * slope.square()
-        rate = RATE * min(1.0, 2 * (1 - (step - 1) / STEPS))
+        rate = PROCESS_RATE * min(1.0, 2 * (1 - (step - 1) / PROCESS_STEPS))
         scale = (second / (1 - 0.95**step)).sqrt() + 1e-5
         log = log - rate * first / (1 - 0.9**step) / scale
         log = middle + (log - middle).clamp(-9.0, 9.0)

@@ -144,17 +144,33 @@ def solve(features: Tensor, target: Tensor, real: Tensor | None = None) -> tuple
     coefficients, others = [], []
     identity = torch.eye(known, dtype=phi.dtype, device=phi.device)
     for kind, weighted, ridge in KERNELS:
-        kernel = _kernel(kind, rows[weighted], rows[weighted]) + ridge * identity
-        inverse = torch.cholesky_inverse(torch.linalg.cholesky(kernel))
-        solution = inverse @ y
+        if kind == "linear" and columns * parts < known:
+            solution, own = _solve_linear(rows[weighted], y, ridge)
+        else:
+            kernel = _kernel(kind, rows[weighted], rows[weighted]) + ridge * identity
+            inverse = torch.cholesky_inverse(torch.linalg.cholesky(kernel))
+            solution, own = inverse @ y, torch.diagonal(inverse, dim1=1, dim2=2)
         coefficients.append(solution)
-        own = torch.diagonal(inverse, dim1=1, dim2=2)[..., None]
-        others.append(mean + y - solution / own)
+        others.append(mean + y - solution / own[..., None])
     answers = torch.stack(others, dim=2)
     error = (answers - mean[:, :, None] - y[:, :, None]).square().sum(dim=3).mean(dim=1)
     quality = (1 - error / spread).clamp(-1, 1).float()
     solved = Solved(parts, centre, weights, rows, mean, tuple(coefficients), quality)
     return solved, answers.float()
+
+
+def _solve_linear(x: Tensor, y: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
+    """Return (X Xᵀ + α I)⁻¹ Y and the diagonal of the inverse, for fewer columns than rows.
+
+    (X Xᵀ + α I)⁻¹ = (I − X (Xᵀ X + α I)⁻¹ Xᵀ) / α    (Woodbury 1950)
+    """
+    gram = x.transpose(1, 2) @ x
+    gram = gram + ridge * torch.eye(x.shape[2], dtype=x.dtype, device=x.device)
+    half = torch.linalg.solve_triangular(
+        torch.linalg.cholesky(gram), x.transpose(1, 2), upper=False
+    )
+    solution = (y - half.transpose(1, 2) @ (half @ y)) / ridge
+    return solution, (1 - half.square().sum(dim=1)) / ridge
 
 
 def _kernel(kind: str, a: Tensor, b: Tensor) -> Tensor:

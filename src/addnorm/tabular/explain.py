@@ -28,7 +28,7 @@ from addnorm.lens.columns import (
     embed_columns,
 )
 from addnorm.lens.shap_values import ShapValues, has_shap, shap_values
-from addnorm.models.instant import InstantPredictor
+from addnorm.models.instant_table import InstantPredictor
 from addnorm.models.tabular import TabTransformerModel, TabularModel
 from addnorm.tabular.base import TableEstimator
 from addnorm.tabular.estimators import TableClassifier

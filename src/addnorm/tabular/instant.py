@@ -24,13 +24,8 @@ from addnorm.data.table.schema import Schema
 from addnorm.data.table.text import FittedText
 from addnorm.errors import ConfigError
 from addnorm.metrics import classification_metrics, regression_metrics
-from addnorm.models.instant import (
-    InstantModel,
-    InstantPredictor,
-    content_order,
-    make_predictor,
-    read_instant,
-)
+from addnorm.models.instant import InstantModel, read_instant
+from addnorm.models.instant_table import InstantPredictor, content_order, make_predictor
 from addnorm.tabular.base import TableEstimator
 from addnorm.tabular.distribution import NumberDistribution
 from addnorm.tabular.estimators import ESTIMATORS, TableClassifier, TableRegressor
@@ -43,6 +38,8 @@ LEVELS = 8
 """Intervals into which columns and targets are cut to rank columns."""
 CROSS_ROWS = 400
 """Most rows that are predicted from one another to fit a temperature."""
+CROSS_KNOWN = 750
+"""Most rows that they are predicted from."""
 TRUST, TRUST_ROWS = 0.6, 10
 """Weight of the Gaussian process before rows are seen, and how many rows this is worth."""
 PREDICT_CELLS = 100_000
@@ -369,8 +366,8 @@ def predict_known_rows(model: InstantPredictor) -> tuple[Tensor, Tensor]:
     """Return some known rows, and what the network predicts for them from others, as `outputs`.
 
     Up to CROSS_ROWS rows are predicted in three parts, each from the other two; of more, a part is
-    predicted from the rest. The content of the rows decides their parts, so their order changes
-    nothing.
+    predicted from the rest, or CROSS_KNOWN of them. The content of the rows decides their parts, so
+    their order changes nothing.
     """
     target, count = model.known_target, len(model.known_target)
     order = content_order(model.known_numbers, model.known_codes, target)
@@ -379,7 +376,10 @@ def predict_known_rows(model: InstantPredictor) -> tuple[Tensor, Tensor]:
     rows, outputs = [], []
     for number in range(3 if count <= CROSS_ROWS else 1):
         chosen = (part == number).nonzero()[:, 0][:CROSS_ROWS]
-        rest = (part != number).nonzero()[:, 0]
+        rest = order[part[order] != number]
+        if len(rest) > CROSS_KNOWN:
+            rest = rest[(torch.arange(CROSS_KNOWN) * len(rest)) // CROSS_KNOWN]
+        rest = rest.sort().values
         if not len(chosen) or not len(rest):
             return part[:0], torch.zeros(0)
         part_model = make_predictor(

@@ -4,7 +4,8 @@ A table is drawn in four steps, all of them vectorised over the tables of a batc
 
     inputs      independent, linearly mixed, clustered, or nodes of a random causal network
     relevance   a random weight for each column; many are close to 0, so columns may be irrelevant
-    target      a function of the inputs: linear, network, additive, product, trees, distances; or
+    target      a function of the inputs: linear, network, additive, product, trees, distances,
+                waves (only if asked for: the package's weights were trained without); or
                 another node of the causal network, which may be a cause or an effect of the inputs;
                 or a class that the inputs follow from: every class has its own clusters
     columns     each is warped, rounded, cut into categories with random codes, duplicated, made
@@ -113,7 +114,8 @@ def sample_tables(
     difficulty
         Share of the tables that are from the whole prior; the others are easy.
     targets
-        Weights of the kinds of targets in TARGET_KINDS; None for TARGET_SHARES.
+        Weights of the kinds of targets in TARGET_KINDS, without nodes of causal networks; None for
+        TARGET_SHARES, with them.
 
     >>> batch = sample_tables(
     ...     torch.Generator().manual_seed(0), tables=3, rows=50, columns=4, classes=2
@@ -127,13 +129,16 @@ def sample_tables(
         raise ConfigError(
             f"tables, rows and columns must be 1 or more: got {tables}, {rows} and {columns}."
         )
+    unknown = set(targets or ()) - set(TARGET_KINDS)
+    if unknown:
+        known = ", ".join(TARGET_KINDS)
+        raise ConfigError(f"targets must be among {known}: got {', '.join(sorted(unknown))}.")
     draw = Draw(generator)
     parts = []
     for start in range(0, tables, GROUP):
         count = min(GROUP, tables - start)
         if bool(draw.happens(difficulty, 1)):
-            shares = TARGET_SHARES if targets is None else targets
-            parts.append(_full_tables(draw, count, rows, columns, classes, shares))
+            parts.append(_full_tables(draw, count, rows, columns, classes, targets))
         else:
             parts.append(_easy_tables(draw, count, rows, columns, classes))
     return Tables(
@@ -167,7 +172,12 @@ def _easy_tables(draw: Draw, tables: int, rows: int, columns: int, classes: int)
 
 
 def _full_tables(
-    draw: Draw, tables: int, rows: int, columns: int, classes: int, shares: dict[str, float]
+    draw: Draw,
+    tables: int,
+    rows: int,
+    columns: int,
+    classes: int,
+    targets: dict[str, float] | None,
 ) -> Tables:
     if classes and bool(draw.happens(0.2 if classes == 2 else 0.5, 1)):
         x, target = _class_clusters(draw, tables, rows, columns, classes)
@@ -175,7 +185,7 @@ def _full_tables(
         return Tables(_lose_cells(draw, cells), is_category, _flip(draw, target, classes), classes)
     by_softmax = classes > 2 and bool(draw.happens(0.6, 1))
     outputs = classes if by_softmax else 1
-    if shares is TARGET_SHARES and bool(draw.happens(0.25, 1)):
+    if targets is None and bool(draw.happens(0.25, 1)):
         x, score = _causal_network(draw, tables, rows, columns, outputs)
         cells, is_category = _warp_columns(draw, x)
     else:
@@ -189,7 +199,7 @@ def _full_tables(
         weight = weight / weight.square().mean(dim=-1, keepdim=True).sqrt()
         order = draw.uniform(tables, 1, columns).argsort(dim=-1)
         x = x * weight.gather(2, order)
-        score = TARGET_KINDS[draw.pick(shares)](draw, x, outputs)
+        score = TARGET_KINDS[draw.pick(targets or TARGET_SHARES)](draw, x, outputs)
     score = standardise(score)
     if not classes:
         target = _numbers(draw, score[..., 0], x)

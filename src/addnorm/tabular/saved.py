@@ -35,7 +35,7 @@ from addnorm.files import (
     to_json,
     write_whole,
 )
-from addnorm.models.instant import InstantPredictor
+from addnorm.models.instant_table import InstantPredictor
 from addnorm.models.saved import (
     WEIGHTS,
     read_tensors,
