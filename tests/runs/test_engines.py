@@ -52,6 +52,7 @@ def test_ctranslate2_translates_greedily_as_torch_does(runs: dict[str, Path]) ->
     notes: list[str] = []
     use_engine(run, "ctranslate2", notes.append)
     assert "log-probabilities of tokens differ by up to" in notes[-1]
+    assert notes[-1].endswith("(random sequences and 8 texts of the data).")
     assert run.translate(texts, beam=1) == expected
     assert run.trained.engine.name == "ctranslate2" and run.trained.engine.precision == "float32"
     # Made once: the second run reads what the first has written.

@@ -17,6 +17,7 @@ from addnorm.data.text.tokenizer import Tokenizer
 from addnorm.errors import ConfigError, SavedError, require
 from addnorm.files import new_directory, require_empty
 from addnorm.generate import score
+from addnorm.interop.real_texts import RealTexts, rows_of, where
 from addnorm.layers.addnorm import Post
 from addnorm.layers.embeddings import Tokens
 from addnorm.layers.feedforward import FeedForward, GatedFeedForward
@@ -52,6 +53,7 @@ def export_ctranslate2(
     directory: str | Path,
     *,
     precision: str = "float32",
+    texts: RealTexts | None = None,
 ) -> list[str]:
     """Write a model for CTranslate2, compare it with ours, and return notes.
 
@@ -61,6 +63,7 @@ def export_ctranslate2(
     tokenizers : one under "text", or two under "source" and "target"; their pieces are the tokens.
     directory : where to write; it must not exist, or be empty.
     precision : float32, int8, int16, float16 or bfloat16.
+    texts : real texts to compare it on besides random ones.
     """
     ct2 = require("ctranslate2", "export")
     directory = require_empty(directory)
@@ -75,7 +78,7 @@ def export_ctranslate2(
     spec.optimize(quantization=None if precision == "float32" else precision)
     with new_directory(directory):
         spec.save(str(directory))
-        difference = compare_with_ctranslate2(ct2, model, tokenizers, names, directory)
+        difference = compare_with_ctranslate2(ct2, model, tokenizers, names, directory, texts)
         most = CT2_TOLERANCE if precision == "float32" else CT2_ROUGH_TOLERANCE
         if not difference <= most:
             raise SavedError(
@@ -84,7 +87,8 @@ def export_ctranslate2(
             )
     return [
         f"written for CTranslate2 {ct2.__version__} in {precision}.",
-        f"compared with the model: log-probabilities of tokens differ by up to {difference:.2g}.",
+        f"compared with the model: log-probabilities of tokens differ by up to {difference:.2g} "
+        f"({where(texts)}).",
     ]
 
 
@@ -286,8 +290,9 @@ def compare_with_ctranslate2(
     tokenizers: Mapping[str, Tokenizer],
     names: tuple[Sequence[str], Sequence[str]],
     directory: Path,
+    real: RealTexts | None = None,
 ) -> float:
-    """Return the largest difference of tokens' log-probabilities, over random sequences."""
+    """Return the largest difference of tokens' log-probabilities, over random and real texts."""
     generator = torch.Generator().manual_seed(0)
     c = model.config
     target = tokenizers.get("target") or tokenizers["text"]
@@ -300,10 +305,12 @@ def compare_with_ctranslate2(
     longest = min(20, c.length - 2) if c.positions == "learned" else 20
     lengths = [max(2, longest - 3 * i) for i in range(5)]
     targets = [draw(c.output_vocab, length) for length in lengths]
+    first, second = rows_of(real)
+    targets += map(list, second if isinstance(model, EncoderDecoder) else first)
     inputs, output = names
     texts = [[output[number] for number in row] for row in targets]
     if isinstance(model, EncoderDecoder):
-        sources = [draw(c.vocab, length) for length in reversed(lengths)]
+        sources = [*(draw(c.vocab, length) for length in reversed(lengths)), *map(list, first)]
         engine = ct2.Translator(str(directory), device="cpu")
         scored = engine.score_batch([[inputs[n] for n in row] for row in sources], texts)
         ours = score(model, sources, targets, begin=target.begin, end=target.end)

@@ -20,6 +20,7 @@ from addnorm.errors import ConfigError, SavedError
 from addnorm.files import new_directory, require_empty, to_json, write_whole
 from addnorm.interop.huggingface import choose_architecture, read_model, write_model
 from addnorm.interop.mapping import Architecture
+from addnorm.interop.real_texts import RealTexts, where
 from addnorm.layers.masks import Mask
 from addnorm.models.build import Model
 from addnorm.models.transformer import EncoderDecoder
@@ -36,6 +37,7 @@ def export_huggingface(
     task: str,
     labels: Sequence[str] = (),
     architecture: str | None = None,
+    texts: RealTexts | None = None,
 ) -> list[str]:
     """Write a model with its tokenizer, verify it, and return sentences about it.
 
@@ -47,6 +49,7 @@ def export_huggingface(
     task : what it was trained for.
     labels : names of the classes.
     architecture : a model_type; the first that can express the model by default.
+    texts : real texts to compare it on besides random ones.
     """
     directory = require_empty(directory)
     chosen = choose_architecture(model.config, architecture)
@@ -59,7 +62,7 @@ def export_huggingface(
         if model.config.head == "token":
             write_whole(directory / "generation_config.json", _generation(tokenizers, model))
         write_whole(directory / "README.md", _card(model, chosen, task).encode())
-        note = verify(model, directory)
+        note = verify(model, directory, texts)
     return [f"written as {chosen.class_of(model.config.head)} ({chosen.model_type}).", note]
 
 
@@ -201,24 +204,33 @@ def _json(content: Any) -> bytes:
 # ── Verification ──────────────────────────────────────────────────────────────────────────────────
 
 
-def verify(model: Model, directory: Path) -> str:
+def verify(model: Model, directory: Path, texts: RealTexts | None = None) -> str:
     """Compare a directory with the model it was written from; return a sentence, or raise."""
-    ids, real = _random_batch(model)
-    expected = _ours(model, ids, real)
+    c = model.config
+    batches = [_random_batch(model)]
+    if texts is not None:
+        batches.append(texts.batch(min(c.vocab, c.output_vocab), 0 if c.pad is None else c.pad))
     again = read_model(directory).model
-    difference = _largest_difference(expected, _ours(again, ids, real))
+    expected = [_ours(model, *batch) for batch in batches]
+    answers = [[_ours(again, *batch) for batch in batches]]
+    by = "addnorm (transformers is not installed)"
     if importlib.util.find_spec("transformers") is not None:
-        theirs = _theirs(directory, model, ids, real)
-        difference = max(difference, _largest_difference(expected, theirs))
-        by = "transformers"
-    else:
-        by = "addnorm (transformers is not installed)"
+        theirs, by = _open_theirs(directory), "transformers"
+        answers.append([_theirs(theirs, model, *batch) for batch in batches])
+    difference = max(
+        _largest_difference(one, other)
+        for answer in answers
+        for one, other in zip(expected, answer, strict=True)
+    )
     if not difference <= EXPORT_TOLERANCE:
         raise SavedError(
             f"{str(directory)!r} does not compute what the model does, as read by {by}: the "
             f"largest difference is {difference:.2g}, above {EXPORT_TOLERANCE:g}."
         )
-    return f"verified by {by}: the largest difference of an output is {difference:.2g}."
+    return (
+        f"verified by {by}: the largest difference of an output is {difference:.2g} "
+        f"({where(texts)})."
+    )
 
 
 def _random_batch(model: Model) -> tuple[Tensor, Tensor]:
@@ -246,13 +258,17 @@ def _ours(model: Model, ids: Tensor, real: Tensor) -> Tensor:
     return result[real] if result.ndim == 3 else result
 
 
-@torch.no_grad()
-def _theirs(directory: Path, model: Model, ids: Tensor, real: Tensor) -> Tensor:
+def _open_theirs(directory: Path) -> Any:
+    """Return the model that transformers reads."""
     transformers: Any = importlib.import_module("transformers")
     transformers.utils.logging.disable_progress_bar()
     config = transformers.AutoConfig.from_pretrained(directory)
     kind = getattr(transformers, config.architectures[0])
-    theirs = kind.from_pretrained(directory, dtype=torch.float32).eval()
+    return kind.from_pretrained(directory, dtype=torch.float32).eval()
+
+
+@torch.no_grad()
+def _theirs(theirs: Any, model: Model, ids: Tensor, real: Tensor) -> Tensor:
     options: dict[str, Any] = {"input_ids": ids, "attention_mask": real.long()}
     if isinstance(model, EncoderDecoder):
         options |= {"decoder_input_ids": ids, "decoder_attention_mask": real.long()}

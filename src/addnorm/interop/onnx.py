@@ -33,6 +33,7 @@ from addnorm.interop.graphs import (
     sequence_dims,
     whole_graph,
 )
+from addnorm.interop.real_texts import RealTexts, where
 from addnorm.layers.masks import Mask
 from addnorm.models.build import Model
 from addnorm.models.transformer import Decoder, EncoderDecoder
@@ -47,6 +48,7 @@ def export_onnx(
     directory: str | Path,
     *,
     labels: Sequence[str] = (),
+    texts: RealTexts | None = None,
 ) -> list[str]:
     """Write a text model as ONNX, compare it with the model, and return notes.
 
@@ -56,6 +58,7 @@ def export_onnx(
     tokenizers : saved in the same directory, in addnorm's format.
     directory : where to write; it must not exist, or be empty.
     labels : names of the classes.
+    texts : real texts to compare it on besides random ones.
     """
     for package in ("onnx", "onnxscript"):
         require(package, "export")
@@ -66,7 +69,7 @@ def export_onnx(
         raise ConfigError("models of mixing=recurrent are not written as ONNX.")
     directory = require_empty(directory)
     with new_directory(directory):
-        difference = _write(model.eval(), directory, runtime)
+        difference = _write(model.eval(), directory, runtime, texts)
         if not difference <= ONNX_TOLERANCE:
             raise SavedError(
                 f"{str(directory)!r} does not compute what the model does: outputs differ by up to "
@@ -80,15 +83,17 @@ def export_onnx(
     names = ", ".join(sorted(path.name for path in directory.glob("*.onnx")))
     return [
         f"written as {names}.",
-        f"run in onnxruntime {runtime.__version__}: outputs differ by up to {difference:.2g}.",
+        f"run in onnxruntime {runtime.__version__}: outputs differ by up to {difference:.2g} "
+        f"({where(texts)}).",
     ]
 
 
-def _write(model: Any, directory: Path, runtime: Any) -> float:
+def _write(model: Any, directory: Path, runtime: Any, texts: RealTexts | None) -> float:
     """Write the files; return the largest difference of an output."""
     function, inputs, shapes, more = whole_graph(model)
     _convert(function, inputs, shapes, directory / "model.onnx")
-    worst = _compare(function, [more], directory / "model.onnx", runtime)
+    batches = [more] if texts is None else [more, texts.inputs(model.config)]
+    worst = _compare(function, batches, directory / "model.onnx", runtime)
     batch, length = sequence_dims(model)
     if isinstance(model, EncoderDecoder):
         rows = {0: batch, 1: length}

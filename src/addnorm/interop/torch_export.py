@@ -13,6 +13,7 @@ from addnorm.data.text.tokenizer import Tokenizer
 from addnorm.errors import ConfigError, SavedError
 from addnorm.files import new_directory, require_empty, to_json, write_whole
 from addnorm.interop.graphs import longest_sequence, quiet_exporter, whole_graph
+from addnorm.interop.real_texts import RealTexts, where
 from addnorm.models.build import Model
 
 TORCH_TOLERANCE = 1e-5
@@ -25,6 +26,7 @@ def export_torch(
     directory: str | Path,
     *,
     labels: Sequence[str] = (),
+    texts: RealTexts | None = None,
 ) -> list[str]:
     """Write a text model as a program of torch.export, compare it with the model, return notes.
 
@@ -34,6 +36,7 @@ def export_torch(
     tokenizers : saved in the same directory, in addnorm's format.
     directory : where to write; it must not exist, or be empty.
     labels : names of the classes.
+    texts : real texts to compare it on besides random ones.
     """
     if model.config.input != "tokens":
         raise ConfigError(f"only models of tokens are written so: got {model.config.input}.")
@@ -48,7 +51,8 @@ def export_torch(
         with quiet_exporter(), torch.no_grad():
             torch.export.save(program, directory / "model.pt2")
             again = torch.export.load(directory / "model.pt2").module()
-            difference = float((again(*more) - function(*more)).abs().max())
+            batches = [more] if texts is None else [more, texts.inputs(model.config)]
+            difference = max(float((again(*b) - function(*b)).abs().max()) for b in batches)
         if not difference <= TORCH_TOLERANCE:
             raise SavedError(
                 f"{str(directory)!r} does not compute what the model does: outputs differ by up to "
@@ -60,5 +64,6 @@ def export_torch(
         write_whole(directory / "model.json", f"{to_json(facts)}\n".encode())
     return [
         "written as model.pt2, a program of torch.export.",
-        f"loaded by torch {torch.__version__}: outputs differ by up to {difference:.2g}.",
+        f"loaded by torch {torch.__version__}: outputs differ by up to {difference:.2g} "
+        f"({where(texts)}).",
     ]

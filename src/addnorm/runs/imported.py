@@ -7,6 +7,7 @@ from addnorm.errors import ConfigError, InputError, nearest
 from addnorm.files import make_directory
 from addnorm.interop.imported import ImportedDirectory, read_directory
 from addnorm.interop.peft import read_peft_, write_peft
+from addnorm.interop.real_texts import read_real_texts
 from addnorm.models.adapters import adapt_, load_adapter_, merge_, read_adapter
 from addnorm.models.build import build
 from addnorm.runs.run import Run, RunRecord, require_unused
@@ -120,18 +121,20 @@ def export_run(
     if to == "peft":
         return _export_adapters(run, Path(directory))
     model, tokenizers = trained.model, trained.tokenizers
+    texts = read_real_texts(run.config.data, model.config, tokenizers)
     if to in ("onnx", "torch"):
         export = export_onnx if to == "onnx" else export_torch
-        return export(model, tokenizers, directory, labels=run.labels)
+        return export(model, tokenizers, directory, labels=run.labels, texts=texts)
     if to == "ctranslate2":
-        return export_ctranslate2(model, tokenizers, directory, precision=precision)
+        return export_ctranslate2(model, tokenizers, directory, precision=precision, texts=texts)
     return export_huggingface(
-        trained.model,
-        trained.tokenizers,
+        model,
+        tokenizers,
         directory,
         task=run.task,
         labels=run.labels,
         architecture=architecture,
+        texts=texts,
     )
 
 
