@@ -181,7 +181,8 @@ class LoadProbe:
         self, probe: Measure | None = None, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self.probe, self.clock = probe or time_matrix_products, clock
-        self.chosen, self.candidates, self.until = 0, (0,), -math.inf
+        self.chosen, self.until = 0, -math.inf
+        self.candidates: tuple[int, ...] = ()
 
     def choose(self, candidates: Sequence[int]) -> int:
         """Return the number of threads that is faster now, or was a moment ago."""
