@@ -58,7 +58,7 @@ def test_every_parameter_is_documented(name: str) -> None:
     """The class docstring is what help() shows; IDEs show that of the constructor."""
     kind = ESTIMATORS[name]
     parameters = list(inspect.signature(kind).parameters)
-    assert len(parameters) == 38
+    assert len(parameters) == 39
     assert documented_parameters(inspect.getdoc(kind)) == parameters
     assert documented_parameters(inspect.getdoc(kind.__init__)) == parameters
     shown = pydoc.render_doc(kind, renderer=pydoc.plaintext)

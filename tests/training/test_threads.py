@@ -130,6 +130,27 @@ def test_never_much_worse_than_the_better_number(load: bool) -> None:
     assert total <= 1.1 * min(durations.values()) * len(used)
 
 
+def test_a_choice_at_a_lucky_moment_is_corrected_by_the_first_steps() -> None:
+    """The machine is idle while it is measured, and beside a load from the first step on."""
+    for per_step in (1, 4):
+        machine = usual()
+        tuner = ThreadTuner([1, 2], machine, gradients_per_step=per_step)
+        assert tuner.choose(gradients=10_000) == 2
+        machine.load = True
+        steps = 0
+        while tuner.chosen == 2:
+            tuner.after_step(per_step * machine.busy[2])
+            steps += 1
+        assert steps == 1, "before the first regular check, at 11 s"
+        machine.load = False
+        tuner = ThreadTuner([1, 2], machine, gradients_per_step=per_step)
+        tuner.choose(gradients=10_000)
+        machine.measured.clear()
+        for _ in range(500):
+            assert not tuner.after_step(per_step * 0.13)
+        assert machine.measured == [], "a step takes somewhat longer than its gradients"
+
+
 def test_a_load_that_halves_the_pace_is_noticed_by_the_median() -> None:
     machine = Machine({1: 0.18, 2: 0.1}, {1: 0.18, 2: 0.25})
     tuner = ThreadTuner([1, 2], machine)
@@ -148,8 +169,11 @@ def test_a_check_waits_for_a_multiple_of_its_cost() -> None:
     assert tuner.next_check == pytest.approx(max(2 * FIRST_WAIT, COST * 0.46))
     for _ in range(5):
         assert not tuner.after_step(0.1)
-    assert tuner.pace == 0.1 and not tuner.after_step(9.0), "one slow step is no drop"
+    assert tuner.pace == 0.1 and not tuner.after_step(0.3), "one slow step is no drop"
     assert machine.measured == [1, 1, 2]
+    for _ in range(10):
+        assert not tuner.after_step(0.2), "the pace has dropped, but the last check is recent"
+    assert machine.measured == [1, 1, 2] and tuner.elapsed < tuner.next_check
 
 
 def test_a_prediction_takes_the_number_that_products_show_to_be_faster() -> None:

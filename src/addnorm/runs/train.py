@@ -126,7 +126,7 @@ def make_run_tuner(config: Config, task: Task, model: nn.Module) -> ThreadTuner 
         return None
     if config.run.threads is None and len(candidates) == 1:
         return None
-    return make_tuner(candidates, model, task)
+    return make_tuner(candidates, model, task, config.train.accumulate)
 
 
 def choose_threads(config: Config, task: Task, model: nn.Module, say: Say) -> ThreadTuner | None:

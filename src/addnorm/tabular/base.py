@@ -748,7 +748,7 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             with use_threads(self._threads(len(table))):
                 return predict_outputs(self.model_, table, batch)
         outputs = []
-        for rows in torch.arange(len(table)).split(PROBED_BATCHES * batch):
+        for rows in torch.split(torch.arange(len(table)), PROBED_BATCHES * batch):
             with use_threads(self._threads(len(rows))):
                 outputs.append(predict_outputs(self.model_, table.take(rows), batch))
         return torch.cat(outputs)

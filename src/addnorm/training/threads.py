@@ -32,7 +32,10 @@ ROUNDS = 3
 DROP = 1.5
 """Ratio of the recent pace to the chosen one above which the choice is checked again."""
 SLOW_STEP = 4.0
-"""The same for a single step: beside a load that starts, the next ones may take seconds each."""
+"""The same for a single step, while there is more than one thread."""
+LOSS = 2.0
+"""Slow steps lead to a check at once if they have lost this multiple of the time of the last one:
+beside a load that starts, the next ones may take seconds each."""
 COST = 25
 """The next check comes after this multiple of the time of the last one: at most 4 % in total."""
 FIRST_WAIT, LAST_WAIT = 2.0, 60.0
@@ -77,6 +80,7 @@ class ThreadTuner:
     chosen : the number in use; by default the largest candidate
     probe : the same for a few matrix products: beside a load, a gradient of several threads may
         take minutes, and this shows it in a moment. None to measure gradients always.
+    gradients_per_step : gradients that are accumulated in a step
     """
 
     def __init__(
@@ -85,12 +89,17 @@ class ThreadTuner:
         measure: Measure,
         chosen: int | None = None,
         probe: Measure | None = None,
+        gradients_per_step: int = 1,
     ) -> None:
         self.candidates, self.measure = sorted(set(candidates), reverse=True), measure
-        self.probe = probe
+        self.probe, self.gradients_per_step = probe, gradients_per_step
         self.chosen = chosen or self.candidates[0]
         self.pace = 0.0
         """Median seconds of the first steps with the chosen number; 0 before they are done."""
+        self.measured = 0.0
+        """Seconds of the gradients of a step when the number was chosen; 0 if not measured."""
+        self.cost = self.lost = 0.0
+        """Seconds of the last check, and those that slow steps have lost since."""
         self.recent: deque[float] = deque(maxlen=5)
         self.elapsed, self.next_check, self.wait = 0.0, FIRST_WAIT, FIRST_WAIT
 
@@ -123,7 +132,8 @@ class ThreadTuner:
                     break
         best = fastest(times)
         changed = best != self.chosen
-        self.chosen, self.pace = best, 0.0
+        self.chosen, self.pace, self.cost, self.lost = best, 0.0, spent, 0.0
+        self.measured = 0.0 if crowded else statistics.median(times[best]) * self.gradients_per_step
         self.recent.clear()
         self.wait = FIRST_WAIT if changed else min(LAST_WAIT, 2 * self.wait)
         self.next_check = self.elapsed + max(self.wait, COST * spent)
@@ -139,15 +149,17 @@ class ThreadTuner:
         self.recent.append(seconds)
         if len(self.candidates) == 1:
             return False
-        dropped = 0 < SLOW_STEP * self.pace < seconds
-        if len(self.recent) == 5:
-            recent = statistics.median(self.recent)
-            self.pace = self.pace or recent
-            dropped = dropped or recent > DROP * self.pace
-        elif not dropped:
-            return False
         waiting = self.chosen < self.candidates[0]
-        if self.elapsed < self.next_check or not (dropped or waiting):
+        usual = self.pace or self.measured
+        if not waiting and 0 < SLOW_STEP * usual < seconds:
+            self.lost += seconds - usual
+        hurried = self.lost > LOSS * self.cost
+        if len(self.recent) < 5 and not hurried:
+            return False
+        recent = statistics.median(self.recent)
+        self.pace = self.pace or min(recent, DROP * (self.measured or math.inf))
+        due = self.elapsed >= self.next_check and (waiting or recent > DROP * self.pace)
+        if not (due or hurried):
             return False
         before = self.chosen
         return self.choose() != before
@@ -169,7 +181,8 @@ class LoadProbe:
         self, probe: Measure | None = None, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self.probe, self.clock = probe or time_matrix_products, clock
-        self.chosen, self.candidates, self.until = 0, (0,), -math.inf
+        self.chosen, self.until = 0, -math.inf
+        self.candidates: tuple[int, ...] = ()
 
     def choose(self, candidates: Sequence[int]) -> int:
         """Return the number of threads that is faster now, or was a moment ago."""
@@ -238,7 +251,9 @@ def gradient_timer(
     return measure
 
 
-def make_tuner(candidates: Sequence[int], model: nn.Module, task: "LoopTask") -> ThreadTuner:
+def make_tuner(
+    candidates: Sequence[int], model: nn.Module, task: "LoopTask", gradients_per_step: int = 1
+) -> ThreadTuner:
     """Return a tuner that times the gradient of a batch from the middle of the first epoch.
 
     Parameters
@@ -246,9 +261,13 @@ def make_tuner(candidates: Sequence[int], model: nn.Module, task: "LoopTask") ->
     candidates : numbers of threads to choose from
     model : the model to train
     task : batches and loss
+    gradients_per_step : gradients that are accumulated in a step
     """
     parts, state = task.plan(0), torch.get_rng_state()
     batch = task.batch(parts[len(parts) // 2])
     torch.set_rng_state(state)
     loss = partial(task.loss, model, batch, max(task.tokens(batch), 1))
-    return ThreadTuner(candidates, gradient_timer(model, loss), probe=time_matrix_products)
+    measure = gradient_timer(model, loss)
+    return ThreadTuner(
+        candidates, measure, probe=time_matrix_products, gradients_per_step=gradients_per_step
+    )
