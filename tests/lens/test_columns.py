@@ -133,3 +133,40 @@ def test_a_planted_table_is_explained() -> None:
             totals[name] += abs(share)
     most = max(totals.values())
     assert all(totals[name] < 0.05 * most for name in names if name.startswith("noise"))
+
+
+def mixed_table(count: int) -> tuple[dict[str, Any], Any]:
+    """|m| + a · sign(b), b a category; noise that is correlated, skewed or categorical."""
+    rng = np.random.default_rng(1000)
+    base, columns = rng.normal(size=count), {}
+    for n in range(4):  # correlated with one another alone
+        columns[f"noise {n}"] = base + 0.3 * rng.normal(size=count)
+    columns["noise 4"] = 1e5 * np.exp(2 * rng.normal(size=count))
+    columns["noise 5"] = rng.choice(list("abcd"), count)
+    columns["noise 6"] = rng.choice([0, 1], count)
+    columns["m"] = rng.uniform(-2, 2, count)
+    columns["a"] = np.exp(rng.normal(size=count)) / 1000
+    columns["b"] = rng.choice(["up", "down"], count)
+    sign = np.where(columns["b"] == "up", 1, -1)
+    y = 2 * np.abs(columns["m"]) + 2 * np.log(1000 * columns["a"]) * sign
+    return columns, y + 0.2 * rng.normal(size=count)
+
+
+@pytest.mark.slow
+@pytest.mark.trains
+def test_a_planted_table_of_mixed_columns_is_explained_with_the_defaults() -> None:
+    from addnorm.tabular import FTTransformerRegressor
+    from addnorm.tabular.explain import explain_table
+
+    table, y = mixed_table(2000)
+    train, held = (
+        {name: column[part] for name, column in table.items()}
+        for part in (slice(1700), slice(1700, None))
+    )
+    model = FTTransformerRegressor(random_state=training.seed).fit(train, y[:1700])
+    result = explain_table(model, held, y[1700:], shap=False)
+    shares = dict(zip(result.columns, result.gradient, strict=True))
+    most = max(shares.values())
+    assert {name for name, share in shares.items() if share > 0.05 * most} == {"m", "a", "b"}
+    assert set(result.interactions[0][:2]) == {"a", "b"}
+    assert result.interactions[1][2] < 0.2 * result.interactions[0][2]

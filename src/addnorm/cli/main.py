@@ -168,12 +168,14 @@ COMMANDS: dict[str, Command] = {
         ),
     ),
     "explain": Command(
-        "explain an output: words, layers and heads of a text; columns of a table or one row",
+        "explain an output: words, layers and heads of a text; patches of an image; columns of a "
+        "table or one row",
         "addnorm.cli.predict:explain",
         predict.add_explain_flags,
         (
             "addnorm explain runs/adult new.csv --row 17",
             "addnorm explain runs/ende 'a man rides a bicycle' --report why.html",
+            "addnorm explain runs/digits new.npz --row 5 --report why.html",
         ),
     ),
     "import": Command(

@@ -32,7 +32,7 @@ font-variant-numeric:tabular-nums;margin:.25rem 0}
 .lens .cells{position:absolute;inset:0;display:grid}
 .lens .cells span{min-width:0;min-height:0;outline-offset:-1px}
 .lens .cells span:hover,.lens .cells span.on{outline:1.5px solid #fff;box-shadow:0 0 0 1px #000}
-@media (max-width:520px){.lens .bars{grid-template-columns:minmax(4rem,38%) 1fr 3.2rem;
+@media (max-width:520px){.lens .bars{grid-template-columns:minmax(4rem,46%) 1fr 3rem;
 font-size:.8rem}.lens .pictures figure{width:calc(50% - .7rem)}}
 .lens table td{white-space:nowrap;padding-left:.4rem}.lens .dim{color:var(--soft)}
 """
@@ -266,6 +266,10 @@ function (root, data) {
     const left = 8 + 7 * Math.max(...m.rows.map((t) => cut(t).length));
     const top = 12 + 6 * Math.max(...m.columns.map((t) => cut(t).length));
     picture.replaceChildren();
+    let most = 1e-9;  // shades are relative to the largest weight: a diffuse map is seen, too
+    m.rows.forEach((_, q) => m.columns.forEach((_, k) => {
+      most = Math.max(most, weight(n, h, q, k));
+    }));
     const width = left + size * m.columns.length + 60, height = top + size * m.rows.length + 4;
     const svg = draw("svg", {width, height, role: "img", "aria-label": m.name}, picture);
     m.columns.forEach((t, k) => {
@@ -279,12 +283,13 @@ function (root, data) {
       m.columns.forEach((_, k) => {
         draw("rect", {
           class: "weight", x: left + size * k, y: top + size * q, width: size - 1,
-          height: size - 1, "fill-opacity": (0.04 + 0.96 * weight(n, h, q, k)).toFixed(3),
+          height: size - 1, "fill-opacity": (0.04 + 0.96 * weight(n, h, q, k) / most).toFixed(3),
           "data-q": q, "data-k": k,
         }, svg);
       });
     });
-    tip.textContent = "Rows are queries, columns keys; point at a cell.";
+    tip.textContent = "Rows are queries, columns keys, the darkest cell is " + percent(most) +
+      "; point at a cell.";
     let last = null;
     const point = (event) => {
       const e = event.target;

@@ -9,10 +9,17 @@ from addnorm.report.svg import WIDTH, Picture, Svg, empty_picture, pixels, short
 ROW_HEIGHT = 26
 ROW_NAME_WIDTH = 220
 """Longer names are shortened."""
+NARROW = 460.0
+"""Width of a picture whose text stays readable on a phone, where pictures are shown whole."""
 
 
 def bar_chart(
-    values: Sequence[tuple[str, float]], *, title: str, unit: str = "", strong: str = ""
+    values: Sequence[tuple[str, float]],
+    *,
+    title: str,
+    unit: str = "",
+    strong: str = "",
+    size: float = WIDTH,
 ) -> Svg:
     """Return a chart with one bar for each (name, value), starting at zero.
 
@@ -22,6 +29,7 @@ def bar_chart(
     title : title of the picture
     unit : unit of the values
     strong : name of a bar to emphasise; the others are then muted
+    size : width of the picture; NARROW stays readable on a phone
 
     >>> bar_chart([("speed", 3.0), ("size", -1.5)], title="Gains")[:4]
     '<svg'
@@ -29,7 +37,7 @@ def bar_chart(
     if not values:
         return empty_picture(title)
     about = "; ".join(f"{name}: {format_number(value)} {unit}".rstrip() for name, value in values)
-    picture = Picture(WIDTH, ROW_HEIGHT * len(values) + 12, title, about)
+    picture = Picture(size, ROW_HEIGHT * len(values) + 12, title, about)
     finite = [float(value) for _, value in values if math.isfinite(value)]
     span = Axis(min([0.0, *finite]), max([0.0, *finite]) or float(not any(finite)), ())
     texts = [
@@ -37,7 +45,7 @@ def bar_chart(
     ]
     value_width = max(text_width(text) for text in texts) + 10
     left = _name_column_width([name for name, _ in values]) + (value_width if span.low < 0 else 0)
-    width = WIDTH - left - value_width
+    width = size - left - value_width
     zero = left + width * span.place(0)
     for index, ((name, value), text) in enumerate(zip(values, texts, strict=True)):
         y = 6 + ROW_HEIGHT * index

@@ -93,6 +93,7 @@ PHONE = """
 main{padding:2rem 1rem 3rem}h1{font-size:1.6rem}h2{margin-top:2.25rem}
 .facts dd{font-size:1.35rem}td[dir]:last-child{min-width:9rem}
 .wide>svg{min-width:0!important}
+th,td{padding-right:.7rem}
 """
 PAPER = """
 body{font-size:10.5pt}main{max-width:none;padding:0}

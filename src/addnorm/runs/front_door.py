@@ -208,14 +208,14 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> nn.Module:
 def explain(
     run: Run | str | Path, data: str | Path | Sequence[str] | TableLike, row: int | None = None
 ) -> "Explanation | RowExplanation | SequenceExplanation":
-    """Return an explanation of a model's output: for a text, the rows of a table, or one row.
+    """Return an explanation of a model's output: for a text, an image, rows of a table, one row.
 
     Parameters
     ----------
     run : a run, or its directory.
-    data : a text or a list of texts; for tables a file or data frame, with the target column
-        unless `row` is given.
-    row : a row of a table or a text of a list, counted from 1.
+    data : a text or a list of texts; for images an image, an .npz file, a folder or an array; for
+        tables a file or data frame, with the target column unless `row` is given.
+    row : a row of a table, a text of a list or an image of several, counted from 1.
 
     Examples
     --------

@@ -5,7 +5,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from addnorm.data.table.schema import Schema
-from addnorm.report import Page, bar_chart, fan_chart, heat_map, interval_chart, reliability_chart
+from addnorm.report import (
+    NARROW,
+    Page,
+    bar_chart,
+    fan_chart,
+    heat_map,
+    interval_chart,
+    reliability_chart,
+)
 from addnorm.tabular.base import TableEstimator
 from addnorm.tabular.explain import Explanation, RowExplanation
 
@@ -201,7 +209,7 @@ def explanation_page(explanation: Explanation, estimator: TableEstimator | None 
         if values is not None:
             pairs = zip(explanation.columns, values, strict=True)
             ranked = sorted(pairs, key=lambda pair: -pair[1])
-            page.figure(bar_chart(ranked, title=title), f"{title}.")
+            page.figure(bar_chart(ranked, title=title, size=NARROW), f"{title}.")
     page.text(
         "Attention shows what the model reads, not what its prediction depends on. Where the "
         "measures disagree, trust the shuffling."
@@ -212,7 +220,7 @@ def explanation_page(explanation: Explanation, estimator: TableEstimator | None 
         effects = explanation.interactions
         bars = [(f"{one} and {other}", size) for one, other, size, _ in effects]
         title = "Joint effect of two columns beyond the sum of their single effects"
-        page.figure(bar_chart(bars, title=title), f"{title}: its root mean square.")
+        page.figure(bar_chart(bars, title=title, size=NARROW), f"{title}: its root mean square.")
         compared = explanation.shap_interactions
         page.table(
             ["columns", "strength", "H", *(["SHAP"] if compared is not None else [])],
@@ -245,12 +253,12 @@ def row_page(explanation: RowExplanation, estimator: TableEstimator | None = Non
     page.section("Contribution of each column")
     bars = [(f"{name} = {value}", part) for name, value, part in explanation.ranked()]
     title = "Contribution to the difference from the baseline"
-    page.figure(bar_chart(bars, title=title), f"{title}; the sum is the difference.")
+    page.figure(bar_chart(bars, title=title, size=NARROW), f"{title}; the sum is the difference.")
     if explanation.interactions:
         page.section("Interactions")
         effects = [(f"{one} and {other}", value) for one, other, value in explanation.interactions]
         title = "Joint effect of two columns beyond the sum of their single effects"
-        page.figure(bar_chart(effects, title=title), f"{title}, for this row.")
+        page.figure(bar_chart(effects, title=title, size=NARROW), f"{title}, for this row.")
     if explanation.shap is not None and explanation.shap_interactions is not None:
         page.section("Beside SHAP")
         rows = zip(explanation.columns, explanation.contributions, explanation.shap, strict=True)
