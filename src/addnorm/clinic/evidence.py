@@ -29,11 +29,7 @@ from addnorm.clinic.call_model import (
 )
 from addnorm.clinic.coverage import PLANNED, RULES_OF_CHECKS
 from addnorm.clinic.forward_stats import ActivationStats, AttentionStats, NonFinite
-from addnorm.clinic.input_experiments import (
-    ExperimentResults,
-    find_padding,
-    run_experiments,
-)
+from addnorm.clinic.input_experiments import ExperimentResults, run_experiments
 from addnorm.clinic.measure import (
     NormGain,
     NormPlacement,
@@ -47,6 +43,7 @@ from addnorm.clinic.measure import (
     weight_gains,
 )
 from addnorm.clinic.optimizer_check import OptimizerFacts, read_optimizer
+from addnorm.clinic.padding_experiments import find_padding
 from addnorm.clinic.parameter_checks import (
     idle_attention,
     large_epsilons,
