@@ -48,7 +48,7 @@ NONLINEAR = {
     "log1p",
 }  # fmt: skip
 """Operations that make a feed-forward sublayer more than one matrix."""
-MASK = 1e9
+MASKED_FROM = 1e9
 """Values that only masks of attention hold."""
 SUMS = {"add", "sub", "add_", "sub_", "lerp", "lerp_"}
 RESCALINGS = COPYING | {"mul", "div", "native_dropout", "neg", "transpose", "permute", "unsqueeze"}
@@ -615,13 +615,15 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Return the norm through which the branch reads the shortcut."""
         inside = join.second.ancestors & ~shortcut.ancestors
         for use in self._norms:
-            if use.bit & inside and use.source.bit & join.first.copies_of:
+            # The norm may read a copy: x is overwritten in place by the sum.
+            of_stream = use.source.bit & join.first.copies_of
+            if use.bit & inside and (of_stream or use.source.copies_of & join.first.bit):
                 return use.path
         return None
 
     def _is_no_site(self, number: int, site: Site) -> bool:
         """Return whether a sum is of attention logits, a mask, of convolutions, or of the loss."""
-        if float(site.shortcut.detach().abs().max()) >= MASK:
+        if float(site.shortcut.detach().abs().max()) >= MASKED_FROM:
             return True
         earlier = {name for other in self.trace.sites[:number] for name in other.weights}
         own = [name for name in site.weights if name in self.trace.multiplied]
