@@ -59,8 +59,9 @@ from addnorm.clinic.rehearsal import (
     rehearse_alternatives,
     rehearse_plan,
 )
-from addnorm.clinic.residual_trace import Trace, trace_stream
+from addnorm.clinic.residual_trace import trace_stream
 from addnorm.clinic.sharpness import Sharpness, measure_sharpness
+from addnorm.clinic.stream_records import Trace
 from addnorm.clinic.weight_perturbation import Growth, amplification, fit_growth
 from addnorm.config import ModelConfig
 from addnorm.errors import InputError

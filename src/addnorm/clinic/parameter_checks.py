@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from addnorm.clinic.call_model import ClinicBatch, Objective
 from addnorm.clinic.measure import SiteMeasurement
 from addnorm.clinic.module_names import block_of
-from addnorm.clinic.residual_trace import Trace
+from addnorm.clinic.stream_records import Trace
 
 SHRUNK = 0.05
 """Share of a sum's gradient that must reach the sum before it along an unscaled shortcut."""
