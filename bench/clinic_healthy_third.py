@@ -121,7 +121,7 @@ def _with_plan() -> Case:
 # ── Blocks ────────────────────────────────────────────────────────────────────────────────────────
 
 
-@healthy("post")
+@healthy("post, scaled shortcut")
 def deepnorm_by_hand() -> Case:
     """Wang et al. 2022: the shortcut is scaled up before the norm, by design."""
 

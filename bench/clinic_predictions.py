@@ -222,8 +222,10 @@ def rehearsal_from_json(fields: dict[str, Any]) -> Rehearsal:
     return Rehearsal(**values)
 
 
-def run(folder: Path, out: Path, count: int, steps: int | None, minutes: float) -> None:
-    """Train and rehearse every configuration that is not in the files yet."""
+def run(
+    folder: Path, out: Path, count: int, steps: int | None, half: int | None, minutes: float
+) -> None:
+    """Train and rehearse every configuration (of one half) that is not in the files yet."""
     out.mkdir(parents=True, exist_ok=True)
     tasks, end = load_tasks(folder), time.time() + 60 * minutes
     if steps is not None:
@@ -231,6 +233,8 @@ def run(folder: Path, out: Path, count: int, steps: int | None, minutes: float) 
     trained, known = read_lines(out / OUTCOMES), read_lines(out / REHEARSALS)
     for number, config in enumerate(draw_configurations(count)):
         key, task = key_of(config), tasks[config["task"]]
+        if half is not None and half_of(config) != half:
+            continue
         if time.time() > end:
             break
         if key not in trained:
@@ -427,20 +431,21 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?", help="folder of the data")
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--count", type=int, default=220)
-    parser.add_argument("--half", type=int, default=1, choices=(0, 1))
+    parser.add_argument("--half", type=int, choices=(0, 1), help="1, for run both, by default")
     parser.add_argument("--steps", type=int, help="steps of every plan, instead of the task's own")
     parser.add_argument("--draw", type=int, default=12, help="seed of the set, for advise")
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop after this time")
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.what == "report":
-        report(args.out, args.half)
+        report(args.out, 1 if args.half is None else args.half)
     elif args.folder is None:
         parser.error(f"{args.what} needs the folder of the data")
     elif args.what == "run":
-        run(args.folder, args.out, args.count, args.steps, args.minutes)
+        run(args.folder, args.out, args.count, args.steps, args.half, args.minutes)
     else:
-        advise(args.folder, args.out, args.half, args.minutes, args.draw)
+        half = 1 if args.half is None else args.half
+        advise(args.folder, args.out, half, args.minutes, args.draw)
 
 
 if __name__ == "__main__":

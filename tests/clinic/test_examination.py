@@ -13,8 +13,15 @@ from torch import Tensor, nn
 
 from addnorm import ModelConfig, build
 from addnorm.clinic import ClinicBatch, Evidence, Finding, TrainingPlan, examine
-from addnorm.clinic.call_model import answer_of, choose_objective, sees_future, unchanged
-from addnorm.clinic.input_experiments import NotExamined, padding_change, swappable_positions
+from addnorm.clinic.call_model import (
+    NotExamined,
+    answer_of,
+    choose_objective,
+    sees_future,
+    unchanged,
+)
+from addnorm.clinic.padding_experiments import padding_change
+from addnorm.clinic.position_experiments import swappable_positions
 from addnorm.clinic.random_batch import draw_batch, draw_batches
 from addnorm.errors import ConfigError, InputError
 from tests.clinic import models

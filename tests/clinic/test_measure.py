@@ -23,8 +23,9 @@ from addnorm.clinic.measure import (
     outlier,
     position_variance,
 )
-from addnorm.clinic.residual_trace import Trace, trace_stream
+from addnorm.clinic.residual_trace import trace_stream
 from addnorm.clinic.sharpness import largest_eigenvalue, measure_sharpness
+from addnorm.clinic.stream_records import Trace
 from addnorm.clinic.weight_perturbation import amplification, fit_growth
 from tests.conftest import draw, make
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from addnorm.clinic.module_names import block_of
-from addnorm.clinic.residual_trace import Rescaling, Site, Trace
+from addnorm.clinic.stream_records import Rescaling, Site, Trace
 
 FORMULAS = {
     "post": "x ← N(x + f(x))",

@@ -381,6 +381,12 @@ def plain_execution() -> Iterator[None]:
             CheckpointFunction.apply = original  # type: ignore[method-assign]
 
 
+def require_tokens(batch: ClinicBatch) -> None:
+    """Raise NotExamined if the batch holds no token ids."""
+    if not batch.token_ids:
+        raise NotExamined("the batch holds no token ids")
+
+
 # ── Whether answers depend on later tokens ────────────────────────────────────────────────────────
 
 

@@ -29,11 +29,7 @@ from addnorm.clinic.call_model import (
 )
 from addnorm.clinic.coverage import PLANNED, RULES_OF_CHECKS
 from addnorm.clinic.forward_stats import ActivationStats, AttentionStats, NonFinite
-from addnorm.clinic.input_experiments import (
-    ExperimentResults,
-    find_padding,
-    run_experiments,
-)
+from addnorm.clinic.input_experiments import ExperimentResults, run_experiments
 from addnorm.clinic.measure import (
     NormGain,
     NormPlacement,
@@ -47,6 +43,7 @@ from addnorm.clinic.measure import (
     weight_gains,
 )
 from addnorm.clinic.optimizer_check import OptimizerFacts, read_optimizer
+from addnorm.clinic.padding_experiments import find_padding
 from addnorm.clinic.parameter_checks import (
     idle_attention,
     large_epsilons,
@@ -62,8 +59,9 @@ from addnorm.clinic.rehearsal import (
     rehearse_alternatives,
     rehearse_plan,
 )
-from addnorm.clinic.residual_trace import Trace, trace_stream
+from addnorm.clinic.residual_trace import trace_stream
 from addnorm.clinic.sharpness import Sharpness, measure_sharpness
+from addnorm.clinic.stream_records import Trace
 from addnorm.clinic.weight_perturbation import Growth, amplification, fit_growth
 from addnorm.config import ModelConfig
 from addnorm.errors import InputError

@@ -23,7 +23,8 @@ from torch.nn import functional as F
 
 from addnorm.clinic.call_model import ClinicBatch, answer_of, unchanged
 from addnorm.clinic.measure import gradients, root_mean_square
-from addnorm.clinic.residual_trace import Trace, trace_stream
+from addnorm.clinic.residual_trace import trace_stream
+from addnorm.clinic.stream_records import Trace
 from addnorm.config import Config
 from addnorm.errors import SavedError
 from addnorm.files import (

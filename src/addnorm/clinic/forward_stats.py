@@ -31,6 +31,7 @@ class AttentionStats:
     own : share of the positions, but the first, that attend to themselves, in the row with most of
         them; None if there are not as many keys as queries
     bounded : whether all queries and all keys have one size, as in cosine attention
+    keys : number of keys
     """
 
     path: str
@@ -39,6 +40,7 @@ class AttentionStats:
     spread: tuple[float, ...]
     own: float | None = None
     bounded: bool = False
+    keys: int = 0
 
 
 @dataclass(frozen=True)
@@ -223,7 +225,8 @@ def attention_stats(path: str, logits: Tensor, weights: Tensor) -> AttentionStat
     if weights.shape[-1] == weights.shape[-2] > 1:
         seen = (weights.diagonal(dim1=-2, dim2=-1)[..., 1:] > 0).float()
         own = float(seen.mean(dim=(1, 2)).max())
-    return AttentionStats(path, _floats(each), _floats(largest), _floats(spread), own)
+    keys = weights.shape[-1]
+    return AttentionStats(path, _floats(each), _floats(largest), _floats(spread), own, keys=keys)
 
 
 def fused_weights(args: Any, kwargs: Any) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from addnorm.clinic.module_names import block_of
-from addnorm.clinic.residual_trace import Site, StreamNode, Trace
+from addnorm.clinic.stream_records import Site, StreamNode, Trace
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from addnorm.clinic.call_model import ClinicBatch, Objective
 from addnorm.clinic.measure import SiteMeasurement
-from addnorm.clinic.residual_trace import Trace
+from addnorm.clinic.module_names import block_of
+from addnorm.clinic.stream_records import Trace
 
 SHRUNK = 0.05
 """Share of a sum's gradient that must reach the sum before it along an unscaled shortcut."""
@@ -124,10 +125,12 @@ def idle_attention(trace: Trace, gradients: Mapping[str, Tensor]) -> tuple[str, 
     Queries and keys are half of the four matrices of a branch. If only the queries start at zero,
     as in muP, they have a gradient, and a quarter has none.
     """
-    if not any(max(a.spread) == 0.0 for a in trace.stats.attention):
-        return ()
+    flat = [a for a in trace.stats.attention if max(a.spread) == 0.0 and a.keys > 1]
+    blocks = {block_of(a.path) for a in flat}
     names = []
     for site in trace.sites:
+        if not blocks & {block_of(site.path), block_of(site.branch_path)}:
+            continue
         own = [gradients[w] for w in site.weights if w in gradients and gradients[w].ndim > 1]
         every = sum(grad.numel() for grad in own)
         zero = sum(int((grad == 0).sum()) for grad in own)

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from addnorm.clinic.call_model import ClinicBatch
 from addnorm.clinic.measure import root_mean_square
-from addnorm.clinic.residual_trace import Site, trace_stream
+from addnorm.clinic.residual_trace import trace_stream
+from addnorm.clinic.stream_records import Site
 
 
 @dataclass(frozen=True)
