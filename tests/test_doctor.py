@@ -96,7 +96,7 @@ def test_old_and_forced_cpus_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 0
     shown = capsys.readouterr().out
-    assert re.search(r"^✓ torch\s+\d", shown, re.M) and "problems," in shown
+    assert re.search(r"^✓ torch\s+\d", shown, re.M) and "\nproblems: " in shown
     assert main(["doctor", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert {tuple(row) for row in rows} == {("name", "status", "value", "advice")}

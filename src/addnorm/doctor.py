@@ -140,7 +140,7 @@ def _threads() -> MachineCheck:
 
     threads, cores = torch.get_num_threads(), available_cores()
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    value = f"{threads} threads on {cores:g} cores, load {load:.1f}"
+    value = f"{threads} for {cores:g} cores, load {load:.1f}"
     if threads > cores:
         advice = f"More threads than cores wait for each other: export OMP_NUM_THREADS={cores:.0f}"
         return MachineCheck(name="threads", status=NOTE, value=value, advice=advice)

@@ -25,4 +25,4 @@ def doctor(args: argparse.Namespace) -> None:
         if check.advice:
             print(f"{'':<{width + 2}}→ {check.advice}")
     counts = {status: sum(check.status == status for check in checks) for status in signs}
-    print(f"\n{counts[PROBLEM]} problems, {counts[NOTE]} notes, {counts[GOOD]} good.")
+    print(f"\nproblems: {counts[PROBLEM]}, notes: {counts[NOTE]}, good: {counts[GOOD]}")
