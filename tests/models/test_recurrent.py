@@ -139,7 +139,7 @@ def test_what_it_cannot_do_is_explained() -> None:
     with pytest.raises(ConfigError, match="drawings are of stacks of blocks"):
         draw_model(ModelConfig(**sizes))
     model = build(ModelConfig(**sizes))
-    with pytest.raises(InputError, match=r"the lens reads attention .* mixing=recurrent"):
+    with pytest.raises(InputError, match="mixing=recurrent has no stack of blocks to take apart"):
         find_sides(model)
     with pytest.raises(InputError, match="padding after the text"):
         model.encode(draw(1, 4), mask=Mask.padding(torch.tensor([[False, True, True, True]])))

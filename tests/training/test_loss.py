@@ -440,4 +440,5 @@ def test_rows_without_another_of_their_label_have_no_contrast(labels: list[int])
     vectors = torch.randn(len(labels), 3, requires_grad=True)
     loss = contrast_loss(vectors, torch.tensor(labels))
     loss.backward()
-    assert float(loss) == 0.0 and vectors.grad is not None and bool(vectors.grad.isfinite().all())
+    assert loss.item() == 0.0
+    assert vectors.grad is not None and bool(vectors.grad.isfinite().all())
