@@ -8,6 +8,7 @@ import pytest
 import addnorm
 from addnorm.errors import ConfigError
 from addnorm.models.instant import write_instant
+from addnorm.models.instant_table import InstantPredictor
 from addnorm.runs.run import Run
 from addnorm.tabular import instant, load_estimator
 from addnorm.tabular.instant_training import InstantSettings, make_model
@@ -52,14 +53,19 @@ def test_a_file_of_weights_can_be_given(table: Path, monkeypatch: pytest.MonkeyP
     assert type(load_estimator(out / "best")).__name__ == "InstantClassifier"
 
 
-def test_numbers_come_with_intervals(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_numbers_come_with_intervals(
+    table: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = table.parent / "run"
+    monkeypatch.setattr(instant, "own_trust", lambda model: 0.3)  # fitted in a run, too
     run("train", "table", table, "--target", "age", "--model", "instant", "--out", out)
     capsys.readouterr()
     run("predict", out, table, "--json")
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert len(lines) == 60
     assert all(line["age (5 %)"] < line["age (95 %)"] for line in lines)
+    model = load_estimator(out / "best").model_
+    assert isinstance(model, InstantPredictor) and float(model.trust) == pytest.approx(0.3)
 
 
 @pytest.mark.slow

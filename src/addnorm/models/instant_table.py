@@ -89,9 +89,9 @@ class InstantPredictor(TabularModel):
             if self.has_process():
                 # As ordinary tensors: a later call may need gradients of the unknown rows.
                 with torch.inference_mode(False), torch.no_grad():
-                    features = self.features(*self.known_cells())
-                    is_category = self.kept >= self.config.numbers
-                    found = fit_process(features, is_category, self.known_target)
+                    features = self.features(*self.known_cells()).cpu()
+                    is_category = (self.kept >= self.config.numbers).cpu()
+                    found = fit_process(features, is_category, self.known_target.cpu())
             self.fitted = (found,)
         return self.fitted[0]
 
@@ -170,8 +170,9 @@ class InstantPredictor(TabularModel):
         process = None if features is None else self.process()
         if process is None or features is None:
             return fine
-        other = process.probabilities(*process.latent(features), self.fine_edges)
-        return fine + self.trust * (other.to(fine.dtype) - fine)
+        latent = process.latent(features.cpu())  # in double precision: not for every device
+        other = process.probabilities(*latent, self.fine_edges.cpu()).to(fine)
+        return fine + self.trust * (other - fine)
 
     def network_outputs(self, numbers: Tensor, codes: Tensor) -> Tensor:
         """Return the mean probabilities of the members: (rows, classes), or (rows, bins)."""

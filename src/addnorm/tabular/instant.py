@@ -105,11 +105,8 @@ class InstantEstimator(TableEstimator):
         split = self.split_rows(frame, target, classes, np.ones(len(frame)))
         self.model_ = self.make_model(split, classes)
         self.batch_, self.temperature_, self.n_iter_ = self._batch(), 1.0, 1
-        if self.calibrate:
-            if classes:
-                self.temperature_ = own_temperature(self.model_)
-            else:
-                self.model_.trust.fill_(own_trust(self.model_))
+        if classes and self.calibrate:
+            self.temperature_ = own_temperature(self.model_)
         self.report_ = {
             "rows": len(split.rows),
             "held_out": 0,
@@ -141,7 +138,7 @@ class InstantEstimator(TableEstimator):
         rows = stratified_sample(target, classes, self.max_rows, self.seed_)
         table, target = table.take(rows), target[rows]
         kept = informative_columns(table, target, classes, self.max_columns)
-        return make_predictor(
+        model = make_predictor(
             network,
             table.numbers,
             table.codes,
@@ -152,6 +149,9 @@ class InstantEstimator(TableEstimator):
             members=self.members or 1,
             seed=self.seed_ % 2**31,
         )
+        if not classes and self.calibrate:
+            model.trust.fill_(own_trust(model))
+        return model
 
     def notes_of(self, split: SplitRows) -> list[str]:
         """Return the notes of the split, then sentences on rows and columns that are not used."""
