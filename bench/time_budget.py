@@ -1,6 +1,6 @@
 """Time budgets and threads beside a load that starts and stops.
 
-    python -m bench.time_budget [--minutes 1] [--rounds 2] [--seconds 30] [--part budget|threads]
+    python -m bench.time_budget [--minutes 1] [--rounds 2] [--seconds 30] [--part PART]
 
 "CPU of others" is what processes that are not the bench's used meanwhile, in cores, with the time
 that the host took: a figure is of the bench's own load only where it is near 0.
@@ -10,7 +10,8 @@ busy processes; reports the duration of the whole command relative to the budget
 at the end relative to its peak, refits and changes of the number of threads. threads: runs through
 the Python API for a fixed time with the number of threads chosen by the run, with one thread and
 with all, in turn; reports steps per second of training. A decoder of width 128 and depth 4 on
-generated text; a classifier and a table model of the default sizes. Nothing is downloaded.
+generated text; a classifier and a table model of the default sizes. estimators: seconds of `fit`
+and of `predict` of a table, with n_jobs=None, 1 and all. Nothing is downloaded.
 """
 
 import argparse
@@ -212,6 +213,46 @@ def run_threads(text: Path, out: Path, minutes: float, threads: int) -> tuple[fl
     return float(steps) / max(float(seconds), 1e-9), changes
 
 
+FIT = """
+import json, sys, time, numpy
+from addnorm.tabular import FTTransformerRegressor
+jobs = json.loads(sys.argv[1])
+draw = numpy.random.default_rng(0)
+X = draw.normal(size=(3000, 10))
+y = X[:, 0] + X[:, 1] * X[:, 2] + 0.3 * draw.normal(size=3000)
+start = time.perf_counter()
+model = FTTransformerRegressor(epochs=4, n_jobs=jobs, random_state=0).fit(X, y)
+fit = time.perf_counter() - start
+X = draw.normal(size=(60_000, 10))
+start = time.perf_counter()
+model.predict(X)
+used = " ".join(f"{each['threads']}@{each['step']}" for each in model.report_["threads"])
+print(json.dumps([fit, time.perf_counter() - start, used]))
+"""
+
+
+def show_estimators(rounds: int, names: list[str]) -> None:
+    most = len(os.sched_getaffinity(0))
+    print(
+        "| load | round | n_jobs | fit, s | threads@step | predict 60,000 rows, s | CPU of others |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    for name in names:
+        for turn in range(rounds):
+            for jobs in (None, 1, most):
+                with CpuOfOthers() as others, BusyProcess(name, 60):
+                    done = subprocess.run(
+                        [sys.executable, "-c", FIT, json.dumps(jobs)],
+                        env=environment(), check=True, capture_output=True, text=True,
+                    )  # fmt: skip
+                fit, predict, used = json.loads(done.stdout)
+                print(
+                    f"| {name} | {turn + 1} | {jobs} | {fit:.2f} | {used} | {predict:.2f} | "
+                    f"{others.cores:.2f} |",
+                    flush=True,
+                )
+
+
 def show_budget(folder: Path, task: str, minutes: float, names: list[str]) -> None:
     data = folder / TASKS[task][0]
     TASKS[task][1](data)
@@ -264,19 +305,23 @@ def main() -> None:
         "--seconds", type=float, default=30, help="time of a run of the part on threads"
     )
     parser.add_argument("--rounds", type=int, default=2, help="runs of each number of threads")
-    parser.add_argument("--part", choices=["budget", "threads"], help="only this part")
+    parser.add_argument(
+        "--part", choices=["budget", "threads", "estimators"], help="only this part"
+    )
     parser.add_argument("--task", choices=TASKS, default="language", help="of the budgets")
     parser.add_argument("--load", action="append", choices=LOADS, help="only these loads")
     args = parser.parse_args()
     print(f"load of the machine before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
     with tempfile.TemporaryDirectory() as name:
         folder, text = Path(name), Path(name) / "text.txt"
-        if args.part != "threads":
+        names = args.load or ["no load of ours", "one busy process"]
+        if args.part in (None, "budget"):
             show_budget(folder, args.task, args.minutes, args.load or list(LOADS))
-        if args.part != "budget":
+        if args.part in (None, "threads"):
             write_text(text)
-            names = args.load or ["no load of ours", "one busy process"]
             show_threads(folder, text, args.seconds, args.rounds, names)
+        if args.part in (None, "estimators"):
+            show_estimators(args.rounds, names)
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ def test_predictions_follow_the_load(machine: Threads, monkeypatch: pytest.Monke
     assert used == {1}, "a few rows are over before threads have started"
     machine.crowded = True
     monkeypatch.setattr("addnorm.tabular.base.LOAD_PROBE", LoadProbe())
-    monkeypatch.setattr("addnorm.tabular.base.PREDICT_BATCH", 3)  # in parts of 48 rows
+    monkeypatch.setattr("addnorm.tabular.base.PREDICT_BATCH", 3)  # in parts of 6 rows
     with followed(machine) as used:
         assert model.predict_proba(X) == pytest.approx(whole)
     assert used == {1} and machine.threads == 2

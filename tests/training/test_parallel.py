@@ -61,6 +61,12 @@ def test_a_worker_that_does_not_respond_is_reported(
         raise RuntimeError("Connection reset\nand more")
     with pytest.raises(RuntimeError, match="size mismatch"), parallel.detect_lost_workers():
         raise RuntimeError("size mismatch")
+    own = parallel.WorkerLostError("Connection closed by peer")
+    with (
+        pytest.raises(parallel.WorkerLostError, match=r"^Connection closed by peer$"),
+        parallel.detect_lost_workers(),
+    ):
+        raise own  # not said twice
 
 
 @pytest.fixture(scope="module")

@@ -179,27 +179,33 @@ def test_a_check_waits_for_a_multiple_of_its_cost() -> None:
 def test_a_prediction_takes_the_number_that_products_show_to_be_faster() -> None:
     machine, now = usual(), [0.0]
     probe = LoadProbe(lambda threads: machine(threads) / 10, lambda: now[0])
-    assert probe.choose([2, 1]) == 2 and machine.measured == [1, 2]
+    assert probe.choose([2, 1]) == 2 and machine.measured == [1, 2] * 2
     machine.load = True
     now[0] = 0.9
-    assert probe.choose([2, 1]) == 2 and machine.measured == [1, 2], "not probed again yet"
+    assert probe.choose([2, 1]) == 2 and machine.measured == [1, 2] * 2, "not probed again yet"
     now[0] = 1.1
-    assert probe.choose([2, 1]) == 1 and machine.measured == [1, 2, 1, 2]
+    assert probe.choose([2, 1]) == 1 and machine.measured == [1, 2] * 4
     assert probe.choose([3]) == 3, "set by the user"
 
 
 def test_probing_takes_at_most_a_twentieth_of_the_time() -> None:
-    now = [0.0]
+    now, spent = [0.0], [0.0]
 
     def slow(threads: int) -> float:
         now[0] += 1.0
+        spent[0] += 1.0
         return float(threads)
 
     probe = LoadProbe(slow, lambda: now[0])
     while now[0] < 1000:
         assert probe.choose([1, 2]) == 1
         now[0] += 0.1  # a prediction
-    assert probe.until > now[0] and (now[0] // 52) * 2 <= 0.05 * now[0]
+    assert 0 < spent[0] <= 0.05 * now[0]
+
+
+def test_more_threads_must_be_faster_twice() -> None:
+    seconds = iter([1.0, 0.5, 1.0, 9.0])
+    assert LoadProbe(lambda threads: next(seconds)).choose([1, 2]) == 1
 
 
 def test_one_candidate_is_never_measured_while_training() -> None:

@@ -19,6 +19,8 @@ from addnorm.report.svg import Svg, escape
 Cell = str | int | float | None
 REMARK_TONES = {"note": "Note", "good": "Good", "warning": "Warning", "bad": "Problem"}
 """Tones of a remark, and the word that is shown with each, besides its colour."""
+LONG_CELL = 40
+"""Characters from which on a cell is a text that needs room on a phone."""
 CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """Content Security Policy: a browser fetches nothing, and runs nothing but widgets, by digest."""
 
@@ -93,6 +95,8 @@ class Page:
         kinds = [
             ' class="number"'
             if rows and all(_is_numeric_cell(row[n]) for row in rows)
+            else ' dir="auto" class="long"'
+            if any(len(str(row[n])) > LONG_CELL for row in rows)
             else ' dir="auto"'
             for n in range(len(header))
         ]

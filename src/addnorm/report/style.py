@@ -37,7 +37,7 @@ caption{text-align:left;color:var(--soft);padding-bottom:.4rem}
 th{font-weight:600;color:var(--soft);border-bottom:1px solid var(--soft)}
 th,td{padding:.4rem 1.1rem .4rem 0;text-align:left;vertical-align:baseline}
 td{border-bottom:1px solid var(--faint)}
-.number{text-align:right}td.number{white-space:nowrap}th.number{vertical-align:bottom}
+.number{text-align:right}td.number{white-space:nowrap}th{vertical-align:bottom}
 th:last-child,td:last-child{padding-right:.25rem}
 figure{margin:1.25rem 0 1.75rem}
 figcaption{color:var(--soft);font-size:.875rem;line-height:1.5;max-width:40rem;margin-top:.4rem}
@@ -91,7 +91,7 @@ svg text.strong{fill:var(--over)}
 """
 PHONE = """
 main{padding:2rem 1rem 3rem}h1{font-size:1.6rem}h2{margin-top:2.25rem}
-.facts dd{font-size:1.35rem}td[dir]:last-child{min-width:9rem}
+.facts dd{font-size:1.35rem}td[dir]:last-child{min-width:9rem}td.long{min-width:12rem}
 .wide>svg{min-width:0!important}
 th,td{padding-right:.7rem}
 """

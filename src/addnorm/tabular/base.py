@@ -76,7 +76,7 @@ PREDICT_BATCH = 1024
 """Rows in a batch of prediction."""
 TEXT_FOLDS = 5
 """Folds from which the scores of free texts are computed for one another's rows."""
-PROBED_BATCHES = 16
+PROBED_BATCHES = 2
 """Batches of prediction after which the number of threads is chosen again."""
 LOAD_PROBE = LoadProbe()
 """Chooses the number of threads of predictions, for all estimators of the process."""
@@ -744,13 +744,14 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     def _outputs(self, table: EncodedTable) -> Tensor:
         """Return the outputs of every member, (rows, members, outputs)."""
         batch = self._predict_batch()
-        if len(table) <= PROBED_BATCHES * batch:
-            with use_threads(self._threads(len(table))):
-                return predict_outputs(self.model_, table, batch)
+        parts = [table]
+        if len(table) > PROBED_BATCHES * batch:
+            indices = torch.split(torch.arange(len(table)), PROBED_BATCHES * batch)
+            parts = [table.take(rows) for rows in indices]
         outputs = []
-        for rows in torch.split(torch.arange(len(table)), PROBED_BATCHES * batch):
-            with use_threads(self._threads(len(rows))):
-                outputs.append(predict_outputs(self.model_, table.take(rows), batch))
+        for part in parts:
+            with use_threads(self._threads(len(table))):
+                outputs.append(predict_outputs(self.model_, part, batch))
         return torch.cat(outputs)
 
     def _threads(self, rows: int) -> int:

@@ -156,6 +156,8 @@ def detect_lost_workers() -> Iterator[None]:
     """Context in which torch's errors about a lost worker become WorkerLostError."""
     try:
         yield
+    except WorkerLostError:
+        raise
     except RuntimeError as error:
         if world_size() > 1 and any(words in str(error) for words in LOST_WORKER_ERRORS):
             raise WorkerLostError(_lost_message(error)) from None

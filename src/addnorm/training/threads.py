@@ -168,8 +168,9 @@ class ThreadTuner:
 class LoadProbe:
     """Chooses the number of threads of predictions by `time_matrix_products`.
 
-    Its answer holds for at least a second, and for a multiple of the time it took (COST), so that
-    probing takes at most 4 % of the time.
+    More threads must be faster twice: on a crowded machine they are at lucky moments, and then many
+    times slower. The answer holds for at least a second, and for a multiple of the time it took
+    (COST), so that probing takes at most 4 % of the time.
 
     Parameters
     ----------
@@ -190,7 +191,10 @@ class LoadProbe:
         if len(candidates) == 1:
             return candidates[0]
         if candidates != self.candidates or now >= self.until:
-            self.chosen = fastest({threads: [self.probe(threads)] for threads in candidates})
+            self.chosen = candidates[0]
+            times = [[self.probe(n) for n in (candidates[0], candidates[-1])] for _ in range(2)]
+            if all(more < PREFERENCE * fewer for fewer, more in times):
+                self.chosen = candidates[-1]
             end = self.clock()
             self.candidates, self.until = candidates, end + max(PROBE_SECONDS, COST * (end - now))
         return self.chosen
