@@ -71,6 +71,8 @@ def test_targets_can_be_chosen() -> None:
     assert found.statistics["decoder.0.attention.0"]["previous"] == pytest.approx(1.0)
     with pytest.raises(InputError, match="there must be 3 targets"):
         explain_sequence(model, ids, tokens={}, name_of=str, targets=[1])
+    with pytest.raises(InputError, match="this model has no head: its outputs are vectors"):
+        explain_sequence(make("encoder", head="none"), ids, tokens={}, name_of=str)
     with pytest.raises(InputError, match="a batch of one row"):
         explain_sequence(model, ids.expand(2, -1), tokens={}, name_of=str)
 

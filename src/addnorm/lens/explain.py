@@ -98,6 +98,11 @@ def explain_sequence(
         Remarks to show with the explanation.
     """
     require_eval(model, "explain_sequence")
+    if getattr(model, "head", None) is None:
+        raise InputError(
+            "this model has no head: its outputs are vectors, not tokens or classes, so there is "
+            "no logit to explain. Try a model with a head, or lens.look and lens.decompose."
+        )
     if len(as_tensors(inputs)[0]) != 1:
         raise InputError("one sequence is explained at a time: pass a batch of one row.")
     size = explanation_bytes(model, inputs, max_outputs)
