@@ -109,8 +109,8 @@ def explain_sequence(
     if size > limit:
         raise InputError(
             f"this explanation needs about {size / 2**20:,.0f} MB, more than the limit of "
-            f"{limit / 2**20:,.0f} MB. Explain a shorter text, or raise the limit: limit={size} in "
-            f"Python, --memory {math.ceil(size / 2**20)} on the command line."
+            f"{limit / 2**20:,.0f} MB. Explain a shorter input, or raise the limit: limit={size} "
+            f"in Python, --memory {math.ceil(size / 2**20)} on the command line."
         )
     output, maps = _output_and_maps(model, inputs, limit)
     pooled = output.ndim == 2
