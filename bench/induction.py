@@ -181,6 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             name: list(zip(history.steps, values, strict=True)) for name, values in series.items()
         }
         picture = line_chart(points, title="An induction head appears", x="step", y="score, loss")
+        args.out.mkdir(parents=True, exist_ok=True)
         print(write_picture(picture, args.out / "induction.svg"))
 
 

@@ -11,6 +11,7 @@ import torch
 from addnorm.errors import InputError
 from addnorm.lens.explain import MOST_PROBABLE, RECURRENT_NOTE, SUMMARY, explain_sequence
 from addnorm.lens.explanation import SequenceExplanation
+from addnorm.lens.look import look
 from addnorm.lens.page import MAX_MAP_BYTES, page_data
 from addnorm.lens.stream import decompose
 from tests.conftest import close, inputs, make
@@ -71,6 +72,10 @@ def test_targets_can_be_chosen() -> None:
     assert found.statistics["decoder.0.attention.0"]["previous"] == pytest.approx(1.0)
     with pytest.raises(InputError, match="there must be 3 targets"):
         explain_sequence(model, ids, tokens={}, name_of=str, targets=[1])
+    with pytest.raises(InputError, match=r"needs about \d+ MB, more than the limit of 0 MB"):
+        explain_sequence(model, ids, tokens={}, name_of=str, limit=100)
+    with pytest.raises(InputError, match="this model has no head: its outputs are vectors"):
+        explain_sequence(make("encoder", head="none"), ids, tokens={}, name_of=str)
     with pytest.raises(InputError, match="a batch of one row"):
         explain_sequence(model, ids.expand(2, -1), tokens={}, name_of=str)
 
@@ -91,8 +96,11 @@ def test_the_page_holds_the_maps_and_escapes_the_words() -> None:
 
 
 def test_convolutions_have_pieces_and_no_maps_of_their_own() -> None:
-    _, _, found = explain_some("decoder", mixing="convolution", kernel=3)
+    model, batch, found = explain_some("decoder", mixing="convolution", kernel=3)
     assert found.maps == {} and "decoder.1.attention" in found.pieces[0]
+    with pytest.raises(InputError, match="this model has no maps: none of its sublayers has any"):
+        look(model, batch, "maps")
+    assert decompose(model, batch).error <= 1e-9
     assert found.contributions["decoder"].shape == (6, 6)
     assert "Attention" not in found.page().html().split("<script")[0]
     _, _, found = explain_some("encoder-decoder", mixing="convolution", kernel=3)

@@ -14,6 +14,7 @@ from addnorm.lens.explain import SUMMARY, explain_image
 from addnorm.lens.explanation import Background, SequenceExplanation
 from addnorm.lens.image import MAX_SIDE, ImageView, PatchGrid, displayed_pixels
 from addnorm.lens.input_contributions import TOLERANCE
+from addnorm.lens.look import look
 from addnorm.lens.page import MAX_MAP_BYTES, page_data
 from tests.conftest import close, make
 
@@ -47,6 +48,7 @@ def test_it_agrees_with_the_model(addnorm: str, pool: str) -> None:
     model = image_model(addnorm=addnorm, pool=pool, summary=pool == "first")
     image = torch.randn(1, 3, 8, 8).double()
     found = explain_some(model, image)
+    assert torch.equal(look(model, image).output, model(image))
     logits, start = model(image)[0].detach(), model(torch.zeros_like(image))[0].detach()
     best = int(logits.argmax())
     assert found.outputs == ["abc"[best]] and found.kind == "margin"

@@ -532,7 +532,7 @@ def _print_row_explanation(
     if args.report is not None:
         say(f"page: {row_page(explanation, estimator).write(args.report)}")
     if args.json:
-        print(to_json(vars(explanation) | {"row": args.row}))
+        print(to_json(explanation.to_dict() | {"row": args.row}))
         return
     probability = explanation.probability
     note = "" if probability is None else f" (probability {probability:.4g})"

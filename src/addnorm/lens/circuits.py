@@ -198,22 +198,17 @@ def embedding_matrix(model: nn.Module, side: str | None = None) -> Tensor:
     if not isinstance(tokens, Tokens):
         raise InputError("this circuit needs a model that reads token ids.")
     embedding = (tokens.weight * tokens.scale).detach().T
-    sides = find_sides(model)
-    project = sides[side if side in sides else list(sides)[-1]].project
+    project = find_sides(model).get(side or "", list(find_sides(model).values())[-1]).project
     return project.weight.detach() @ embedding if isinstance(project, nn.Linear) else embedding
 
 
 def unembedding_matrix(model: nn.Module, *, fold: bool = True) -> Tensor:
-    """Return W_U, (vocab, width); with `fold`, times the gain of a final norm.
-
-    BERT's head for masked tokens has a layer before W_U: its matrix and the gain of its norm are
-    multiplied with W_U, its activation is left out.
-    """
+    """Return W_U, (vocab, width); with `fold`, times the gain of a final norm."""
     head = getattr(model, "head", None)
     if not isinstance(head, TokenHead) or not isinstance(model, Base):
         raise InputError("this circuit needs a model with a token head.")
     weight = (head.matrix(model.embedding()) * head.scale).detach()
-    if isinstance(head, MaskedHead):
+    if isinstance(head, MaskedHead):  # its layer before W_U, without the activation
         weight = (_Gain(head.norm)(weight) @ head.transform.weight).detach()
     side = list(find_sides(model).values())[-1]
     norm = getattr(side.stack.ends, "norm", None)

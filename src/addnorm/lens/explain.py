@@ -98,14 +98,19 @@ def explain_sequence(
         Remarks to show with the explanation.
     """
     require_eval(model, "explain_sequence")
+    if getattr(model, "head", None) is None:
+        raise InputError(
+            "this model has no head: its outputs are vectors, not tokens or classes, so there is "
+            "no logit to explain. Try a model with a head, or lens.look and lens.decompose."
+        )
     if len(as_tensors(inputs)[0]) != 1:
         raise InputError("one sequence is explained at a time: pass a batch of one row.")
     size = explanation_bytes(model, inputs, max_outputs)
     if size > limit:
         raise InputError(
             f"this explanation needs about {size / 2**20:,.0f} MB, more than the limit of "
-            f"{limit / 2**20:,.0f} MB. Explain a shorter text, or raise the limit: limit={size} in "
-            f"Python, --memory {math.ceil(size / 2**20)} on the command line."
+            f"{limit / 2**20:,.0f} MB. Explain a shorter input, or raise the limit: limit={size} "
+            f"in Python, --memory {math.ceil(size / 2**20)} on the command line."
         )
     output, maps = _output_and_maps(model, inputs, limit)
     pooled = output.ndim == 2

@@ -1,6 +1,7 @@
 """The page of an explanation: one HTML file in which to choose a word, a layer and a head."""
 
 import base64
+import math
 from typing import Any
 
 import torch
@@ -182,7 +183,9 @@ def page_data(explanation: SequenceExplanation) -> tuple[dict[str, Any], str]:
         "tokens": {side: tokens[windows[side]] for side, tokens in explanation.tokens.items()},
         "starts": {side: windows[side].start for side in explanation.tokens},
         "outputs": explanation.outputs,
-        "probabilities": [round(p, 4) for p in explanation.probabilities],
+        "probabilities": [
+            None if math.isnan(p) else round(p, 4) for p in explanation.probabilities
+        ],
         "contributions": {
             side: _rounded(each[:, windows[side]])
             for side, each in explanation.contributions.items()

@@ -84,7 +84,7 @@ function (root, data) {
   make("h3", "", words ? "Output: choose a word" : "Output", root);
   const outputs = make("div", "words", undefined, root);
   const marks = {};  // of each side, the element of each token
-  const names = {encoder: "Input", decoder: "Input so far"};
+  const names = {encoder: "Input", decoder: "Input so far", columns: "Columns"};
   const tellOn = (e, side, i) => {
     for (const kind of ["pointerenter", "focus", "click"])
       e.addEventListener(kind, () => { describe(side, i); });
@@ -93,7 +93,8 @@ function (root, data) {
   for (const side in data.tokens) {
     const label = Object.keys(data.tokens).length > 1
       ? (side === "encoder" ? "Source" : "Target so far") : names[side] || "Input";
-    make("h3", "", label + ": shaded by its contribution to the " + data.kind, root);
+    make("h3", "", label + ": shaded by " + (side === "columns" ? "their" : "its") +
+      " contribution to the " + data.kind, root);
     const place = make("div", "words", undefined, root);
     marks[side] = data.tokens[side].slice(0, grid ? grid.first : undefined).map((token, i) => {
       const e = make("span", "word", token, place);
@@ -172,7 +173,7 @@ function (root, data) {
   const buttons = data.outputs.map((text, p) => {
     const b = make("button", "word", text, outputs);
     b.type = "button";
-    b.title = percent(data.probabilities[p]);
+    if (data.probabilities[p] !== null) b.title = percent(data.probabilities[p]);
     b.addEventListener("click", () => { chosen = fixed = p; show(); });
     b.addEventListener("pointerenter", (e) => {
       if (e.pointerType === "mouse") { chosen = p; show(); }
@@ -191,8 +192,9 @@ function (root, data) {
         const v = data.contributions[side][chosen][i];
         e.style.background = grid && i >= grid.first ? tint(v, most) : shade(v, most);
       });
-    status.textContent = "“" + data.outputs[chosen] + "” has probability " +
-      percent(data.probabilities[chosen]) + ".";
+    const p = data.probabilities[chosen];
+    status.textContent = p === null ? "" : "“" + data.outputs[chosen] + "” has probability " +
+      percent(p) + ".";
     bars.replaceChildren();
     const pieces = data.pieces[chosen];
     const top = Math.max(...pieces.map((p) => Math.abs(p[1])), 1e-9);

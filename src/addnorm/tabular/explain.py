@@ -10,7 +10,7 @@ trust permutation. The values of columns that are several tokens (the parts of a
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,12 +27,14 @@ from addnorm.lens.columns import (
     column_interactions,
     embed_columns,
 )
+from addnorm.lens.explanation import SequenceExplanation
 from addnorm.lens.shap_values import ShapValues, has_shap, shap_values
 from addnorm.models.instant_table import InstantPredictor
 from addnorm.models.tabular import TabTransformerModel, TabularModel
 from addnorm.tabular.base import TableEstimator
 from addnorm.tabular.estimators import TableClassifier
 from addnorm.tabular.importance import columns_of_tokens, permutation_importance
+from addnorm.tabular.row_network import explain_network
 
 MAX_EXPLAINED_ROWS = 500
 """Of more rows, this many are drawn at random."""
@@ -123,6 +125,7 @@ class RowExplanation:
         their single effects, the strongest first
     shap : SHAP value of each column, to compare with; None without the package `shap`
     shap_interactions : SHAP's joint effect of each pair of `interactions`
+    network : heads, layers and pieces of the network for this row; None if it has no summary
     title : what is explained
     """
 
@@ -137,7 +140,12 @@ class RowExplanation:
     interactions: tuple[tuple[str, str, float], ...] = ()
     shap: tuple[float, ...] | None = None
     shap_interactions: tuple[float, ...] | None = None
+    network: SequenceExplanation | None = field(default=None, compare=False, repr=False)
     title: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything but the maps as plain values, for JSON."""
+        return vars(self) | {"network": None if self.network is None else self.network.to_dict()}
 
     def _repr_html_(self) -> str:
         from addnorm.tabular.page import row_page
@@ -254,6 +262,7 @@ def explain_row(
     compared = _shap_values(estimator, table, others, pairs_of, BACKGROUND_ROWS, shap)
     scale, order = _output_scale(estimator), _by_strength(pairs_of)
     offset = getattr(estimator, "mean_", 0.0)
+    title = f"{_title(estimator)}: row {row + 1}"
     return RowExplanation(
         columns=tuple(names),
         values=tuple(_format_value(one, name) for name in names),
@@ -268,7 +277,8 @@ def explain_row(
         shap_interactions=None
         if compared is None
         else tuple(float(compared.interactions[0, i]) * scale for i, _ in order),
-        title=f"{_title(estimator)}: row {row + 1}",
+        network=explain_network(estimator, table, by_token, title=title),
+        title=title,
         **_describe_output(estimator, one),
     )
 

@@ -5,6 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from addnorm.data.table.schema import Schema
+from addnorm.lens.explanation import SequenceExplanation
+from addnorm.lens.page import page_data
+from addnorm.lens.page_script import PAGE_SCRIPT, PAGE_STYLE
 from addnorm.report import (
     NARROW,
     Page,
@@ -259,6 +262,8 @@ def row_page(explanation: RowExplanation, estimator: TableEstimator | None = Non
         effects = [(f"{one} and {other}", value) for one, other, value in explanation.interactions]
         title = "Joint effect of two columns beyond the sum of their single effects"
         page.figure(bar_chart(effects, title=title, size=NARROW), f"{title}, for this row.")
+    if explanation.network is not None:
+        _add_network(page, explanation.network)
     if explanation.shap is not None and explanation.shap_interactions is not None:
         page.section("Beside SHAP")
         rows = zip(explanation.columns, explanation.contributions, explanation.shap, strict=True)
@@ -274,3 +279,22 @@ def row_page(explanation: RowExplanation, estimator: TableEstimator | None = Non
             "By partial dependence, and by the Shapley-Taylor index.",
         )
     return page
+
+
+def _add_network(page: Page, network: SequenceExplanation) -> None:
+    """Add attention by layer and head, and of classes the pieces and layers of the output."""
+    page.section("Layers and heads")
+    text = "Columns are shaded by their contribution; point at one for the attention to it."
+    if network.pieces[0]:
+        text += (
+            f" The bars show the pieces that the {network.kind} is the exact sum of, and the table "
+            "what the model would have said after each layer."
+        )
+    page.text(
+        f"{text} Below, choose a layer and a head and point at a cell. Attention is what was read, "
+        "not what mattered; in the last block only the summary reads."
+    )
+    data, averaged = page_data(network)
+    page.widget(PAGE_SCRIPT, data, PAGE_STYLE)
+    if averaged:
+        page.remark(f"The maps are large: the mean over {averaged} is shown.", "note")
