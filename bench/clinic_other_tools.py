@@ -4,10 +4,11 @@
         [--path DIR]   a directory with cockpit or torchinstruments, installed by pip --target
 
 Three steps of SGD (rate 0.01) in training mode with each sick model of the first set, the one of
-each kind of the third that is written by hand, and the healthy ones that are. None of the tools gives a verdict, so a
-tool *shows* something if a number that it records is NaN or infinite, or is exactly zero where a
-trained weight's gradient or a layer's output is recorded; torch's anomaly mode *stops*. What it
-shows for healthy models is the measure of what that is worth. An interrupted run is resumed.
+each kind of the third that is written by hand, and the healthy ones that are. None of the tools
+gives a verdict, so a tool *shows* something if a number that it records is NaN or infinite, or is
+exactly zero where a trained weight's gradient or a layer's output is recorded; torch's anomaly mode
+*stops*. What it shows for healthy models is the measure of what that is worth. An interrupted run
+is resumed.
 
     anomaly           torch.autograd.set_detect_anomaly
     cockpit           cockpit-for-pytorch: Loss, GradNorm (others need BackPACK's own layers)
