@@ -558,8 +558,11 @@ THEIRS: list[Foreign] = [
         "WhisperForConditionalGeneration", "WhisperConfig", whisper_batch, **WHISPER)),
     image("ViT", "ViTForImageClassification", "ViTConfig", "pre"),
     image("DeiT", "DeiTForImageClassification", "DeiTConfig", "pre"),
-    image("BEiT", "BeitForImageClassification", "BeitConfig", "pre"),
-    image("data2vec vision", "Data2VecVisionForImageClassification", "Data2VecVisionConfig", "pre"),
+    # Without the bias, as by default, both know no positions at all.
+    image("BEiT", "BeitForImageClassification", "BeitConfig", "pre",
+          use_relative_position_bias=True),
+    image("data2vec vision", "Data2VecVisionForImageClassification", "Data2VecVisionConfig", "pre",
+          use_relative_position_bias=True),
     image("DINOv2", "Dinov2ForImageClassification", "Dinov2Config", "pre"),
     image("Swin", "SwinForImageClassification", "SwinConfig", "pre", sizes=SWIN),
     image("Swin v2", "Swinv2ForImageClassification", "Swinv2Config", "res-post", sizes=SWIN),

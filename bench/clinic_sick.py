@@ -9,8 +9,8 @@ first half was written before the rules, the second after they were frozen. To a
 module with a list `CASES` of `bench.clinic_sick_models.Sickness` and add its name.
 
 The other tools: torch's anomaly mode (an error in the backward pass), a check of the loss and of
-the gradients for NaN and zero, as training loops and trackers have, and cockpit-for-pytorch and
-torchinstruments if they can be imported; those two show curves and give no verdict.
+the gradients for NaN and zero, as training loops and trackers have. Cockpit and torchinstruments
+are in clinic_other_tools.py.
 """
 
 import importlib
@@ -105,7 +105,7 @@ def table(rows: list[Row]) -> str:
     anomaly, gradients = sum(r.anomaly for r in rows), sum(r.gradients for r in rows)
     lines += [
         f"Of all {len(rows)}: torch's anomaly mode stops at {anomaly}; loss or a gradient is NaN, "
-        f"zero or missing in {gradients}. {installed_tools()}",
+        f"zero or missing in {gradients}. Other tools: below.",
         "",
         "| what was done | right name | ours | torch | hand | other | anomaly mode | gradients |",
         "|---|---|---|---|---|---|---|---|",
@@ -128,20 +128,6 @@ def _cell(row: Row) -> str:
     if row.is_right:
         return "found"
     return f"✗ {', '.join(row.found) or row.verdict}"
-
-
-def installed_tools() -> str:
-    """Return a sentence about the tools that show curves."""
-    states = []
-    for name, module in (("cockpit-for-pytorch", "cockpit"), ("torchinstruments",) * 2):
-        try:
-            importlib.import_module(module)
-            states.append(f"{name} imports; it shows curves and gives no verdict")
-        except Exception as error:  # an installed package may fail to import in any way
-            known = importlib.util.find_spec(module) is not None
-            reason = f"{type(error).__name__}: {error}"
-            states.append(f"{name} does not import ({reason})" if known else f"no {name}")
-    return "; ".join(states) + "."
 
 
 def all_cases() -> list[tuple[str, Sickness]]:

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from addnorm.clinic import ClinicBatch, examine
-from tests.clinic.test_causes import WIDTH, Decoder, ids, look
+from tests.clinic.test_causes import VOCAB, WIDTH, Decoder, ids, look
 
 
 class Listed(nn.Module):
@@ -59,6 +59,13 @@ def test_an_unused_expert_is_no_unused_block() -> None:
     model = Decoder()
     for block in model.blocks:
         block.experts = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
+    assert look(model).names() == []
+
+
+def test_an_unused_head_is_no_unused_block() -> None:
+    model = Decoder()
+    model.heads = nn.ModuleList(nn.Linear(VOCAB, VOCAB) for _ in range(3))
+    model.register_forward_hook(lambda m, _, x: m.heads[1](x))
     assert look(model).names() == []
 
 

@@ -9,13 +9,14 @@ from torch import Tensor, nn
 
 from addnorm.clinic import ClinicBatch, TrainingPlan, examine, rehearsal
 from addnorm.clinic.call_model import Objective, choose_objective
-from addnorm.clinic.prediction import Rehearsal
+from addnorm.clinic.prediction import Rehearsal, is_better
 from addnorm.clinic.rehearsal import (
     MIN_REHEARSAL_STEPS,
     PLAN_SCHEDULES,
     REHEARSAL_STEPS,
     affordable_steps,
     hold_out_batches,
+    other_initial_weights,
     other_plans,
     recommended_warmup,
     rehearse,
@@ -200,6 +201,42 @@ def test_other_plans_are_tried_until_one_works() -> None:
     assert tried(lr=1e4) == [
         "planned", "with warm-up 100", "at lr 1e+03", "at lr 1e+02", "at lr 1e+05",
     ]  # fmt: skip
+
+
+def test_a_remedy_that_is_ahead_from_one_draw_of_weights_only_is_not_confirmed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, batch = decoder(depth=1).eval(), ClinicBatch(ids(4, 8))
+    objective = choose_objective(model, batch, None)
+    start = model.tokens.weight.detach().clone()
+
+    def rehearsed(each: Any, batches: Any, aim: Any, plan: TrainingPlan, **_: Any) -> Rehearsal:
+        lucky = plan.warmup and torch.equal(each.tokens.weight, start)
+        return LEARNS if lucky or plan.lr < 1 else STALLS
+
+    monkeypatch.setattr(rehearsal, "rehearse", rehearsed)
+    monkeypatch.setattr(rehearsal, "trivial_losses", lambda *_: [3.0])
+    tried = rehearse_plan(model, [batch], objective, TrainingPlan(lr=3.0))
+    assert {name: each.confirmed for name, each in tried.items()} == {
+        "planned": True, "with warm-up 100": False, "at lr 0.3": True,
+    }  # fmt: skip
+    assert not is_better(tried["with warm-up 100"], tried["planned"])
+    assert is_better(tried["at lr 0.3"], tried["planned"])
+
+
+def test_other_initial_weights_hold_the_same_numbers_and_are_restored() -> None:
+    model = decoder(depth=1)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    with other_initial_weights(model):
+        for name, p in model.named_parameters():
+            assert torch.equal(p.flatten().sort().values, before[name].flatten().sort().values)
+        assert not torch.equal(model.tokens.weight, before["tokens.weight"])
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+    norm = next(m for m in model.modules() if isinstance(m, nn.LayerNorm))
+    with torch.no_grad():
+        norm.weight[0] = 2.0  # trained: its weights are not drawn
+    with other_initial_weights(model):
+        assert torch.equal(model.tokens.weight, before["tokens.weight"])
 
 
 def test_other_rates_also_hold_for_a_function_that_makes_the_optimizer() -> None:

@@ -43,7 +43,7 @@ class _Join:
     """Whether no gradient passes one side although it was computed with one."""
 
 
-class Tracer(LineageTracer):
+class Tracer(LineageTracer):  # type: ignore[no-untyped-call]
     """Finds the sites among the sums; `trace` is the result."""
 
     def _join_of(self, name: str, args: Any, kwargs: Any) -> "_Join | None":
