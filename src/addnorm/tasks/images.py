@@ -83,12 +83,22 @@ def images_per_batch(count: int) -> int:
     return next((size for size in (64, 32) if count >= 32 * size), 16)
 
 
+def choose_epochs(count: int) -> float:
+    """Return the passes over the images that make 2,000 steps, but 50 at least and 300 at most.
+
+    >>> choose_epochs(100), choose_epochs(1_300), choose_epochs(60_000)
+    (285.7, 50.0, 50.0)
+    """
+    steps = -(-count // images_per_batch(count))
+    return min(300.0, max(50.0, round(2000 / steps, 1)))
+
+
 class Images(Task):
     """Learn to predict the class of an image."""
 
     name, trained, unit = "images", TrainedImages, "images"
     metrics = ("loss", "accuracy")
-    epochs = 150.0
+    epochs = 50.0
     train_defaults: ClassVar[Fields] = {
         "weight_decay": 0.05,
         "beta2": 0.999,
@@ -191,7 +201,11 @@ class Images(Task):
         shift = side / 16 if request.data.image_shift is None else request.data.image_shift
         return base.replace(
             data=base.data.replace(valid_fraction=share, image_shift=shift),
-            train=base.train.replace(batch=images_per_batch(facts.size), **cls.train_defaults),
+            train=base.train.replace(
+                batch=images_per_batch(facts.size),
+                epochs=choose_epochs(facts.size),
+                **cls.train_defaults,
+            ),
             run=base.run.replace(size=size),
         )
 
