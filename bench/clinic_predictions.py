@@ -290,7 +290,7 @@ def advise(
 
     The plan's first training and its rehearsal are stored as `run` stores them, so that `report`
     also gives the verdicts of the configurations that were reached. `draw` is the seed of the set.
-    With `only`, rates far from the middle come first, and a plan is trained only if there is advice.
+    With `only`, rates far from the middle come first, and only plans with advice are trained.
     """
     out.mkdir(parents=True, exist_ok=True)
     tasks, done, end = load_tasks(folder), read_lines(out / ADVICE), time.time() + 60 * minutes
