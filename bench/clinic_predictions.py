@@ -277,33 +277,46 @@ def with_remedy(config: Configuration, plan: TrainingPlan, name: str) -> Configu
     return {**config, "lr": other.lr, "warmup": other.warmup}
 
 
-def advise(folder: Path, out: Path, half: int, minutes: float, draw: int = 12) -> None:
+def rate_from_middle(config: Configuration) -> float:
+    """Return how far a rate is from those that usually train, in decades."""
+    middle = 0.1 if config["optimizer"] == "sgd" else 2e-3
+    return abs(math.log10(config["lr"] / middle))
+
+
+def advise(
+    folder: Path, out: Path, half: int, minutes: float, draw: int = 12, only: bool = False
+) -> None:
     """Train the plan and every remedy that the clinic would list, until the time is over.
 
     The plan's first training and its rehearsal are stored as `run` stores them, so that `report`
     also gives the verdicts of the configurations that were reached. `draw` is the seed of the set.
+    With `only`, rates far from the middle come first, and only plans with advice are trained.
     """
     out.mkdir(parents=True, exist_ok=True)
     tasks, done, end = load_tasks(folder), read_lines(out / ADVICE), time.time() + 60 * minutes
     trained, known = read_lines(out / OUTCOMES), read_lines(out / REHEARSALS)
-    for number, config in enumerate(draw_configurations(220, draw)):
+    drawn = list(enumerate(draw_configurations(220, draw)))
+    if only:
+        drawn.sort(key=lambda each: -rate_from_middle(each[1]))
+    for number, config in drawn:
         key, task = key_of(config), tasks[config["task"]]
         if half_of(config) != half or key in done:
             continue
         if time.time() > end:
             break
-        if key not in trained:
+        if key not in trained and not only:
             trained[key] = {"key": key, "number": number, **train(config, task, number)}
             append(out / OUTCOMES, trained[key])
         rehearsal, seconds, names = remedies_of(config, task, number)
-        if key not in known:
+        if key not in known and not only:
             stored = {"key": key, "number": number, "seconds": seconds}
             append(out / REHEARSALS, {**stored, "rehearsal": asdict(rehearsal)})
         answer = predict_outcome(rehearsal).answer
         line: dict[str, Any] = {"key": key, "number": number, "answer": answer, "advised": {}}
-        finals = [trained[key]["final"]]
+        finals = [trained[key]["final"]] if key in trained else []
         if names:
-            finals += [train(config, task, number + seed)["final"] for seed in SEEDS[1:]]
+            missing = SEEDS[len(finals) :]
+            finals += [train(config, task, number + seed)["final"] for seed in missing]
         for name in names:
             other = with_remedy(config, plan_of(config, task), name)
             remedied = [train(other, task, number + seed)["final"] for seed in SEEDS]
@@ -433,6 +446,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=220)
     parser.add_argument("--half", type=int, choices=(0, 1), help="1, for run both, by default")
     parser.add_argument("--steps", type=int, help="steps of every plan, instead of the task's own")
+    parser.add_argument("--advice-only", action="store_true", help="advise: train no other plan")
     parser.add_argument("--draw", type=int, default=12, help="seed of the set, for advise")
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop after this time")
     args = parser.parse_args()
@@ -445,7 +459,7 @@ def main() -> None:
         run(args.folder, args.out, args.count, args.steps, args.half, args.minutes)
     else:
         half = 1 if args.half is None else args.half
-        advise(args.folder, args.out, half, args.minutes, args.draw)
+        advise(args.folder, args.out, half, args.minutes, args.draw, args.advice_only)
 
 
 if __name__ == "__main__":
