@@ -83,10 +83,10 @@ def images_per_batch(count: int) -> int:
     return next((size for size in (64, 32) if count >= 32 * size), 16)
 
 
-def image_epochs(count: int) -> float:
+def epochs_of_images(count: int) -> float:
     """Return the passes over the images that make 2,000 steps, but 50 at least and 300 at most.
 
-    >>> image_epochs(100), image_epochs(1_300), image_epochs(60_000)
+    >>> epochs_of_images(100), epochs_of_images(1_300), epochs_of_images(60_000)
     (285.7, 50.0, 50.0)
     """
     steps = -(-count // images_per_batch(count))
@@ -203,7 +203,7 @@ class Images(Task):
             data=base.data.replace(valid_fraction=share, image_shift=shift),
             train=base.train.replace(
                 batch=images_per_batch(facts.size),
-                epochs=image_epochs(facts.size),
+                epochs=epochs_of_images(facts.size),
                 **cls.train_defaults,
             ),
             run=base.run.replace(size=size),
