@@ -13,8 +13,8 @@ processes: Snelson et al. 2004, eq. 6).
 
 Amplitudes, weights, σ² and δ minimise the negative log evidence plus a normal prior on their
 logarithms (Rasmussen, Williams 2006, eq. 5.8, 5.9), in a few steps of Adam with exact gradients on
-at most `fitted_rows` rows: no real table was used to choose the prior. All known rows are then used
-in the answer, and every known row can be predicted without itself exactly:
+at most `fitted_rows` rows; the tables of bench/instant_process.py chose the prior. All known rows
+are then used in the answer, and every known row can be predicted without itself exactly:
 
     mean   y_i − [K⁻¹ y]_i / [K⁻¹]_ii,    variance   1 / [K⁻¹]_ii         (K with σ²; eq. 5.12)
 
