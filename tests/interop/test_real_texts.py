@@ -7,7 +7,7 @@ import pytest
 
 from addnorm.config import DataConfig, ModelConfig
 from addnorm.data.text.tokenizer import Tokenizer, train_tokenizer
-from addnorm.interop.real_texts import MAX_COMPARED_TOKENS, TEXTS, RealTexts, read_real_texts, where
+from addnorm.interop.real_texts import TEXTS, TOKENS_OF_A_TEXT, RealTexts, read_real_texts, where
 
 LINES = [f"a line of {number} words" for number in range(20)]
 
@@ -50,7 +50,7 @@ def test_long_texts_are_cut_and_learned_positions_are_kept(
     (tmp_path / "long").write_text("a line of words " * 1000 + "\n" + LINES[0])
     data = DataConfig().replace(valid_source=str(tmp_path / "long"))
     texts = read_real_texts(data, model(tokenizer, "encoder"), {"text": tokenizer})
-    assert texts is not None and len(texts.sources[0]) == MAX_COMPARED_TOKENS + 2
+    assert texts is not None and len(texts.sources[0]) == TOKENS_OF_A_TEXT + 2
     few = model(tokenizer, "encoder", positions="learned", length=12)
     texts = read_real_texts(data, few, {"text": tokenizer})
     assert texts is not None and len(texts.sources[0]) == 12

@@ -15,19 +15,19 @@ from addnorm.data.text.tokenizer import Tokenizer
 
 TEXTS = 8
 """Texts that an export is compared on."""
-MAX_COMPARED_TOKENS = 60
+TOKENS_OF_A_TEXT = 60
 """Longer texts are cut: most of a comparison's time is that of its longest text."""
 MAX_LETTERS = 2000
 """Letters of a line that are read."""
-TokenRow = tuple[int, ...]
+IdRow = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class RealTexts:
     """Texts as a model reads them, with special tokens; of an encoder-decoder, targets without."""
 
-    sources: tuple[TokenRow, ...]
-    targets: tuple[TokenRow, ...] = ()
+    sources: tuple[IdRow, ...]
+    targets: tuple[IdRow, ...] = ()
 
     def batch(self, vocab: int, filler: int = 0) -> tuple[Tensor, Tensor]:
         """Return the sources as one batch, and which of its ids are real."""
@@ -65,8 +65,7 @@ def read_real_texts(
     target = tokenizers.get("target") or tokenizers["text"]
     source = tokenizers.get("source") or target
     most = min(
-        MAX_COMPARED_TOKENS,
-        model.length - 2 if model.positions == "learned" else MAX_COMPARED_TOKENS,
+        TOKENS_OF_A_TEXT, model.length - 2 if model.positions == "learned" else TOKENS_OF_A_TEXT
     )
     ids = [row[:most] for row in source.encode_many(lines)]
     special = source.special
@@ -97,6 +96,6 @@ def _first_lines(name: str | None) -> Iterator[str]:
         return
 
 
-def rows_of(texts: RealTexts | None) -> tuple[Sequence[TokenRow], Sequence[TokenRow]]:
+def rows_of(texts: RealTexts | None) -> tuple[Sequence[IdRow], Sequence[IdRow]]:
     """Return sources and targets, none without texts."""
     return ((), ()) if texts is None else (texts.sources, texts.targets)
