@@ -34,7 +34,7 @@ REASONS = {
     "learning rate too high": "Steps beyond the limit of the sharpest direction grow instead of "
     "shrinking (Cohen et al. 2022, 2207.14484).",
     "learning rate too low": "The weights move too little within the planned steps.",
-    "will not train": "No other plan that was rehearsed works either. Often the answers cannot "
+    "will not train": "No other rate or warm-up that was rehearsed works. Often the answers cannot "
     "depend on the input (no residual connection, or so many blocks that all positions end as one "
     "vector: Noci et al. 2022, 2206.03126), or the targets do not belong to the inputs.",
 }
