@@ -1,5 +1,7 @@
 """A look changes nothing, captures what was asked for, and states its size."""
 
+import sys
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ from addnorm.errors import InputError
 from addnorm.layers.addnorm import ADDNORMS
 from addnorm.lens.look import KINDS, look
 from addnorm.lens.places import find_sublayers
+from addnorm.lens.stream import decompose
 from addnorm.models.build import Model
 from addnorm.models.tabular import TabularConfig, TabularModel, build_tabular, trunk_of
 from tests.conftest import MODES, POSITIONS, VARIANTS, close, inputs, make, slow_except
@@ -143,6 +146,20 @@ def test_a_large_capture_states_its_size() -> None:
     model = make("decoder").float()
     with pytest.raises(InputError, match=r"needs 5 MB.*limit of 1 MB.*limit=\d+"):
         look(model, torch.ones(50, 60, dtype=torch.long), limit=2**20)
+
+
+def test_a_large_capture_states_its_memory_before_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = make("decoder").float().eval(), torch.ones(50, 60, dtype=torch.long)
+    monkeypatch.setattr(sys.modules["addnorm.lens.look"], "LARGE_CAPTURE", 2**20)
+    calls: list[str] = []
+    model.register_forward_pre_hook(lambda *_: calls.append("model"))
+    monkeypatch.setattr("warnings.warn", lambda text, stacklevel: calls.append(text))
+    look(model, ids)
+    assert calls == ["this capture takes about 5 MB of memory.", "model"]
+    look(model, ids, limit=2**30)  # whoever sets the limit knows the size
+    assert calls[2:] == ["model"]
+    decompose(model, ids)
+    assert calls[3].startswith("this decomposition takes about") and calls[4:] == ["model"]
 
 
 @pytest.mark.parametrize(

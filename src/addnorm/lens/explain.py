@@ -42,8 +42,6 @@ TOP = 5
 """Outputs that are listed for each position."""
 MAX_OUTPUTS = 64
 """Of more output positions, this many of the last are explained."""
-LARGE = 2**28
-"""Bytes from which an explanation states its memory before it runs."""
 SUMMARY = "[summary]"
 """The learned token that stands before the input of some encoders."""
 RECURRENT_NOTE = (

@@ -5,6 +5,7 @@ computed in addition to the result of the fused kernel, and only in the blocks a
 output is the same to the bit.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -46,6 +47,8 @@ KINDS = {
 """What can be asked for."""
 LIMIT = 2**30
 """Bytes above which a capture must be asked for explicitly."""
+LARGE_CAPTURE = 2**28
+"""Bytes from which a capture states its memory before it runs."""
 
 
 @dataclass(kw_only=True)
@@ -98,7 +101,7 @@ def look(
     inputs: ModelInputs,
     want: str | Sequence[str] = ("maps",),
     *,
-    limit: int = LIMIT,
+    limit: int | None = None,
 ) -> Look:
     """Call a model once and return what was asked for; the output is unchanged to the bit.
 
@@ -112,7 +115,8 @@ def look(
         Kinds to capture (see `KINDS`), each optionally with places: "maps",
         "maps:decoder.*.memory", "maps:decoder.2.memory.5" (head 5), "branches:*.ffn".
     limit
-        Bytes above which the capture is refused, with its size.
+        Bytes above which the capture is refused, with its size; None is 1 GiB, and from 256 MiB
+        on a warning states the size before the model is called.
 
     >>> from addnorm import ModelConfig, build
     >>> model = build(ModelConfig(mode="decoder", vocab=9, width=8, heads=2, depth=2)).eval()
@@ -123,16 +127,25 @@ def look(
     steps = find_sublayers(model)
     chosen = _parse(steps, [want] if isinstance(want, str) else want)
     size = _capture_bytes(model, inputs, steps, chosen)
-    if size > limit:
+    most = LIMIT if limit is None else limit
+    if size > most:
         raise InputError(
             f"this capture needs {size / 2**20:,.0f} MB, more than the limit of "
-            f"{limit / 2**20:,.0f} MB. Ask for fewer places, such as "
+            f"{most / 2**20:,.0f} MB. Ask for fewer places, such as "
             f"want='maps:{steps[-1].name}', for a shorter input, or pass limit={size}."
         )
+    if limit is None:
+        state_size("this capture", size)
     capture = Look(model=model, inputs=inputs)
     with torch.no_grad(), _hooks(capture, steps, chosen):
         capture.output = call(model, inputs)
     return capture
+
+
+def state_size(what: str, size: int) -> None:
+    """Warn of how much memory something takes, if that is much."""
+    if size >= LARGE_CAPTURE:
+        warnings.warn(f"{what} takes about {size / 2**20:,.0f} MB of memory.", stacklevel=3)
 
 
 Chosen = dict[str, dict[str, tuple[int, ...] | None]]

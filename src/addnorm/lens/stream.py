@@ -29,7 +29,7 @@ from addnorm.lens.frozen import (
     replace_modules,
     split_output,
 )
-from addnorm.lens.look import LIMIT, Look, look, side_lengths
+from addnorm.lens.look import LIMIT, Look, look, side_lengths, state_size
 from addnorm.lens.places import (
     ModelInputs,
     NamedSublayer,
@@ -100,7 +100,7 @@ def decompose(
     side: str | None = None,
     heads: bool = True,
     positions: Sequence[int] | None = None,
-    limit: int = LIMIT,
+    limit: int | None = None,
 ) -> Decomposition:
     """Return the output of a stack as the exact sum of what its parts wrote.
 
@@ -117,7 +117,7 @@ def decompose(
     positions
         Positions to take apart; all by default.
     limit
-        Bytes above which the computation is refused, with its size.
+        Bytes above which the computation is refused, with its size; None as for `look`.
 
     >>> from addnorm import ModelConfig, build
     >>> config = ModelConfig(mode="decoder", vocab=9, width=8, heads=2, depth=1, addnorm="post")
@@ -131,12 +131,15 @@ def decompose(
     if side not in sides:
         raise InputError(f"this model has no side {side!r}. Known: {', '.join(sides)}.")
     steps = [step for step in find_sublayers(model) if step.side == side]
-    _check_size(model, inputs, steps, heads, positions, limit)
+    most = LIMIT if limit is None else limit
+    size = _check_size(model, inputs, steps, heads, positions, most)
+    if limit is None:
+        state_size("this decomposition", size)
     prefix = f"{side}." if side else ""
     want = [f"branches:{prefix}*", "norms"]
     if heads:
         want += [f"heads:{step.name}" for step in steps if step.heads]
-    capture = look(model, inputs, want, limit=limit)
+    capture = look(model, inputs, want, limit=most)
     return _replay_pieces(capture, side, steps, heads, positions)
 
 
@@ -298,8 +301,8 @@ def _check_size(
     heads: bool,
     positions: Sequence[int] | None,
     limit: int,
-) -> None:
-    """Raise InputError, with the size, if the pieces would need more than the limit."""
+) -> int:
+    """Return the bytes that the pieces need; raise InputError if that is more than the limit."""
     parts = sum(step.heads + 1 if heads and step.heads else 1 for step in steps)
     parts += 2 + len(find_norms(model)) + sum(box_offset(step.box) is not None for step in steps)
     tensors = as_tensors(inputs)
@@ -313,3 +316,4 @@ def _check_size(
             f"more than the limit of {limit / 2**20:,.0f} MB. Name some positions=[-1], leave the "
             f"heads together with heads=False, or pass limit={size}."
         )
+    return size

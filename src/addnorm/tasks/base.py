@@ -34,8 +34,9 @@ from addnorm.generate import pack, quantise
 from addnorm.generate.frozen import can_pack
 from addnorm.layers.init import measure_
 from addnorm.layers.span import mean_span
-from addnorm.lens.explain import LARGE, explain_sequence, explanation_bytes
+from addnorm.lens.explain import explain_sequence, explanation_bytes
 from addnorm.lens.explanation import SequenceExplanation
+from addnorm.lens.look import LARGE_CAPTURE
 from addnorm.models.adapters import (
     Adapter,
     adapt_,
@@ -817,7 +818,7 @@ def choose_row(count: int, row: int | None, what: str, say: Say) -> int:
 def state_memory(model: Any, inputs: Any, say: Say) -> None:
     """Say how much memory an explanation needs, if that is much."""
     size = explanation_bytes(model, inputs)
-    if size > LARGE:
+    if size > LARGE_CAPTURE:
         say(f"this explanation needs about {size / 2**20:,.0f} MB.")
 
 
