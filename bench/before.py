@@ -51,7 +51,7 @@ def evaluate(run: Run, phrases: Phrases) -> Row:
     """Return the share of exact translations, the seconds of a translation, and the size."""
     test = phrases.held_out[VALID : VALID + TEST]
     begin = time.process_time()
-    answers = run.translate([row.english for row in test], beam=1)
+    answers = run.translate([row.english for row in test], beam=1, engine="torch")
     seconds = time.process_time() - begin
     right = sum(text == row.foreign for text, row in zip(answers, test, strict=True))
     return {

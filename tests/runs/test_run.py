@@ -100,7 +100,8 @@ def test_a_damaged_summary_is_an_error(tmp_path: Path, text: str) -> None:
 @pytest.mark.trains
 def test_the_directory_has_no_other_files(trained: Trained, tmp_path: Path) -> None:
     path = trained["translate"]
-    assert sorted(entry.name for entry in path.iterdir()) == [
+    # Another test may have translated with this run, which measures engines and stores them.
+    assert sorted(entry.name for entry in path.iterdir() if entry.name != "engines") == [
         "best",
         "checkpoints",
         "config.toml",
