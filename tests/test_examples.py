@@ -11,7 +11,7 @@ PRINTED = {
     "translate": ("fünf", "five old books →"),
     "classify": ("from pretrained weights:", "from nothing:", "from its vectors:", "witty →"),
     "table": ("'accuracy'", "malignant", "when it is shuffled", "instant:"),
-    "clinic": ("arrangement     pre", "initial weights too large", "learning rate 10: will not"),
+    "clinic": ("arrangement     pre", "initial weights too large", "learning rate 10: "),
     "circuits": ("step 400", "induction: decoder.1", "what it reads of decoder.0"),
 }
 """What each program prints, among other things."""

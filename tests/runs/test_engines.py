@@ -119,6 +119,7 @@ def test_the_fastest_engine_is_measured_once_and_said(
     expected = capsys.readouterr().out
     assert not (fresh / "engines").exists()
     prefer(monkeypatch, name)
+    threads = torch.get_num_threads()
     assert main(words) == 0
     first = capsys.readouterr()
     assert f"engine: {name}, the fastest one here (speeds: torch 1.0, " in first.err
@@ -126,6 +127,7 @@ def test_the_fastest_engine_is_measured_once_and_said(
     assert [row["engine"] for row in stored(fresh)] == [name]
     assert stored(fresh)[0]["seconds"].keys() == {"torch", "ctranslate2"}
     monkeypatch.setattr(engines, "_time_engines", None)
+    assert torch.get_num_threads() == threads  # loading CTranslate2 sets those of OpenMP
     assert main([*words, "--json"]) == 0
     again = capsys.readouterr()
     assert f"engine: {name}, the fastest one here, measured once" in again.err

@@ -114,10 +114,12 @@ def test_n_jobs_must_be_a_number_of_threads(jobs: Any) -> None:
 @pytest.mark.trains
 def test_two_fits_with_a_fixed_number_of_threads_are_equal(tmp_path: Path) -> None:
     X, y = people(60)
+    before = torch.get_num_threads()
+    changes = [] if before == 2 else [{"step": 0, "threads": 2}]
     for name in "ab":
         model = FTTransformerClassifier(**QUICK, n_jobs=2).fit(X, y)
-        assert model.report_["threads"] == [{"step": 0, "threads": 2}]
+        assert model.report_["threads"] == changes
         save_estimator(model, tmp_path / name)
-    assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == before
     one, two = (tmp_path / name / "model.safetensors" for name in "ab")
     assert one.read_bytes() == two.read_bytes()

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from addnorm.cpu import use_threads
 from addnorm.data.text.tokenizer import Tokenizer
 from addnorm.errors import ConfigError, SavedError, require
 from addnorm.files import new_directory, require_empty
@@ -311,14 +312,16 @@ def compare_with_ctranslate2(
     texts = [[output[number] for number in row] for row in targets]
     if isinstance(model, EncoderDecoder):
         sources = [*(draw(c.vocab, length) for length in reversed(lengths)), *map(list, first)]
-        engine = ct2.Translator(str(directory), device="cpu")
+        with use_threads(None):
+            engine = ct2.Translator(str(directory), device="cpu")
         scored = engine.score_batch([[inputs[n] for n in row] for row in sources], texts)
         ours = score(model, sources, targets, begin=target.begin, end=target.end)
         pairs = zip(ours, scored, strict=True)
         return max(
             abs(a - b) for one, other in pairs for a, b in zip(one, other.log_probs, strict=True)
         )
-    engine = ct2.Generator(str(directory), device="cpu")
+    with use_threads(None):
+        engine = ct2.Generator(str(directory), device="cpu")
     scored = engine.score_batch(texts)
     ours = score(model, [row[:1] for row in targets], [row[1:] for row in targets])
     return max(

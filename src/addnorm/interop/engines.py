@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from addnorm.config import ModelConfig
+from addnorm.cpu import use_threads
 from addnorm.data.text.batches import Batches
 from addnorm.data.text.collate import pad as pad_rows
 from addnorm.data.text.tokenizer import Tokenizer
@@ -97,13 +98,14 @@ class CTranslate2Engine(Engine):
 
     def _open(self, kind: str, workers: int) -> Any:
         if workers not in self.engines:
-            self.engines[workers] = getattr(self.library, kind)(
-                str(self.directory),
-                device="cpu",
-                compute_type=self.precision,
-                inter_threads=workers,
-                intra_threads=max(1, torch.get_num_threads() // workers),
-            )
+            with use_threads(None):  # loading sets the threads of OpenMP, and so those of torch
+                self.engines[workers] = getattr(self.library, kind)(
+                    str(self.directory),
+                    device="cpu",
+                    compute_type=self.precision,
+                    inter_threads=workers,
+                    intra_threads=max(1, torch.get_num_threads() // workers),
+                )
         return self.engines[workers]
 
     def translate(
