@@ -48,7 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runs": {*_TASK, "tasks", "cpu", "clinic", "interop"},
     "races": {*_TASK, "tasks", "runs", "clinic"},
     "demo": {*_BASE, "data"},
-    "interop": {*_MODEL, "generate", "presets"},
+    "interop": {*_MODEL, "generate", "presets", "cpu"},
 }
 """The parts of addnorm that each package may import besides itself; all others are forbidden."""
 ENTRY_POINTS = {"web", "cli", "__main__"}
