@@ -29,7 +29,7 @@ ROUNDING = 1e-5
 def only_token_read(model: nn.Module, batch: ClinicBatch) -> str:
     """Return `first` or `last` if one answer for a whole row reads that token alone; else "".
 
-    Branches that start at zero hide what they will read, so weights are changed before it is said.
+    Branches that start at zero hide what they will read: the weights are changed for a second test.
     """
     if len(batch.token_ids) != 1:
         raise NotExamined("the batch does not hold one sequence of token ids")
