@@ -211,30 +211,102 @@ def gemma3() -> nn.Module:
     return hf.Gemma3ForCausalLM(hf.Gemma3TextConfig(**sizes, layer_types=kinds))
 
 
+def bert_relu() -> nn.Module:
+    """BERT's head for masked tokens has the activation of its feed-forwards."""
+    return hf.BertForMaskedLM(hf.BertConfig(**BERT_SIZES, hidden_act="relu"))
+
+
+def bert_label() -> nn.Module:
+    return hf.BertForTokenClassification(hf.BertConfig(**BERT_SIZES, num_labels=3))
+
+
+def roberta_relu() -> nn.Module:
+    """RoBERTa's head for masked tokens has gelu, whatever its feed-forwards have."""
+    return hf.RobertaForMaskedLM(hf.RobertaConfig(**ROBERTA_SIZES, hidden_act="relu"))
+
+
+def roberta_label() -> nn.Module:
+    return hf.RobertaForTokenClassification(hf.RobertaConfig(**ROBERTA_SIZES, num_labels=3))
+
+
+def distilbert_relu() -> nn.Module:
+    return hf.DistilBertForMaskedLM(hf.DistilBertConfig(**DISTILBERT_SIZES, activation="relu"))
+
+
+def distilbert_label() -> nn.Module:
+    config = hf.DistilBertConfig(**DISTILBERT_SIZES, num_labels=3)
+    return hf.DistilBertForTokenClassification(config)
+
+
+def electra_label() -> nn.Module:
+    config = hf.ElectraConfig(**BERT_SIZES, embedding_size=16, num_labels=3, hidden_act="relu")
+    return hf.ElectraForTokenClassification(config)
+
+
+def gptj() -> nn.Module:
+    sizes = dict(vocab_size=VOCAB, n_embd=WIDTH, n_layer=DEPTH, n_head=HEADS, n_inner=FFN)
+    ends = dict(n_positions=LENGTH, rotary_dim=4, bos_token_id=1, eos_token_id=2)
+    return hf.GPTJForCausalLM(hf.GPTJConfig(**sizes, **ends))
+
+
+def phi() -> nn.Module:
+    return hf.PhiForCausalLM(hf.PhiConfig(**LLAMA_SIZES))
+
+
+def llama_part() -> nn.Module:
+    """Llama rotates whole heads, whatever partial_rotary_factor says."""
+    rope = dict(rope_type="default", rope_theta=1000.0, partial_rotary_factor=0.5)
+    return hf.LlamaForCausalLM(hf.LlamaConfig(**LLAMA_SIZES, rope_parameters=rope))
+
+
+def qwen3_alternating() -> nn.Module:
+    kinds = ["sliding_attention", "full_attention"]
+    window = dict(use_sliding_window=True, sliding_window=4, layer_types=kinds)
+    return hf.Qwen3ForCausalLM(hf.Qwen3Config(**LLAMA_SIZES, head_dim=12, **window))
+
+
+def gemma3_windowed() -> nn.Module:
+    """Too few layers for one that sees everything; caps, of which that of attention is ignored."""
+    caps = dict(attn_logit_softcapping=2.0, final_logit_softcapping=5.0)
+    return hf.Gemma3ForCausalLM(hf.Gemma3TextConfig(**GEMMA_SIZES, **caps))
+
+
 MODELS = {
     "bert": bert,
     "bert-class": bert_class,
     "bert-body": bert_body,
+    "bert-relu": bert_relu,
+    "bert-label": bert_label,
     "roberta": roberta,
+    "roberta-relu": roberta_relu,
+    "roberta-label": roberta_label,
     "roberta-class": roberta_class,
     "distilbert": distilbert,
     "distilbert-class": distilbert_class,
+    "distilbert-relu": distilbert_relu,
+    "distilbert-label": distilbert_label,
     "electra": electra,
     "electra-class": electra_class,
+    "electra-label": electra_label,
     "vit": vit,
     "gpt2": gpt2,
     "opt": opt,
     "gpt-neox": gpt_neox,
     "gpt-neox-serial": gpt_neox_serial,
+    "gptj": gptj,
+    "phi": phi,
     "llama": llama,
+    "llama-part": llama_part,
     "llama-3": llama3,
     "llama-linear": llama_linear,
     "mistral": mistral,
     "qwen2": qwen2,
     "qwen3": qwen3,
+    "qwen3-alternating": qwen3_alternating,
     "olmo2": olmo2,
     "gemma2": gemma2,
     "gemma3": gemma3,
+    "gemma3-windowed": gemma3_windowed,
     "t5": t5,
     "t5-v1.1": t5_gated,
     "mt5": mt5,

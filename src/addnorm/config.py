@@ -148,6 +148,8 @@ class ModelConfig(Section):
     """How head=class and head=number pool positions: first, mean, last; none labels each."""
     pooler: str = "none"
     """What follows pooling: none, tanh (BERT), relu (FT-Transformer), dense-relu or dense-gelu."""
+    head_activation: str = "gelu"
+    """Activation inside head=masked: relu, gelu, gelu-tanh or silu."""
     unembed_bias: bool = False
     """Whether the logits of the vocabulary have a bias."""
     logit_cap: float | None = None
@@ -170,6 +172,7 @@ class ModelConfig(Section):
         self.require_one_of("head", ("token", "masked", "class", "number", "none"))
         self.require_one_of("pool", ("first", "mean", "last", "none"))
         self.require_one_of("pooler", ("none", "tanh", "relu", "dense-relu", "dense-gelu"))
+        self.require_one_of("head_activation", ("relu", "gelu", "gelu-tanh", "silu"))
         self.require_one_of("init", ("xavier", "normal", "torch"))
         for name in (
             "width",

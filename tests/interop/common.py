@@ -10,15 +10,18 @@ from addnorm import Mask
 from tests.parity.common import padded, randomise_
 from tests.theirs import MODELS, VOCAB, hf
 
-PAD = {"roberta": 1, "roberta-class": 1}
+PAD = dict.fromkeys(("roberta", "roberta-class", "roberta-relu", "roberta-label"), 1)
 """Ids of padding other than 0."""
 
 
 @torch.no_grad()
-def make(name: str) -> Any:
+def make(name: str, **changes: Any) -> Any:
     """Their model with weights that hide nothing, attention written out rather than fused."""
     torch.manual_seed(0)
-    model = randomise_(MODELS[name]()).eval()
+    model = MODELS[name]()
+    if changes:
+        model = type(model)(type(model.config)(**model.config.to_dict() | changes))
+    model = randomise_(model).eval()
     if name.startswith("gemma"):  # their gains are stored as offsets from 1
         for key, weight in model.named_parameters():
             if "norm" in key:
@@ -85,7 +88,7 @@ PAIRS = [name for name in MODELS if MODELS[name] in _PAIRS]
 DECODERS = [
     name
     for name in MODELS
-    if name.startswith(("gpt", "opt", "llama", "mistral", "qwen", "olmo", "gemma"))
+    if name.startswith(("gpt", "phi", "opt", "llama", "mistral", "qwen", "olmo", "gemma"))
 ]
 
 

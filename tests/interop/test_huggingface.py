@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 pytest.importorskip("transformers", minversion="5.0")
 
 from addnorm import presets
-from addnorm.errors import ConfigError
+from addnorm.errors import ConfigError, SavedError
 from addnorm.generate import Decoding, generate, translate
 from addnorm.interop.huggingface import (
     ARCHITECTURES,
@@ -31,6 +31,7 @@ NEW = 7
 
 VARIANTS = {"bert-body", "roberta-class", "distilbert-class", "electra-class", "gpt-neox-serial"}
 VARIANTS |= {"llama-linear", "llama", "t5-v1.1", "marian-apart"}
+VARIANTS |= {"roberta-label", "distilbert-label", "distilbert-relu"}
 """Models whose architecture another model stands for in the fast tests."""
 
 
@@ -102,6 +103,114 @@ def test_greedy_translations(name: str, tmp_path: Path) -> None:
     assert [h.tokens for (h,) in found] == [tuple(row) for row in expected[:, 1:].tolist()]
 
 
+@pytest.mark.parametrize("name", ["bart", "marian"])
+def test_embeddings_and_output_may_all_differ(name: str, tmp_path: Path) -> None:
+    theirs = make(name, tie_word_embeddings=False)
+    expected = answers(name, theirs)
+    imported = read_model(save(theirs, tmp_path / "in"))
+    assert imported.model.config.tie_embeddings == "none"
+    assert imported.notes == ["1 tensors are not used: each side has its own embedding."]
+    assert gap(expected, answers(name, imported.model)) <= LIMIT
+    write_model(imported.model, tmp_path / "out", architecture=name)
+    assert gap(expected, answers(name, their_class(tmp_path / "out"))) <= LIMIT
+
+
+def test_one_norm_for_two_branches_is_written_only_if_they_are_equal(tmp_path: Path) -> None:
+    model = read_model(save(make("phi"), tmp_path / "in")).model
+    with torch.no_grad():
+        model.decoder.stack.blocks[1].addnorms["ffn"].norm.bias.add_(1.0)
+    with pytest.raises(ConfigError, match=r"'model\.layers\.1\.input_layernorm\.bias' is several"):
+        write_model(model, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def rewrite(directory: Path, **changes: object) -> Path:
+    """Change keys of config.json."""
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return directory
+
+
+KINDS = r"must name full_attention or sliding_attention for each of the 3 layers"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layer_types": ["x", "y", "z"]}, KINDS),
+        ({"layer_types": ["full_attention"] * 2}, KINDS),
+        ({"layer_types": "full"}, KINDS),
+        ({"layer_types": ["full_attention", *["sliding_attention"] * 2]}, "at equal distances"),
+        ({"num_hidden_layers": "three"}, "must have a num_hidden_layers: got 'three'"),
+        (
+            {"rope_parameters": {"sliding_attention": {"rope_type": "linear"}}},
+            "windowed layers read default only",
+        ),
+        ({"rope_parameters": [1]}, "it must be an object"),
+    ],
+)
+def test_layers_that_cannot_be_expressed(changes: dict, message: str, tmp_path: Path) -> None:
+    with pytest.raises(SavedError, match=message):
+        read_model(rewrite(save(make("gemma3"), tmp_path), **changes))
+
+
+def test_layers_are_read_by_the_rule_of_the_architecture(tmp_path: Path) -> None:
+    """As transformers reads files without a list of layers, or with keys that it ignores."""
+    directory = save(make("qwen3"), tmp_path / "qwen")
+    rewrite(directory, layer_types=None, sliding_window=4)
+    assert read_model(directory).model.config.window is None
+    rewrite(directory, use_sliding_window=True)
+    assert read_model(directory).model.config.window is None  # from layer 28 on
+    rewrite(directory, max_window_layers=0)
+    assert read_model(directory).model.config.window == 4
+    directory = save(make("mistral"), tmp_path / "mistral")
+    rewrite(directory, layer_types=["full_attention"] * 2)
+    assert read_model(directory).model.config.window == 5
+    rewrite(directory, rope_parameters={"full_attention": {}})
+    with pytest.raises(SavedError, match="all layers have the same rotation"):
+        read_model(directory)
+    rope = {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}
+    rewrite(directory, rope_parameters=rope)
+    with pytest.raises(SavedError, match="stretched positions rotate whole heads here"):
+        read_model(directory)
+
+
+def test_untied_biases_are_refused_by_name(tmp_path: Path) -> None:
+    directory = save(make("bert", tie_word_embeddings=False), tmp_path)
+    with pytest.raises(SavedError, match="as addnorm has one tensor for both in bert: they differ"):
+        read_model(directory)
+
+
+def test_former_names_of_norms(tmp_path: Path) -> None:
+    theirs = make("bert")
+    path = save(theirs, tmp_path) / "model.safetensors"
+    tensors = load_file(path)
+    former = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        ): tensor
+        for name, tensor in tensors.items()
+    }
+    save_file(former, path)
+    assert gap(answers("bert", theirs), answers("bert", read_model(tmp_path).model)) <= LIMIT
+    save_file({name: part.clone() for name, part in (tensors | former).items()}, path)
+    with pytest.raises(SavedError, match=r"are the same tensor\. Keep one"):
+        read_model(tmp_path)
+
+
+def test_values_that_are_not_finite_are_noted(tmp_path: Path) -> None:
+    theirs = make("gpt2")
+    theirs.transformer.wpe.weight.data[0, 0] = float("nan")
+    notes = read_model(save(theirs, tmp_path)).notes
+    assert notes == ["'transformer.wpe.weight' has values that are NaN or infinite."]
+
+
+def test_what_an_unknown_architecture_would_need(tmp_path: Path) -> None:
+    directory = rewrite(save(make("gpt2"), tmp_path), model_type="mixtral")
+    with pytest.raises(SavedError, match=r"would need feed-forwards of several experts\. It reads"):
+        read_model(directory)
+
+
 def test_shards(tmp_path: Path) -> None:
     theirs = make("llama")
     directory = save(theirs, tmp_path, max_shard_size="20KB")
@@ -163,6 +272,19 @@ def test_models_of_ours_are_written(kind: str, tmp_path: Path) -> None:
         (presets.bert(**SMALL, addnorm="deepnorm"), r"bert cannot express model.addnorm='deep"),
         (presets.llama(**SMALL, position_options={"layout": "interleaved"}), "halves"),
         (presets.bert(**SMALL, head="number", outputs=1), "bert has no class with head=number"),
+        (presets.bert(**SMALL, segments=0, norm_eps=1e-5), "model.segments=0 has no type_vocab"),
+        (
+            presets.bert(**SMALL, head_activation="relu"),
+            "bert cannot express model.head_activation='relu': it has 'gelu'",
+        ),
+        (
+            presets.llama(**SMALL, position_options={"share": 0.5}),
+            r"llama cannot express model\.position_options=",
+        ),
+        (
+            presets.llama(**SMALL, window=4, full_every=2),
+            r"mistral cannot express model\.full_every=2",
+        ),
         (presets.base(**SMALL), r"marian cannot express model\.attention_bias='none'"),
     ],
 )

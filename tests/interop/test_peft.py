@@ -83,7 +83,7 @@ def test_against_the_library(name: str, dora: bool, tmp_path: Path) -> None:
     expected = run(name, model)
     kind = write_model(make(name), tmp_path / "base", architecture=name)
     write_peft(model, adapter, tmp_path / "adapter", base=str(tmp_path / "base"))
-    base = getattr(hf, kind.class_of(model.config.head)).from_pretrained(tmp_path / "base")
+    base = getattr(hf, kind.class_of(model.config)).from_pretrained(tmp_path / "base")
     theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
     inputs = {"input_ids": IDS} | ({"decoder_input_ids": IDS} if name == "t5" else {})
     with torch.no_grad():

@@ -1,10 +1,10 @@
-"""Decoders of Hugging Face as ours: GPT-2, OPT, GPT-NeoX, Llama and its relatives, Gemma."""
+"""Decoders of Hugging Face as ours: GPT-2, OPT, GPT-NeoX, GPT-J, Phi, Llama, Gemma, relatives."""
 
 import math
-from typing import Any
 
 from addnorm.config import ModelConfig
-from addnorm.errors import ConfigError, SavedError
+from addnorm.errors import SavedError
+from addnorm.interop.decoder_fields import rotary, rotary_by_kind, ties, windows
 from addnorm.interop.mapping import (
     HALVES,
     HEADWISE_QKV,
@@ -32,147 +32,6 @@ from addnorm.interop.shared_fields import (
 
 MASK_BUFFERS = {"attn.bias": "the causal mask", "attn.masked_bias": "the causal mask"}
 ROTARY_BUFFERS = {"rotary_emb.inv_freq": "frequencies are computed"}
-
-
-def ties(output: str, default: bool = True) -> Special:
-    """Return the field of an output matrix that is the embedding, or stored by this name.
-
-    Parameters
-    ----------
-    output : name of the output matrix.
-    default : whether it is tied if config.json does not say.
-    """
-
-    def read(settings: ConfigJson, names: Names) -> FieldValues:
-        tied = settings.get("tie_word_embeddings", default)
-        return {"tie_embeddings": "all" if tied is not False else "none"}
-
-    return Special(read, lambda c: {"tie_word_embeddings": c.ties_output})
-
-
-def rotary(default_share: float = 1.0) -> Special:
-    """Return the field of rotary positions, in the form of transformers 5 and of earlier ones."""
-
-    def read(settings: ConfigJson, names: Names) -> FieldValues:
-        rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
-        if not isinstance(rope, dict):
-            raise refuse("rope_parameters", rope, "it must be an object.")
-        if "full_attention" in rope:
-            every, near = rope["full_attention"], rope.get("sliding_attention") or {}
-            options = _read_rope(settings, dict(every), 1e6, default_share)
-            usual = settings.get("rope_local_base_freq", 10000.0)
-            local = float(near.get("rope_theta") or usual)
-            if near.get("rope_type", "default") != "default":
-                raise refuse("rope_type", near["rope_type"], "windowed layers read default only.")
-            same = local == options["base"] and "stretch" not in options
-            return {"position_options": options | ({} if same else {"window_base": local})}
-        options = _read_rope(settings, rope, 10000.0, default_share)
-        if "rope_local_base_freq" in settings:
-            options["window_base"] = float(settings["rope_local_base_freq"])
-        return {"position_options": options}
-
-    def write(c: ModelConfig) -> FieldValues:
-        rope = _write_rope(c.position_options)
-        share = c.position_options.get("share", 1.0)
-        if share != 1.0 or default_share != 1.0:
-            rope["partial_rotary_factor"] = share
-        local = c.position_options.get("window_base")
-        if c.full_every and local:
-            near = {"rope_type": "default", "rope_theta": local}
-            return {"rope_parameters": {"full_attention": rope, "sliding_attention": near}}
-        return {"rope_parameters": rope, "rope_theta": rope["rope_theta"]}
-
-    return Special(read, write)
-
-
-def _read_rope(
-    settings: ConfigJson, rope: dict[str, Any], base: float, share: float
-) -> FieldValues:
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    theta = rope.get("rope_theta", settings.get("rope_theta", settings.get("rotary_emb_base")))
-    options: FieldValues = {"base": float(base if theta is None else theta)}
-    part = rope.get("partial_rotary_factor", settings.get("partial_rotary_factor"))
-    part = settings.get("rotary_pct", share) if part is None else part
-    if part != 1.0:
-        options["share"] = float(part)
-    if kind == "default":
-        return options
-    if kind == "linear":
-        return options | {"stretch": float(rope["factor"])}
-    if kind == "llama3":
-        length = float(rope["original_max_position_embeddings"])
-        low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
-        limits = {"stretch_from": length / high, "stretch_full": length / low}
-        return options | {"stretch": float(rope["factor"]), **limits}
-    raise refuse("rope_type", kind, "addnorm stretches rotary positions as linear or llama3.")
-
-
-def _write_rope(options: Any) -> FieldValues:
-    if options.get("layout", "halves") != "halves":
-        raise ConfigError("Hugging Face's rotary positions pair i with i + head_width/2 (halves).")
-    rope: FieldValues = {"rope_type": "default", "rope_theta": options.get("base", 10000.0)}
-    stretch, full = options.get("stretch", 1.0), options.get("stretch_full", 0.0)
-    if stretch != 1.0 and full:
-        high = full / options["stretch_from"]
-        rope |= {"rope_type": "llama3", "factor": stretch, "low_freq_factor": 1.0}
-        rope |= {"high_freq_factor": high, "original_max_position_embeddings": round(full)}
-    elif stretch != 1.0:
-        rope |= {"rope_type": "linear", "factor": stretch}
-    return rope
-
-
-def windows(default: int | None, alternate: int = 0) -> Special:
-    """Return the field of sliding windows.
-
-    Parameters
-    ----------
-    default : window if config.json has none.
-    alternate : every n-th block has no window, if config.json does not list the blocks.
-    """
-
-    def read(settings: ConfigJson, names: Names) -> FieldValues:
-        window = settings.get("sliding_window", default)
-        if settings.get("use_sliding_window", True) is False:
-            window = None
-        depth = settings.get("num_hidden_layers")
-        kinds = settings.get("layer_types")
-        if not isinstance(kinds, list):
-            every = settings.get("sliding_window_pattern", alternate)
-            if window is not None and settings.get("use_sliding_window"):
-                first = settings.get("max_window_layers", 0)
-                kinds = ["full" if i < first else "sliding" for i in range(int(depth or 0))]
-                return _alternate(window, kinds)
-            return {} if window is None else {"window": window, "full_every": every}
-        return _alternate(window, kinds)
-
-    def write(c: ModelConfig) -> FieldValues:
-        settings: FieldValues = {"sliding_window": c.window}
-        if default is None:
-            settings["use_sliding_window"] = c.window is not None
-        if alternate:
-            kinds = [
-                "full_attention" if c.window_of(layer) is None else "sliding_attention"
-                for layer in range(c.depth)
-            ]
-            return settings | {"layer_types": kinds}
-        if c.window is not None and c.full_every:
-            raise ConfigError(f"model.full_every={c.full_every} cannot be expressed there.")
-        return settings | ({} if default is not None else {"max_window_layers": 0})
-
-    return Special(read, write)
-
-
-def _alternate(window: Any, kinds: list[Any]) -> FieldValues:
-    """Return the fields of blocks that see a window or everything."""
-    full = [str(kind).startswith("full") for kind in kinds]
-    if all(full) or window is None:
-        return {}
-    if not any(full):
-        return {"window": window}
-    every = full.index(True) + 1
-    if full != [(layer + 1) % every == 0 for layer in range(len(full))]:
-        raise refuse("layer_types", kinds[:8], "windows can alternate at equal distances only.")
-    return {"window": window, "full_every": every}
 
 
 # ── GPT-2 and OPT ─────────────────────────────────────────────────────────────────────────────────
@@ -212,21 +71,25 @@ def _gpt2_inner() -> Special:
     return Special(read, lambda c: {"n_inner": c.effective_ffn_width})
 
 
+_GPT2_SIZES = (
+    Field("width", "n_embd"),
+    Field("depth", "n_layer"),
+    Field("heads", "n_head"),
+    _gpt2_inner(),
+    Field("norm_eps", "layer_norm_epsilon", 1e-5),
+    Field("ffn", "activation_function", "gelu_new", HF_ACTIVATIONS),
+)
+
 GPT2 = Architecture(
     model_type="gpt2",
     classes={"GPT2LMHeadModel": "token", "GPT2Model": "none"},
     fixed=_PRE_LAYER,
     fields=(
         VOCAB,
-        Field("width", "n_embd"),
-        Field("depth", "n_layer"),
-        Field("heads", "n_head"),
-        _gpt2_inner(),
+        *_GPT2_SIZES,
         Field("length", "n_positions", 1024),
-        Field("norm_eps", "layer_norm_epsilon", 1e-5),
         Field("dropout", "resid_pdrop", 0.1),
         Field("attention_dropout", "attn_pdrop", 0.1),
-        Field("ffn", "activation_function", "gelu_new", HF_ACTIVATIONS),
         Only("scale_attn_weights", (True,), "addnorm scales by 1/sqrt(head_width)."),
         Only("scale_attn_by_inverse_layer_idx", (False,), "addnorm scales all layers alike."),
         Only("add_cross_attention", (False,), "it is read as a decoder alone.", written=False),
@@ -358,6 +221,124 @@ GPT_NEOX = Architecture(
 )
 
 
+# ── GPT-J and Phi: one norm for both branches, which ours has twice ──────────────────────────────
+
+
+_ONE_NORM = {
+    "mode": "decoder",
+    "addnorm": "parallel",
+    "positions": "rotary",
+    "scale_embedding": False,
+    "unembed_bias": True,
+    "init": "normal",
+}
+
+
+def _gptj_rows(c: ModelConfig) -> list[Row]:
+    block = (
+        Row("sublayers.attention.input", tuple(f"attn.{part}_proj" for part in "qkv"), QKV),
+        Row("sublayers.attention.output", "attn.out_proj"),
+        Row("sublayers.ffn.input", "mlp.fc_in"),
+        Row("sublayers.ffn.output", "mlp.fc_out"),
+        Row("addnorms.attention.norm", "ln_1"),
+        Row("addnorms.ffn.norm", "ln_1"),
+    )
+    return [
+        Row("tokens", "transformer.wte"),
+        *blocks("decoder", "transformer.h", block),
+        Row("decoder.stack.ends.norm", "transformer.ln_f"),
+        Row("head", "lm_head"),
+    ]
+
+
+def _gptj_rotary() -> Special:
+    """Return the field of rotary positions of neighbouring numbers, of part of a head."""
+
+    def read(settings: ConfigJson, names: Names) -> FieldValues:
+        rotated = settings.get("rotary_dim", 64)
+        if not isinstance(rotated, int):
+            raise refuse("rotary_dim", rotated, "addnorm rotates a stated part of each head.")
+        share = rotated * int(settings["n_head"]) / int(settings["n_embd"])
+        return {"position_options": {"layout": "interleaved", "share": share}}
+
+    def write(c: ModelConfig) -> FieldValues:
+        return {"rotary_dim": int(c.effective_head_width * c.position_options.get("share", 1.0))}
+
+    return Special(read, write)
+
+
+GPTJ = Architecture(
+    model_type="gptj",
+    classes={"GPTJForCausalLM": "token", "GPTJModel": "none"},
+    fixed=_ONE_NORM | {"attention_bias": "none"},
+    fields=(
+        VOCAB,
+        *_GPT2_SIZES,
+        Field("length", "n_positions", 2048),
+        Field("dropout", "resid_pdrop", 0.0),
+        Field("attention_dropout", "attn_pdrop", 0.0),
+        _gptj_rotary(),
+        ties("lm_head.weight", False),
+    ),
+    rows=_gptj_rows,
+    prefix="transformer.",
+    tied={"lm_head.weight": "transformer.wte.weight"},
+    unused=MASK_BUFFERS,
+)
+
+
+def _phi_rows(c: ModelConfig) -> list[Row]:
+    block = (
+        Row("sublayers.attention.input", tuple(f"self_attn.{part}_proj" for part in "qkv"), QKV),
+        Row("sublayers.attention.output", "self_attn.dense"),
+        Row("sublayers.ffn.input", "mlp.fc1"),
+        Row("sublayers.ffn.output", "mlp.fc2"),
+        Row("addnorms.attention.norm", "input_layernorm"),
+        Row("addnorms.ffn.norm", "input_layernorm"),
+    )
+    return [
+        Row("tokens", "model.embed_tokens"),
+        *blocks("decoder", "model.layers", block),
+        Row("decoder.stack.ends.norm", "model.final_layernorm"),
+        Row("head", "lm_head"),
+    ]
+
+
+def _kv_heads() -> Special:
+    """Return the field of key/value heads, which are as many as heads if none are stated."""
+
+    def read(settings: ConfigJson, names: Names) -> FieldValues:
+        shared = settings.get("num_key_value_heads")
+        return {"kv_heads": settings.get("num_attention_heads") if shared is None else shared}
+
+    return Special(read, lambda c: {"num_key_value_heads": c.effective_kv_heads})
+
+
+PHI = Architecture(
+    model_type="phi",
+    classes={"PhiForCausalLM": "token", "PhiModel": "none"},
+    fixed=_ONE_NORM,
+    fields=(
+        VOCAB,
+        *STACK_SIZES,
+        FFN_WIDTH,
+        POSITIONS_2048,
+        _kv_heads(),
+        Field("norm_eps", "layer_norm_eps", 1e-5),
+        Field("dropout", "resid_pdrop", 0.0),
+        Field("attention_dropout", "attention_dropout", 0.0),
+        Field("ffn", "hidden_act", "gelu_new", HF_ACTIVATIONS),
+        Only("qk_layernorm", (False,), "addnorm's norms of queries and keys have no bias there."),
+        rotary(0.5),
+        ties("lm_head.weight", False),
+    ),
+    rows=_phi_rows,
+    prefix="model.",
+    tied={"lm_head.weight": "model.embed_tokens.weight"},
+    unused=ROTARY_BUFFERS,
+)
+
+
 # ── Llama and its relatives ───────────────────────────────────────────────────────────────────────
 
 _LLAMA_LIKE = {
@@ -475,21 +456,21 @@ MISTRAL = _llama_like(
     "mistral",
     "Mistral",
     {"addnorm": "pre", "attention_bias": "none"},
-    (_SILU, rotary(), windows(4096)),
+    (_SILU, rotary(), windows(4096, listed=False)),
     _llama_block(_PRE_BOXES),
 )
 QWEN2 = _llama_like(
     "qwen2",
     "Qwen2",
     {"addnorm": "pre", "attention_bias": "qkv"},
-    (_SILU, rotary(), windows(None)),
+    (_SILU, rotary(), windows(4096, opt_in=True)),
     _llama_block(_PRE_BOXES),
 )
 QWEN3 = _llama_like(
     "qwen3",
     "Qwen3",
     {"addnorm": "pre", "qk_norm": "head"},
-    (_SILU, _BIAS, rotary(), windows(None)),
+    (_SILU, _BIAS, rotary(), windows(4096, opt_in=True)),
     _llama_block(_PRE_BOXES, norms=""),
 )
 
@@ -531,7 +512,6 @@ _GEMMA = {
 _GEMMA_FIELDS = (
     Field("ffn", "hidden_activation", "gelu_pytorch_tanh", {"gelu_pytorch_tanh": "geglu-tanh"}),
     _BIAS,
-    rotary(),
     _gemma_scale(),
     Only(
         "use_bidirectional_attention",
@@ -546,6 +526,7 @@ GEMMA2 = _llama_like(
     _GEMMA,
     (
         *_GEMMA_FIELDS,
+        rotary(),
         Field("attention_cap", "attn_logit_softcapping", 50.0),
         Field("logit_cap", "final_logit_softcapping", 30.0),
         windows(4096, alternate=2),
@@ -559,7 +540,7 @@ GEMMA3 = _llama_like(
     _GEMMA | {"qk_norm": "head"},
     (
         *_GEMMA_FIELDS,
-        Field("attention_cap", "attn_logit_softcapping", None),
+        rotary_by_kind(6),
         Field("logit_cap", "final_logit_softcapping", None),
         windows(4096, alternate=6),
     ),
@@ -567,4 +548,4 @@ GEMMA3 = _llama_like(
     tied=True,
 )
 
-DECODERS = (GPT2, OPT, GPT_NEOX, LLAMA, MISTRAL, QWEN2, QWEN3, OLMO2, GEMMA2, GEMMA3)
+DECODERS = (GPT2, OPT, GPT_NEOX, GPTJ, PHI, LLAMA, MISTRAL, QWEN2, QWEN3, OLMO2, GEMMA2, GEMMA3)

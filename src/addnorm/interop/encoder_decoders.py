@@ -110,11 +110,31 @@ _BART_TIED = {
     "model.encoder.embed_tokens.weight": "model.shared.weight",
     "model.decoder.embed_tokens.weight": "model.shared.weight",
 }
-_BART_ZEROS = {"final_logits_bias": lambda c: (1, c.output_vocab)}
+_BART_UNUSED = {"model.shared.weight": "each side has its own embedding"}
 
 
-def _tied_always() -> Special:
-    return Special(lambda settings, names: {"tie_embeddings": "all"}, lambda c: {})
+def _shared_shape(c: ModelConfig) -> tuple[int, int] | None:
+    """Return the shape of `model.shared`, which nothing reads if the sides are not tied."""
+    return (c.vocab, c.width) if c.tie_embeddings == "none" and not c.target_vocab else None
+
+
+_BART_ZEROS = {
+    "final_logits_bias": lambda c: (1, c.output_vocab),
+    "model.shared.weight": _shared_shape,
+}
+
+
+def _is_apart(settings: ConfigJson) -> bool:
+    return settings.get("tie_word_embeddings", True) is False
+
+
+def _bart_ties() -> Special:
+    """Return the field of one matrix for both embeddings and the output, or three."""
+
+    def read(settings: ConfigJson, names: Names) -> FieldValues:
+        return {"tie_embeddings": "none" if _is_apart(settings) else "all"}
+
+    return Special(read, lambda c: {"tie_word_embeddings": c.ties_output})
 
 
 def _bart_like(model_type: str, name: str, fixed: FieldValues) -> Architecture:
@@ -129,9 +149,10 @@ def _bart_like(model_type: str, name: str, fixed: FieldValues) -> Architecture:
         model_type=model_type,
         classes={f"{name}ForConditionalGeneration": "token"},
         fixed=both | fixed,
-        fields=(*_BART_FIELDS, _tied_always()),
+        fields=(*_BART_FIELDS, _bart_ties()),
         rows=_bart_rows,
         tied=_BART_TIED,
+        unused=_BART_UNUSED,
         zeros=_BART_ZEROS,
     )
 
@@ -145,13 +166,19 @@ def _marian_ties() -> Special:
 
     def read(settings: ConfigJson, names: Names) -> FieldValues:
         if settings.get("share_encoder_decoder_embeddings", True) is not False:
-            return {"tie_embeddings": "all"}
+            return {"tie_embeddings": "none" if _is_apart(settings) else "all"}
         target = settings.get("decoder_vocab_size")
-        return {"tie_embeddings": "output", "target_vocab": target}
+        return {
+            "tie_embeddings": "none" if _is_apart(settings) else "output",
+            "target_vocab": target,
+        }
 
     def write(c: ModelConfig) -> FieldValues:
-        shared = c.ties_source
-        return {"share_encoder_decoder_embeddings": shared, "decoder_vocab_size": c.output_vocab}
+        return {
+            "share_encoder_decoder_embeddings": c.target_vocab is None,
+            "decoder_vocab_size": c.output_vocab,
+            "tie_word_embeddings": c.ties_output,
+        }
 
     return Special(read, write)
 
@@ -169,7 +196,7 @@ MARIAN = Architecture(
     fields=(*_BART_FIELDS, _marian_ties()),
     rows=_bart_rows,
     tied=_BART_TIED,
-    unused={"embed_positions.weight": "sinusoids are computed"},
+    unused=_BART_UNUSED | {"embed_positions.weight": "sinusoids are computed"},
     zeros=_BART_ZEROS,
 )
 

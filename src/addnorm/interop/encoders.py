@@ -3,6 +3,7 @@
 from addnorm.config import ModelConfig
 from addnorm.errors import ConfigError
 from addnorm.interop.mapping import (
+    LABEL_HEAD,
     PATCH_KERNEL,
     QKV,
     Architecture,
@@ -18,7 +19,6 @@ from addnorm.interop.mapping import (
 )
 from addnorm.interop.shared_fields import FFN_WIDTH, HF_ACTIVATIONS, STACK_SIZES, VOCAB
 
-GELU_ONLY = "the head for masked tokens has gelu only."
 PLAIN_POSITIONS = Only(
     "position_embedding_type",
     ("absolute", None),
@@ -26,6 +26,21 @@ PLAIN_POSITIONS = Only(
     written=False,
 )
 NOT_A_DECODER = Only("is_decoder", (False,), "it is read as an encoder.", written=False)
+
+
+def _segments() -> Special:
+    """Return the field of segment embeddings, of which there is one at least."""
+
+    def read(settings: ConfigJson, names: Names) -> FieldValues:
+        return {"segments": settings.get("type_vocab_size", 2)}
+
+    def write(c: ModelConfig) -> FieldValues:
+        if not c.segments:
+            raise ConfigError("model.segments=0 has no type_vocab_size there: it must be positive.")
+        return {"type_vocab_size": c.segments}
+
+    return Special(read, write)
+
 
 _BERT_LIKE = {
     "mode": "encoder",
@@ -39,7 +54,7 @@ _BERT_SIZES = (
     VOCAB,
     *STACK_SIZES,
     FFN_WIDTH,
-    Field("segments", "type_vocab_size", 2),
+    _segments(),
     Field("norm_eps", "layer_norm_eps", 1e-12),
     Field("dropout", "hidden_dropout_prob", 0.1),
     Field("attention_dropout", "attention_probs_dropout_prob", 0.1),
@@ -77,7 +92,7 @@ def _pooler(kind: str) -> Special:
 
     def read(settings: ConfigJson, names: Names) -> FieldValues:
         classes = settings.get("architectures") or [""]
-        return {"pooler": kind} if "Classification" in str(classes[0]) else {}
+        return {"pooler": kind} if "SequenceClassification" in str(classes[0]) else {}
 
     return Special(read, lambda c: {})
 
@@ -106,16 +121,17 @@ def _position_setting(offset: int) -> Special:
     return Special(read, lambda c: {"max_position_embeddings": c.length + offset})
 
 
-def _masked_gelu() -> Special:
+def _head_activation(theirs: str) -> Special:
+    """Return the field of the activation of the masked head, which is that of the feed-forward."""
+
     def read(settings: ConfigJson, names: Names) -> FieldValues:
-        return {}
+        return {
+            "head_activation": Field("ffn", theirs, "gelu", HF_ACTIVATIONS).read(settings, names)[
+                "ffn"
+            ]
+        }
 
-    def write(c: ModelConfig) -> FieldValues:
-        if c.head == "masked" and c.ffn != "gelu":
-            raise ConfigError(f"model.ffn={c.ffn} has no such head there: {GELU_ONLY}")
-        return {}
-
-    return Special(read, write)
+    return Special(read, lambda c: {})
 
 
 # ── BERT ──────────────────────────────────────────────────────────────────────────────────────────
@@ -139,6 +155,7 @@ BERT = Architecture(
         "BertForMaskedLM": "masked",
         "BertForPreTraining": "masked",
         "BertForSequenceClassification": "class",
+        "BertForTokenClassification": LABEL_HEAD,
         "BertModel": "none",
     },
     fixed=_BERT_LIKE,
@@ -147,7 +164,7 @@ BERT = Architecture(
         _position_setting(0),
         _pooler("tanh"),
         _tie_setting("cls.predictions.decoder.weight"),
-        _masked_gelu(),
+        _head_activation("hidden_act"),
     ),
     rows=_bert_rows,
     prefix="bert.",
@@ -165,6 +182,11 @@ BERT = Architecture(
 )
 
 
+def _output_of(c: ModelConfig) -> str:
+    """Return the name of the last layer, where classes of texts have a layer before it."""
+    return "classifier" if c.pool == "none" else "classifier.out_proj"
+
+
 # ── RoBERTa ───────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -176,7 +198,7 @@ def _roberta_rows(c: ModelConfig) -> list[Row]:
         Row("head.transform", "lm_head.dense"),
         Row("head.norm", "lm_head.layer_norm"),
         Row("head.pooler.0", "classifier.dense"),
-        Row("head.output", "classifier.out_proj"),
+        Row("head.output", _output_of(c)),
     ]
 
 
@@ -201,6 +223,7 @@ ROBERTA = Architecture(
     classes={
         "RobertaForMaskedLM": "masked",
         "RobertaForSequenceClassification": "class",
+        "RobertaForTokenClassification": LABEL_HEAD,
         "RobertaModel": "none",
     },
     fixed=_BERT_LIKE,
@@ -209,7 +232,6 @@ ROBERTA = Architecture(
         _roberta_positions(),
         _pooler("tanh"),
         _tie_setting("lm_head.decoder.weight"),
-        _masked_gelu(),
     ),
     rows=_roberta_rows,
     prefix="roberta.",
@@ -259,6 +281,7 @@ DISTILBERT = Architecture(
     classes={
         "DistilBertForMaskedLM": "masked",
         "DistilBertForSequenceClassification": "class",
+        "DistilBertForTokenClassification": LABEL_HEAD,
         "DistilBertModel": "none",
     },
     fixed=_BERT_LIKE | {"norm_eps": 1e-12},
@@ -274,7 +297,7 @@ DISTILBERT = Architecture(
         _position_setting(0),
         _pooler("dense-relu"),
         _tie_setting("vocab_projector.weight"),
-        _masked_gelu(),
+        _head_activation("activation"),
     ),
     rows=_distilbert_rows,
     prefix="distilbert.",
@@ -294,7 +317,7 @@ def _electra_rows(c: ModelConfig) -> list[Row]:
         Row("head.transform", "generator_predictions.dense"),
         Row("head.norm", "generator_predictions.LayerNorm"),
         Row("head.pooler.0", "classifier.dense"),
-        Row("head.output", "classifier.out_proj"),
+        Row("head.output", _output_of(c)),
     ]
 
 
@@ -313,6 +336,7 @@ ELECTRA = Architecture(
     classes={
         "ElectraForMaskedLM": "masked",
         "ElectraForSequenceClassification": "class",
+        "ElectraForTokenClassification": LABEL_HEAD,
         "ElectraModel": "none",
         "ElectraForPreTraining": "none",
     },

@@ -63,7 +63,7 @@ def export_huggingface(
             write_whole(directory / "generation_config.json", _generation(tokenizers, model))
         write_whole(directory / "README.md", _card(model, chosen, task).encode())
         note = verify(model, directory, texts)
-    return [f"written as {chosen.class_of(model.config.head)} ({chosen.model_type}).", note]
+    return [f"written as {chosen.class_of(model.config)} ({chosen.model_type}).", note]
 
 
 # ── Files besides weights ─────────────────────────────────────────────────────────────────────────

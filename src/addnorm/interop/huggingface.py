@@ -37,6 +37,19 @@ ARCHITECTURES: dict[str, Architecture] = {
     known.model_type: known for known in (*ENCODERS, *DECODERS, *ENCODER_DECODERS)
 }
 """Every architecture that is read and written, by its model_type."""
+FORMER_ENDINGS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+"""Endings of names in the first BERT checkpoints, and what they are called since."""
+_EXPERTS = "feed-forwards of several experts"
+NOT_EXPRESSED = {
+    **dict.fromkeys(("mixtral", "olmoe", "qwen2_moe", "qwen3_moe"), _EXPERTS),
+    **dict.fromkeys(("deberta", "deberta-v2"), "attention with separate scores of positions"),
+    **dict.fromkeys(("longformer", "big_bird"), "attention with global tokens"),
+    **dict.fromkeys(("mamba", "mamba2"), "state-space layers"),
+    "albert": "blocks that share their weights",
+    "phi3": "rotary positions stretched as longrope",
+    "xlnet": "two-stream attention",
+}
+"""What addnorm has no form of, for some architectures that it does not read."""
 
 
 @dataclass(frozen=True)
@@ -85,11 +98,16 @@ def read_model(directory: str | Path, *, dtype: torch.dtype = torch.float32) -> 
         stated = _with_prefix(architecture, weights)
         maps = _expand_rows(architecture, config, model)
         notes = _check(architecture, config, model, maps, stated, directory)
-        tensors = {}
+        tensors, used = {}, set[str]()
         for entry in maps:
             parts = [weights.tensor(stated[name][0]).to(dtype) for name in entry.theirs]
             tensors[entry.ours] = entry.transform.join(parts, config).contiguous()
-        _check_tied(architecture, config, weights, stated)
+            if not used.isdisjoint(entry.theirs):  # what is read twice is the same memory
+                tensors[entry.ours] = tensors[entry.ours].clone()
+            used.update(entry.theirs)
+            if not tensors[entry.ours].isfinite().all():
+                notes.append(f"{entry.theirs[0]!r} has values that are NaN or infinite.")
+        _check_tied(architecture, config, settings, weights, stated)
     model.load_state_dict(tensors, assign=True)
     labels = _labels(settings, config)
     return Imported(model.eval(), architecture, settings, labels, notes)
@@ -115,9 +133,11 @@ def find_architecture(settings: ConfigJson, directory: Path) -> Architecture:
     """Return the architecture that a config.json names; SavedError if it is not known."""
     kind = settings.get("model_type")
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
+        lacking = NOT_EXPRESSED.get(kind) if isinstance(kind, str) else None
+        lacking = f" It would need {lacking}." if lacking else ""
         raise SavedError(
-            f"{str(directory / HF_CONFIG)!r} has model_type={kind!r}, which addnorm does not read. "
-            f"{nearest(str(kind), ARCHITECTURES)}"
+            f"{str(directory / HF_CONFIG)!r} has model_type={kind!r}, which addnorm does not read."
+            f"{lacking} It reads {', '.join(sorted(ARCHITECTURES))}."
         )
     if settings.get("quantization_config"):
         raise SavedError(
@@ -166,17 +186,23 @@ def _with_prefix(
 ) -> dict[str, tuple[str, TensorEntry]]:
     """Return each stored tensor by the name that the table uses, with its name in the file.
 
-    A body without a head is stored without the prefix of its class.
+    A body without a head is stored without the prefix of its class; gain and bias of a layer norm
+    had other names in the first checkpoints.
     """
     prefix = architecture.prefix
     bare = prefix and not any(name.startswith(prefix) for name in weights)
-    if not bare:
-        return {name: (name, entry) for name, entry in weights.items()}
     heads = {name.split(".")[0] for name in architecture.tied}
-    return {
-        name if name.split(".")[0] in heads else f"{prefix}{name}": (name, entry)
-        for name, entry in weights.items()
-    }
+    stored: dict[str, tuple[str, TensorEntry]] = {}
+    for name, entry in weights.items():
+        usual = name
+        for old, new in FORMER_ENDINGS.items():
+            usual = f"{name.removesuffix(old)}{new}" if name.endswith(old) else usual
+        if bare and usual.split(".")[0] not in heads:
+            usual = f"{prefix}{usual}"
+        if usual in stored:
+            raise SavedError(f"{name!r} and {stored[usual][0]!r} are the same tensor. Keep one.")
+        stored[usual] = (name, entry)
+    return stored
 
 
 def _expand_rows(architecture: Architecture, config: ModelConfig, model: Model) -> list[TensorMap]:
@@ -234,6 +260,7 @@ def _check(
 def _check_tied(
     architecture: Architecture,
     config: ModelConfig,
+    settings: ConfigJson,
     weights: Weights,
     stored: Mapping[str, tuple[str, TensorEntry]],
 ) -> None:
@@ -248,9 +275,13 @@ def _check_tied(
         one, other = stored[copy], stored[original]
         same = one[1].shape == other[1].shape
         if not same or not torch.equal(weights.tensor(one[0]), weights.tensor(other[0])):
+            tied = settings.get("tie_word_embeddings", True) is not False
             raise SavedError(
                 f"{copy!r} and {original!r} must be equal, as config.json ties them: they differ. "
                 "Set tie_word_embeddings to false in config.json if they are meant to."
+                if tied
+                else f"{copy!r} and {original!r} must be equal, as addnorm has one tensor for "
+                f"both in {architecture.model_type}: they differ."
             )
 
 
@@ -349,10 +380,17 @@ def their_tensors(
     tensors: dict[str, Tensor] = {}
     for entry in expand(architecture.rows(config), state):
         parts = entry.transform.split(state[entry.ours].detach().cpu(), config)
-        tensors.update(zip(entry.theirs, (part.contiguous() for part in parts), strict=True))
-    for name, shape in architecture.zeros.items():
-        if name not in tensors:
-            tensors[name] = torch.zeros(shape(config))
+        for name, part in zip(entry.theirs, parts, strict=True):
+            if name in tensors and not torch.equal(tensors[name], part):
+                raise ConfigError(
+                    f"{architecture.model_type} cannot express this model: its {name!r} is several "
+                    f"tensors here, among them {entry.ours!r}, and they differ."
+                )
+            tensors[name] = part.contiguous()
+    for name, find_shape in architecture.zeros.items():
+        shape = find_shape(config)
+        if name not in tensors and shape is not None:
+            tensors[name] = torch.zeros(shape)
     if config.head == "none" and architecture.prefix:
         tensors = {name.removeprefix(architecture.prefix): part for name, part in tensors.items()}
     return {name: part.clone() for name, part in tensors.items()}

@@ -25,6 +25,8 @@ ConfigJson = Mapping[str, Any]
 """The content of a config.json."""
 FieldValues = dict[str, Any]
 Names = Iterable[str]
+LABEL_HEAD = "label"
+"""A head with one class at each position: head=class and pool=none in ours."""
 _UNSET = object()
 
 
@@ -246,7 +248,8 @@ class Architecture:
     model_type
         Its name in config.json.
     classes
-        Their classes and the head of ours that each is; the first of a head is written.
+        Their classes and the head of ours that each is, `label` for one class at each position; the
+        first of a head is written.
     fixed
         Fields of ours that are the same in every model of it.
     fields
@@ -260,7 +263,7 @@ class Architecture:
     unused
         Endings of names that are not needed, and why.
     zeros
-        Tensors of theirs that are zeros if ours has none.
+        Tensors of theirs that are zeros if ours has none, and their shapes; None for no tensor.
     """
 
     model_type: str
@@ -271,14 +274,18 @@ class Architecture:
     prefix: str = ""
     tied: Mapping[str, str] = field(default_factory=dict)
     unused: Mapping[str, str] = field(default_factory=dict)
-    zeros: Mapping[str, Callable[[ModelConfig], tuple[int, ...]]] = field(default_factory=dict)
+    zeros: Mapping[str, Callable[[ModelConfig], tuple[int, ...] | None]] = field(
+        default_factory=dict
+    )
 
-    def class_of(self, head: str) -> str:
-        """Return the class of theirs that has a head of ours."""
+    def class_of(self, c: ModelConfig) -> str:
+        """Return the class of theirs that has the head of a configuration of ours."""
+        labels = c.head == "class" and c.pool == "none"
         for name, known in self.classes.items():
-            if known == head:
+            if known == (LABEL_HEAD if labels else c.head):
                 return name
-        raise ConfigError(f"{self.model_type} has no class with head={head}.")
+        kind = f"head={c.head}" + (" and pool=none" if labels else "")
+        raise ConfigError(f"{self.model_type} has no class with {kind}.")
 
     def read(self, settings: ConfigJson, names: Names) -> ModelConfig:
         """Return our configuration of their settings; `names` are those of the tensors."""
@@ -300,17 +307,18 @@ class Architecture:
                 f"got {name!r}. Other heads cannot be expressed."
             )
         head = self.classes[name]
-        if head != "class":
+        if head not in ("class", LABEL_HEAD):
             return {"head": head}
         labels = settings.get("id2label")
         count = settings.get("num_labels") or (len(labels) if isinstance(labels, dict) else 2)
-        return {"head": head, "outputs": count}
+        each = {"pool": "none"} if head == LABEL_HEAD else {}
+        return {"head": "class", "outputs": count, **each}
 
     def write(self, c: ModelConfig) -> FieldValues:
         """Return their settings of our configuration; ConfigError says what cannot be expressed."""
         settings: FieldValues = {
             "model_type": self.model_type,
-            "architectures": [self.class_of(c.head)],
+            "architectures": [self.class_of(c)],
         }
         if c.head == "class":
             settings["num_labels"] = c.outputs
@@ -379,6 +387,7 @@ def explicit(c: ModelConfig) -> ModelConfig:
         outputs=c.outputs if c.head in ("class", "number") else 0,
         pool=c.pool if c.head in ("class", "number") else "first",
         pooler=c.pooler if c.head in ("class", "number") else "none",
+        head_activation=c.head_activation if c.head == "masked" else "gelu",
         image=c.image if c.input == "patches" else 224,
         patch=c.patch if c.input == "patches" else 16,
         channels=c.channels if c.input == "patches" else 3,

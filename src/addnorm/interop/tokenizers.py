@@ -155,7 +155,7 @@ class _Reader:
         space = self.options.get("add_prefix_space", False) is True
         tokenizer.pre_tokenizer = t.pre_tokenizers.ByteLevel(add_prefix_space=space)
         tokenizer.decoder = t.decoders.ByteLevel()
-        gpt = self.settings.get("model_type") in ("gpt2", "opt", "gpt_neox")
+        gpt = self.settings.get("model_type") in ("gpt2", "opt", "gpt_neox", "gptj", "phi")
         usual = ["<|endoftext|>"] if gpt else ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
         begin, end = self._name("bos", "<s>"), self._name("eos", "</s>")
         if not gpt and begin in ids and end in ids:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from addnorm.layers.feedforward import Activation
 from addnorm.layers.norms import Norm
 
 
@@ -60,22 +61,39 @@ class TokenHead(nn.Module):
 
 
 class MaskedHead(TokenHead):
-    """logits = W N(gelu(V x + c)) + b: BERT's head for masked tokens.
+    """logits = W N(σ(V x + c)) + b: BERT's head for masked tokens.
 
-    Devlin et al. 2019 (1810.04805), §3.1, as in the authors' code. Parameters as for TokenHead,
-    `norm`, which makes N, and the width of the embedding, where that is another (ELECTRA).
+    Devlin et al. 2019 (1810.04805), §3.1, as in the authors' code.
+
+    Parameters
+    ----------
+    width, vocab, tied
+        As for TokenHead.
+    norm
+        Makes N.
+    embed_width
+        Width of the embedding, where that is another (ELECTRA).
+    activation
+        σ, gelu in the paper.
     """
 
     def __init__(
-        self, width: int, vocab: int, norm: Norm, *, tied: bool, embed_width: int | None = None
+        self,
+        width: int,
+        vocab: int,
+        norm: Norm,
+        *,
+        tied: bool,
+        embed_width: int | None = None,
+        activation: Activation = F.gelu,
     ) -> None:
         inner = embed_width or width
         super().__init__(inner, vocab, tied=tied, bias=True, scaled=False)
         self.transform = nn.Linear(width, inner)
-        self.norm = norm(inner)
+        self.norm, self.activation = norm(inner), activation
 
     def prepare(self, x: Tensor) -> Tensor:
-        return self.norm(F.gelu(self.transform(x)))
+        return self.norm(self.activation(self.transform(x)))
 
 
 class PooledHead(nn.Module):

@@ -207,10 +207,10 @@ def _gate(u: Tensor, y: Tensor) -> Tensor:
 
 def _masked(parts: Decomposition, head: MaskedHead) -> Tensor:
     u = head.transform(parts.total)
-    pieces = _through(head.transform, parts.pieces, _gate(u, F.gelu(u)))
+    pieces = _through(head.transform, parts.pieces, _gate(u, head.activation(u)))
     if is_model_norm(head.norm):
         count = len(pieces)
-        norm = FrozenNorm(measure(head.norm, F.gelu(u)), len(u), count - 1)
+        norm = FrozenNorm(measure(head.norm, head.activation(u)), len(u), count - 1)
         pieces = norm(pieces.flatten(0, 1)).unflatten(0, (count, -1))
     return _with_one(pieces)
 

@@ -162,8 +162,14 @@ def make_head(c: ModelConfig) -> TokenHead | PooledHead | None:
             cap=c.logit_cap,
         )
     if c.head == "masked":
-        norm, inner = make_norm(c), c.embed_width
-        return MaskedHead(c.width, vocab, norm, tied=c.ties_output, embed_width=inner)
+        return MaskedHead(
+            c.width,
+            vocab,
+            make_norm(c),
+            tied=c.ties_output,
+            embed_width=c.embed_width,
+            activation=FEEDFORWARDS[c.head_activation][1],
+        )
     if c.head in ("class", "number"):
         drop = Dropout(c.dropout)
         return PooledHead(c.width, c.outputs, pool=c.pool, pooler=c.pooler, dropout=drop)

@@ -112,8 +112,9 @@ class SentencePieceFile(ImportedVocabulary):
         return [[self._to_ours[number] for number in row] for row in rows]
 
     def decode(self, ids: list[int]) -> str:
-        skipped = {self.special.pad, self.special.begin, self.special.end, self.special.mask}
-        known = (n for n in ids if n not in skipped and n not in self.special.opening)
+        s = self.special
+        skipped = {s.pad, s.begin, s.end, s.mask, s.unknown, *s.opening}
+        known = (number for number in ids if number not in skipped)
         pieces = [self._to_piece[number] for number in known if number in self._to_piece]
         return str(self.processor.decode(pieces))
 
