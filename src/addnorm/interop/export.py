@@ -4,29 +4,30 @@ What is written is read again and compared: with `transformers` if it is install
 reader. A difference above the limit is an error, and the directory is removed.
 """
 
-import importlib
-import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from addnorm import __version__
 from addnorm.data.text.pretrained import SentencePieceFile, TokenizerFile
 from addnorm.data.text.tokenizer import Tokenizer
-from addnorm.errors import ConfigError, SavedError
+from addnorm.errors import ConfigError
 from addnorm.files import new_directory, require_empty, to_json, write_whole
-from addnorm.interop.huggingface import choose_architecture, read_model, write_model
+from addnorm.interop.huggingface import choose_architecture, write_model
+from addnorm.interop.imported import PREPROCESSOR
 from addnorm.interop.mapping import Architecture
-from addnorm.interop.real_texts import RealTexts, where
-from addnorm.layers.masks import Mask
+from addnorm.interop.real_texts import RealTexts
+from addnorm.interop.verify import verify, verify_tokenizers
 from addnorm.models.build import Model
 from addnorm.models.transformer import EncoderDecoder
 
-EXPORT_TOLERANCE = 1e-4
-"""Largest difference of an output that is accepted in float32."""
+PIECE_TOKENIZERS = {
+    **dict.fromkeys(("t5", "mt5"), "T5Tokenizer"),
+    **dict.fromkeys(("gemma2", "gemma3_text"), "GemmaTokenizer"),
+}
+"""Their classes for models of sentencepiece, by model_type; LlamaTokenizer for the others."""
+SENTINELS = 100
+"""Ids that T5Tokenizer adds after the pieces, if the model has them."""
 
 
 def export_huggingface(
@@ -63,6 +64,47 @@ def export_huggingface(
             write_whole(directory / "generation_config.json", _generation(tokenizers, model))
         write_whole(directory / "README.md", _card(model, chosen, task).encode())
         note = verify(model, directory, texts)
+        verify_tokenizers(tokenizers, directory, model.config.mode, texts)
+    return [f"written as {chosen.class_of(model.config)} ({chosen.model_type}).", note]
+
+
+def export_image_classifier(
+    model: Model,
+    scales: Mapping[str, Sequence[float]],
+    directory: str | Path,
+    *,
+    labels: Sequence[str] = (),
+    architecture: str | None = None,
+) -> list[str]:
+    """Write a classifier of images with its preprocessing, verify it, and return sentences.
+
+    Parameters
+    ----------
+    model : the network.
+    scales : mean and scale of each channel, of pixels from 0 to 255.
+    directory : where to write; it must not exist, or be empty.
+    labels : names of the classes.
+    architecture : a model_type; the first that can express the model by default.
+    """
+    directory = require_empty(directory)
+    chosen = choose_architecture(model.config, architecture)
+    side = model.config.image
+    preprocessor = {
+        "image_processor_type": "ViTImageProcessor",
+        "do_resize": True,
+        "size": {"height": side, "width": side},
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": [value / 255 for value in scales["mean"]],
+        "image_std": [value / 255 for value in scales["scale"]],
+    }
+    with new_directory(directory):
+        settings = _label_settings(labels)
+        write_model(model, directory, architecture=chosen.model_type, settings=settings)
+        write_whole(directory / PREPROCESSOR, _json(preprocessor))
+        write_whole(directory / "README.md", _card(model, chosen, "images").encode())
+        note = verify(model, directory)
     return [f"written as {chosen.class_of(model.config)} ({chosen.model_type}).", note]
 
 
@@ -80,10 +122,16 @@ def special_settings(
         settings["is_encoder_decoder"] = True
     if special.opening or model.config.mode == "encoder":
         settings["bos_token_id"] = special.opening[0] if special.opening else special.begin
-    if labels and model.config.head == "class":
-        settings["id2label"] = {str(number): label for number, label in enumerate(labels)}
-        settings["label2id"] = {label: number for number, label in enumerate(labels)}
-    return settings
+    return settings | (_label_settings(labels) if model.config.head == "class" else {})
+
+
+def _label_settings(labels: Sequence[str]) -> dict[str, Any]:
+    if not labels:
+        return {}
+    return {
+        "id2label": {str(number): label for number, label in enumerate(labels)},
+        "label2id": {label: number for number, label in enumerate(labels)},
+    }
 
 
 def tokenizer_files(
@@ -98,13 +146,9 @@ def tokenizer_files(
         options = {"tokenizer_class": "PreTrainedTokenizerFast", **_special_token_names(tokenizer)}
         return {"tokenizer.json": vocabulary.model, "tokenizer_config.json": _json(options)}
     if isinstance(vocabulary, SentencePieceFile):
-        name = "spiece.model" if architecture.model_type in ("t5", "mt5") else "tokenizer.model"
-        return {
-            name: vocabulary.model,
-            "tokenizer_config.json": _json(_special_token_names(tokenizer)),
-        }
+        return _piece_files(tokenizer, vocabulary, architecture)
     if tokenizer.kind == "characters":
-        return _character_files(tokenizer)
+        return _character_files(tokenizer, str(architecture.fixed["mode"]))
     raise ConfigError(
         f"a tokenizer of kind {tokenizer.kind} has no form in Hugging Face that gives the same "
         "ids. Train with data.tokenizer=characters, or start from an imported model."
@@ -128,7 +172,21 @@ def _marian_files(
     return {**files, "tokenizer_config.json": _json(options)}
 
 
-def _character_files(tokenizer: Tokenizer) -> dict[str, bytes]:
+def _piece_files(
+    tokenizer: Tokenizer, vocabulary: SentencePieceFile, architecture: Architecture
+) -> dict[str, bytes]:
+    kind = PIECE_TOKENIZERS.get(architecture.model_type, "LlamaTokenizer")
+    options: dict[str, Any] = {"tokenizer_class": kind, **_special_token_names(tokenizer)}
+    if kind == "T5Tokenizer":
+        has_sentinels = vocabulary.size >= vocabulary.processor.vocab_size() + SENTINELS
+        options["extra_ids"] = SENTINELS if has_sentinels else 0
+    else:
+        options |= {"add_bos_token": bool(tokenizer.special.opening), "add_eos_token": False}
+    name = "spiece.model" if kind == "T5Tokenizer" else "tokenizer.model"
+    return {name: vocabulary.model or b"", "tokenizer_config.json": _json(options)}
+
+
+def _character_files(tokenizer: Tokenizer, mode: str) -> dict[str, bytes]:
     """Return one id for each character as a tokenizer.json: a word of one character each."""
     ids = {tokenizer.piece(number): number for number in range(5)}
     ids |= dict(tokenizer.vocabulary.ids)  # type: ignore[attr-defined]
@@ -152,12 +210,31 @@ def _character_files(tokenizer: Tokenizer) -> dict[str, bytes]:
         "added_tokens": special,
         "normalizer": {"type": "Lowercase"} if tokenizer.lower else None,
         "pre_tokenizer": every | {"invert": False},
-        "post_processor": None,
+        "post_processor": _template(tokenizer, mode),
         "decoder": {"type": "Fuse"},
         "model": {"type": "WordLevel", "vocab": ids, "unk_token": tokenizer.piece(3)},
     }
     options = {"tokenizer_class": "PreTrainedTokenizerFast", **_special_token_names(tokenizer)}
     return {"tokenizer.json": _json(content), "tokenizer_config.json": _json(options)}
+
+
+def _template(tokenizer: Tokenizer, mode: str) -> dict[str, Any] | None:
+    """Return what encloses a text, as tokenizer.json has it; None for a decoder."""
+    special = tokenizer.special
+    if mode == "decoder":
+        return None
+    ids = {tokenizer.piece(number): number for number in (special.begin, special.end)}
+    begin, end = ({"SpecialToken": {"id": name, "type_id": 0}} for name in ids)
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    single = [begin, text, end] if mode == "encoder" else [text, end]
+    return {
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": [*single, {"Sequence": {"id": "B", "type_id": 0}}, end],
+        "special_tokens": {
+            name: {"id": name, "ids": [number], "tokens": [name]} for name, number in ids.items()
+        },
+    }
 
 
 def _special_token_names(tokenizer: Tokenizer) -> dict[str, Any]:
@@ -199,83 +276,3 @@ def _target(tokenizers: Mapping[str, Tokenizer]) -> Tokenizer:
 
 def _json(content: Any) -> bytes:
     return f"{to_json(content)}\n".encode()
-
-
-# ── Verification ──────────────────────────────────────────────────────────────────────────────────
-
-
-def verify(model: Model, directory: Path, texts: RealTexts | None = None) -> str:
-    """Compare a directory with the model it was written from; return a sentence, or raise."""
-    c = model.config
-    batches = [_random_batch(model)]
-    if texts is not None:
-        batches.append(texts.batch(min(c.vocab, c.output_vocab), 0 if c.pad is None else c.pad))
-    again = read_model(directory).model
-    expected = [_ours(model, *batch) for batch in batches]
-    answers = [[_ours(again, *batch) for batch in batches]]
-    by = "addnorm (transformers is not installed)"
-    if importlib.util.find_spec("transformers") is not None:
-        theirs, by = _open_theirs(directory), "transformers"
-        answers.append([_theirs(theirs, model, *batch) for batch in batches])
-    difference = max(
-        _largest_difference(one, other)
-        for answer in answers
-        for one, other in zip(expected, answer, strict=True)
-    )
-    if not difference <= EXPORT_TOLERANCE:
-        raise SavedError(
-            f"{str(directory)!r} does not compute what the model does, as read by {by}: the "
-            f"largest difference is {difference:.2g}, above {EXPORT_TOLERANCE:g}."
-        )
-    return (
-        f"verified by {by}: the largest difference of an output is {difference:.2g} "
-        f"({where(texts)})."
-    )
-
-
-def _random_batch(model: Model) -> tuple[Tensor, Tensor]:
-    c = model.config
-    length = min(12, c.length)
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, min(c.vocab, c.output_vocab), (3, length), generator=generator)
-    real = torch.arange(length) < torch.tensor(
-        [[length], [max(1, length - 3)], [max(1, length // 2)]]
-    )
-    pad = 0 if c.pad is None else c.pad
-    ids = torch.where((ids == pad) & (c.vocab > 1), (pad + 1) % c.vocab, ids)
-    return torch.where(real, ids, pad), real
-
-
-@torch.no_grad()
-def _ours(model: Model, ids: Tensor, real: Tensor) -> Tensor:
-    mask, was = Mask.padding(real), model.training
-    model.eval()
-    if isinstance(model, EncoderDecoder):
-        result = model(ids, ids, source_mask=mask, target_mask=mask)
-    else:
-        result = model(ids, mask=mask)
-    model.train(was)
-    return result[real] if result.ndim == 3 else result
-
-
-def _open_theirs(directory: Path) -> Any:
-    """Return the model that transformers reads."""
-    transformers: Any = importlib.import_module("transformers")
-    transformers.utils.logging.disable_progress_bar()
-    config = transformers.AutoConfig.from_pretrained(directory)
-    kind = getattr(transformers, config.architectures[0])
-    return kind.from_pretrained(directory, dtype=torch.float32).eval()
-
-
-@torch.no_grad()
-def _theirs(theirs: Any, model: Model, ids: Tensor, real: Tensor) -> Tensor:
-    options: dict[str, Any] = {"input_ids": ids, "attention_mask": real.long()}
-    if isinstance(model, EncoderDecoder):
-        options |= {"decoder_input_ids": ids, "decoder_attention_mask": real.long()}
-    output = theirs(**options)
-    result: Tensor = output.logits if "logits" in output else output.last_hidden_state
-    return result[real] if result.ndim == 3 else result
-
-
-def _largest_difference(one: Tensor, other: Tensor) -> float:
-    return float((one.float() - other.float()).abs().max())

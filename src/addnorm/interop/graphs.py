@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
+from addnorm.config import ModelConfig
 from addnorm.layers.cache import Cache
 from addnorm.layers.context import Context
 from addnorm.layers.masks import Mask
@@ -37,6 +38,11 @@ class EncodeGraph(nn.Module):
 class PredictGraph(EncodeGraph):
     def forward(self, ids: Tensor) -> Tensor:  # type: ignore[override]
         return self.model(ids, mask=Mask())
+
+
+class ImageGraph(EncodeGraph):
+    def forward(self, images: Tensor) -> Tensor:  # type: ignore[override]
+        return self.model(images)
 
 
 class TranslateGraph(EncodeGraph):
@@ -108,6 +114,8 @@ def whole_graph(model: Any) -> tuple[nn.Module, tuple[Tensor, ...], Any, tuple[T
     The other inputs have another batch and other lengths, to compare the graph with the model.
     """
     c, (batch, length) = model.config, sequence_dims(model)
+    if c.input == "patches":
+        return ImageGraph(model), (draw_images(c, 2),), ({0: batch},), (draw_images(c, 3),)
     rows = {0: batch, 1: length}
     ids, real = draw_ids(c.vocab, 2, 6)
     if isinstance(model, EncoderDecoder):
@@ -132,6 +140,12 @@ def draw_ids(vocab: int, batch: int, length: int) -> tuple[Tensor, Tensor]:
     ids = torch.randint(vocab, (batch, length), generator=generator)
     lengths = torch.arange(batch)[:, None].mul(-2).add(length).clamp(min=1)
     return ids, torch.arange(length) < lengths
+
+
+def draw_images(c: ModelConfig, batch: int) -> Tensor:
+    """Return random images as a model reads them, (batch, channels, side, side)."""
+    generator = torch.Generator().manual_seed(batch)
+    return torch.randn(batch, c.channels, c.image, c.image, generator=generator)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
-"""Text models as ONNX, with any batch and length, compared with the model in onnxruntime.
+"""Models of texts and images as ONNX, with any batch and length, compared in onnxruntime.
 
-    encoder            model.onnx   ids, real -> outputs
+    encoder            model.onnx   ids, real -> outputs;   of images   images -> outputs
     decoder            model.onnx   ids -> logits;   step.onnx   ids, past -> logits, present
     encoder-decoder    model.onnx   source, real, target -> logits
                        encoder.onnx source, real -> memory
@@ -49,8 +49,9 @@ def export_onnx(
     *,
     labels: Sequence[str] = (),
     texts: RealTexts | None = None,
+    scales: Mapping[str, Sequence[float]] | None = None,
 ) -> list[str]:
-    """Write a text model as ONNX, compare it with the model, and return notes.
+    """Write a model as ONNX, compare it with the model, and return notes.
 
     Parameters
     ----------
@@ -59,12 +60,15 @@ def export_onnx(
     directory : where to write; it must not exist, or be empty.
     labels : names of the classes.
     texts : real texts to compare it on besides random ones.
+    scales : for images, mean and scale of each channel, of pixels from 0 to 255.
     """
     for package in ("onnx", "onnxscript"):
         require(package, "export")
     runtime = require("onnxruntime", "export")
-    if model.config.input != "tokens":
-        raise ConfigError(f"only models of tokens are written as ONNX: got {model.config.input}.")
+    if model.config.input == "vectors":
+        raise ConfigError(
+            f"only models of tokens and images are written as ONNX: got {model.config.input}."
+        )
     if model.config.mixing == "recurrent":
         raise ConfigError("models of mixing=recurrent are not written as ONNX.")
     directory = require_empty(directory)
@@ -79,12 +83,13 @@ def export_onnx(
             tokenizer.save(directory / ("tokenizer" if side == "text" else f"tokenizer-{side}"))
         special = {side: vars(tokenizer.special) for side, tokenizer in tokenizers.items()}
         facts = {"labels": list(labels), "special_ids": special, "length": longest_sequence(model)}
+        facts |= {} if scales is None else {"pixels": dict(scales)}
         write_whole(directory / "model.json", f"{to_json(facts)}\n".encode())
     names = ", ".join(sorted(path.name for path in directory.glob("*.onnx")))
     return [
         f"written as {names}.",
         f"run in onnxruntime {runtime.__version__}: outputs differ by up to {difference:.2g} "
-        f"({where(texts)}).",
+        f"({where(texts, model.config.input)}).",
     ]
 
 

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from addnorm.config import ModelConfig
-from addnorm.errors import SavedError
+from addnorm.errors import ConfigError, SavedError
 from addnorm.files import make_directory, to_json, whole, write_whole
 from addnorm.interop.directory import inside, read_json_object
 from addnorm.interop.huggingface import choose_architecture
@@ -58,8 +58,8 @@ class _Module:
 
 def write_peft(
     model: Model, adapter: Adapter, directory: str | Path, *, base: str | None = None
-) -> None:
-    """Write the adapters of a model as PEFT does.
+) -> list[str]:
+    """Write the adapters of a model as PEFT does; return notes.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ def write_peft(
     directory : where to write.
     base : path or name of the base model, for adapter_config.json.
     """
-    architecture = choose_architecture(model.config)
+    architecture, notes = _choose_for_adapters(model.config)
     layers = adapted_layers(model)
     tensors: dict[str, Tensor] = {}
     ranks: dict[str, int] = {}
@@ -84,7 +84,7 @@ def write_peft(
     patterns = {name: rank for name, rank in ranks.items() if rank != adapter.rank}
     content = {
         "peft_type": "LORA",
-        "task_type": TASK_TYPES.get(model.config.head) or TASK_TYPES.get(model.config.mode),
+        "task_type": _task_type(model.config),
         "base_model_name_or_path": base,
         "r": adapter.rank,
         "lora_alpha": adapter.scale * adapter.rank,
@@ -104,6 +104,31 @@ def write_peft(
     with whole(directory / ADAPTER_WEIGHTS) as temporary:
         save_file(plain, temporary, metadata={"format": "pt"})
     write_whole(directory / ADAPTER_CONFIG, f"{to_json(content)}\n".encode())
+    return notes
+
+
+def _choose_for_adapters(c: ModelConfig) -> tuple[Architecture, list[str]]:
+    """Return an architecture that has the layers of a model, and notes on its head.
+
+    Adapters are parts of the body: a classifier that pools otherwise than theirs has them, too.
+    """
+    if c.head != "class" or c.pool == "none":
+        return choose_architecture(c), []
+    try:
+        return choose_architecture(c), []
+    except ConfigError:
+        body = choose_architecture(c.replace(head="none"))
+    note = (
+        f"{body.class_of(c.replace(pool='first'))} does not pool as this model does "
+        f"(pool={c.pool}, pooler={c.pooler}): apply the saved classifier to vectors pooled so."
+    )
+    return body, [note]
+
+
+def _task_type(c: ModelConfig) -> str | None:
+    if c.head == "class" and c.pool == "none":
+        return "TOKEN_CLS"
+    return TASK_TYPES.get(c.head) or TASK_TYPES.get(c.mode)
 
 
 def read_peft_(model: Model, directory: str | Path) -> Adapter:
@@ -116,7 +141,7 @@ def read_peft_(model: Model, directory: str | Path) -> Adapter:
     content = read_json_object(directory, ADAPTER_CONFIG)
     _check_settings(content, directory)
     tensors = _read_tensors(directory)
-    architecture = choose_architecture(model.config)
+    architecture, _ = _choose_for_adapters(model.config)
     modules = {name: module for module in _modules(model, architecture) for name in module.theirs}
     groups, rest = _group(tensors, modules, directory)
     rank = max(parts["lora_A.weight"].shape[0] for parts in groups.values())

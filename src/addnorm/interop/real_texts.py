@@ -49,9 +49,11 @@ class RealTexts:
         return f"random sequences and {len(self.sources)} texts of the data"
 
 
-def where(texts: RealTexts | None) -> str:
-    """Return what an export was compared on."""
-    return "random sequences" if texts is None else str(texts)
+def where(texts: RealTexts | None, inputs: str = "tokens") -> str:
+    """Return what the export of a model was compared on; `inputs` are those of the model."""
+    if texts is not None:
+        return str(texts)
+    return "random images" if inputs == "patches" else "random sequences"
 
 
 def read_real_texts(

@@ -27,6 +27,7 @@ def export_torch(
     *,
     labels: Sequence[str] = (),
     texts: RealTexts | None = None,
+    scales: Mapping[str, Sequence[float]] | None = None,
 ) -> list[str]:
     """Write a text model as a program of torch.export, compare it with the model, return notes.
 
@@ -37,9 +38,12 @@ def export_torch(
     directory : where to write; it must not exist, or be empty.
     labels : names of the classes.
     texts : real texts to compare it on besides random ones.
+    scales : for images, mean and scale of each channel, of pixels from 0 to 255.
     """
-    if model.config.input != "tokens":
-        raise ConfigError(f"only models of tokens are written so: got {model.config.input}.")
+    if model.config.input == "vectors":
+        raise ConfigError(
+            f"only models of tokens and images are written so: got {model.config.input}."
+        )
     if model.config.mode == "encoder-decoder":
         # The program would hold only for sources and targets of different lengths.
         raise ConfigError("encoder-decoders are not written so. Try --to onnx or ctranslate2.")
@@ -61,9 +65,10 @@ def export_torch(
         for side, tokenizer in tokenizers.items():
             tokenizer.save(directory / ("tokenizer" if side == "text" else f"tokenizer-{side}"))
         facts = {"labels": list(labels), "length": longest_sequence(model)}
+        facts |= {} if scales is None else {"pixels": dict(scales)}
         write_whole(directory / "model.json", f"{to_json(facts)}\n".encode())
     return [
         "written as model.pt2, a program of torch.export.",
         f"loaded by torch {torch.__version__}: outputs differ by up to {difference:.2g} "
-        f"({where(texts)}).",
+        f"({where(texts, model.config.input)}).",
     ]

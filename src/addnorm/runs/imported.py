@@ -20,7 +20,8 @@ from addnorm.tasks.base import (
     save_tokenizers,
     say_nothing,
 )
-from addnorm.tasks.image_classifier import save_image_assets
+from addnorm.tasks.image_classifier import TrainedImages, save_image_assets
+from addnorm.tasks.images import Images
 
 FORMS = ("huggingface", "peft", "ctranslate2", "onnx", "torch")
 """What a run can be exported as."""
@@ -78,12 +79,16 @@ def import_model(
 
 
 def load_start_directory(path: str | Path, kind: Any) -> tuple[Any, Any]:
-    """Return model and tokenizers of a directory to start a text task from."""
-    if not issubclass(kind, TextTask):
-        raise InputError(f"{kind.name} cannot start from the text model in {str(path)!r}.")
+    """Return model and tokenizers (or scales of pixels) of a directory to start a task from."""
     imported = read_directory(path)
     if imported.image_scales:
-        raise InputError(f"{kind.name} cannot start from the model for images in {str(path)!r}.")
+        if not issubclass(kind, Images):
+            raise InputError(
+                f"{kind.name} cannot start from the model for images in {str(path)!r}."
+            )
+        return imported.model, imported.image_scales
+    if not issubclass(kind, TextTask):
+        raise InputError(f"{kind.name} cannot start from the text model in {str(path)!r}.")
     return imported.model, imported.tokenizers
 
 
@@ -99,7 +104,8 @@ def export_run(
 
     Parameters
     ----------
-    run : a run of a text task; one of a table is exported as ONNX.
+    run : a run of a text task; one of a table is exported as onnx, one of images as huggingface,
+        onnx or torch.
     directory : where to write; it must not exist, or be empty.
     to : huggingface (model and tokenizer), peft (the adapters of a run trained with train.lora),
         ctranslate2, onnx or torch (torch.export).
@@ -116,6 +122,8 @@ def export_run(
     trained = run.trained
     if run.task == "table" and to == "onnx":
         return _export_table(trained, directory)
+    if isinstance(trained, TrainedImages):
+        return _export_images(run, trained, directory, to, architecture)
     if not isinstance(trained, TrainedText):
         raise InputError(f"a run trained for {run.task} is exported as onnx only: got {to}.")
     if to == "peft":
@@ -155,6 +163,26 @@ def _export_table(trained: Any, directory: str | Path) -> list[str]:
     )
 
 
+def _export_images(
+    run: Run, trained: TrainedImages, directory: str | Path, to: str, architecture: str | None
+) -> list[str]:
+    from addnorm.interop.export import export_image_classifier
+    from addnorm.interop.onnx import export_onnx
+    from addnorm.interop.torch_export import export_torch
+
+    scales = {name: list(trained.assets[name]) for name in ("mean", "scale")}
+    if to == "huggingface":
+        return export_image_classifier(
+            trained.model, scales, directory, labels=run.labels, architecture=architecture
+        )
+    if to not in ("onnx", "torch"):
+        raise InputError(
+            f"a run trained for images is exported as huggingface, onnx or torch: got {to}."
+        )
+    export = export_onnx if to == "onnx" else export_torch
+    return export(trained.model, {}, directory, labels=run.labels, scales=scales)
+
+
 def _export_adapters(run: Run, directory: Path) -> list[str]:
     path = run.path / BEST / ADAPTER_FILE
     if not path.exists():
@@ -166,8 +194,11 @@ def _export_adapters(run: Run, directory: Path) -> list[str]:
     model = build(run.config)
     adapt_(model, adapter)
     load_adapter_(model, tensors)
-    write_peft(model, adapter, directory, base=run.config.run.start)
-    return [f"adapters of rank {adapter.rank} over {adapter.roles}, in the layout of PEFT."]
+    notes = write_peft(model, adapter, directory, base=run.config.run.start)
+    return [
+        f"adapters of rank {adapter.rank} over {adapter.roles}, in the layout of PEFT.",
+        *notes,
+    ]
 
 
 def _record(imported: ImportedDirectory) -> RunRecord:

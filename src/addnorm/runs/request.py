@@ -52,6 +52,16 @@ class RunRequest:
     def task(self) -> str | None:
         return self.over(Config()).run.task
 
+    def _stated(self, path: str) -> Any:
+        """Return the value of a field as it was set; the others may not be valid without more."""
+        section, _, name = path.partition(".")
+        for setting in reversed(self.settings):
+            field, equals, text = setting.partition("=")
+            if equals and field.strip() == path:
+                return text.strip()
+        values = self.table.get(section)
+        return values.get(name) if isinstance(values, Mapping) else None
+
     def over(self, base: Config) -> Config:
         """Return a configuration with the values of the request applied."""
         sections = {k: v for k, v in self.table.items() if k not in ("schema", "preset")}
@@ -76,13 +86,13 @@ class RunRequest:
         Traceback (most recent call last):
         addnorm.errors.ConfigError: train language has no option 'txt'. Did you mean 'text'?
         """
-        task = self.task
+        task = self._stated("run.task")
         known = {**COMMON_OPTIONS, **(TASKS[task].options if task in TASKS else {})}
         values = {name: value for name, value in options.items() if value is not None}
         for name in values:
             if name not in known:
                 raise ConfigError(f"train {task} has no option {name!r}. {nearest(name, known)}")
-        has_source = "source" in values or self.over(Config()).data.source is not None
+        has_source = "source" in values or self._stated("data.source") is not None
         if task in ("language", "masked") and "text" in values and not has_source:
             values["source"] = values.pop("text")  # the text itself, not a column of a file
         return self.with_values({known[name]: value for name, value in values.items()})

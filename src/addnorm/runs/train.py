@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from addnorm.config import Config
+from addnorm.config import Config, ModelConfig
 from addnorm.cpu import is_slow, thread_candidates, use_threads
 from addnorm.errors import ConfigError, SavedError
 from addnorm.files import HUGGING_FACE, kind_of_directory, make_directory
@@ -514,7 +514,21 @@ def _load_start(path: str, kind: type[Task]) -> tuple[nn.Module, Any]:
                 f"{path!r} was trained for {run.task}, so {kind.name} cannot start from it. "
                 "A text task needs a text run, and a table needs a table run."
             )
-        return task.load_start(run.path)
-    if kind_of_directory(path) == HUGGING_FACE:
-        return load_start_directory(path, kind)
-    raise SavedError(f"there is no run in {path!r} to start from. Check the path.")
+        start = task.load_start(run.path)
+    elif kind_of_directory(path) == HUGGING_FACE:
+        start = load_start_directory(path, kind)
+    else:
+        raise SavedError(f"there is no run in {path!r} to start from. Check the path.")
+    if issubclass(kind, TextTask):
+        _require_side(kind, start[0].config, path)
+    return start
+
+
+def _require_side(kind: type[TextTask], start: ModelConfig, path: str) -> None:
+    """Raise ConfigError if a model has no stack that a task could start from."""
+    if not set(start.sides) & set(kind.mode.split("-")):
+        tasks = {"encoder": "masked, classify or label", "decoder": "language"}
+        raise ConfigError(
+            f"{kind.name} must start from a model of mode={kind.mode}: {path!r} has "
+            f"mode={start.mode}, and no block of it fits. Start {tasks[start.mode]} from it."
+        )

@@ -34,6 +34,7 @@ from addnorm.tasks.base import (
     Metrics,
     Say,
     Task,
+    fine_tuning,
     load_matching_weights_,
     require_source,
 )
@@ -93,6 +94,18 @@ def epochs_of_images(count: int) -> float:
     return min(300.0, max(50.0, round(2000 / steps, 1)))
 
 
+def _start_model(start: ModelConfig, fields: Fields) -> ModelConfig:
+    """Return the model to start from with the classes of the data; its images must be theirs."""
+    expected = (start.channels, start.image, start.image)
+    actual = (fields["channels"], fields["image"], fields["image"])
+    if expected != actual:
+        raise InputError(
+            f"images must have the shape of the model to start from, {expected} (channels, height, "
+            f"width): got {actual}. Resize them first."
+        )
+    return start.replace(**fields)
+
+
 class Images(Task):
     """Learn to predict the class of an image."""
 
@@ -126,6 +139,7 @@ class Images(Task):
         self.images, self.targets, self.labels = images, targets, labels
         self.train_rows, self.held_rows = split
         self.assets, self.notes = assets, notes
+        self.start: ModelConfig | None = None
 
     @classmethod
     def read(cls, config: Config, assets: Any = None, start: Any = None) -> Self:
@@ -166,8 +180,12 @@ class Images(Task):
             pixels = images[split[0]].astype(np.float64)
             scale = np.maximum(pixels.std(axis=(0, 2, 3)), 1e-6)
             assets = {"mean": pixels.mean(axis=(0, 2, 3)).tolist(), "scale": scale.tolist()}
+            if start is not None:  # the model was trained with its own scales
+                assets |= {name: list(start[1][name]) for name in ("mean", "scale")}
             assets["mean_image"] = reduce_mean(pixels)
-        return cls(images, targets, names, split, assets, notes)
+        task = cls(images, targets, names, split, assets, notes)
+        task.start = None if start is None else start[0].config
+        return task
 
     @classmethod
     def load_assets(cls, path: Path) -> ImageAssets:
@@ -186,6 +204,7 @@ class Images(Task):
             longest=lambda config: 1,
             evaluation=lambda config: held / (3 * (config.train.batch or 64)),
             model={**model, "image": side, "channels": channels, "outputs": len(self.labels)},
+            start=self.start,
         )
 
     @classmethod
@@ -194,8 +213,11 @@ class Images(Task):
         size = request.run.size or (known[0] if known else "base")
         fields = cls.sizes[size] if preset is None else {}
         model = presets.find(preset).model if preset is not None else ModelConfig(vocab=1)
-        side = int(facts.model["image"])
+        side, train = int(facts.model["image"]), cls.train_defaults
         model = model.replace(**fields | facts.model | {"patch": choose_patch(side)})
+        if facts.start is not None:
+            model = _start_model(facts.start, facts.model)
+            train = train | {"lr": fine_tuning(model.width, facts.size, 1)["lr"]}
         base = Config().replace(model=model)
         share = 0.1 if request.data.valid_fraction is None else request.data.valid_fraction
         shift = side / 16 if request.data.image_shift is None else request.data.image_shift
@@ -204,7 +226,7 @@ class Images(Task):
             train=base.train.replace(
                 batch=images_per_batch(facts.size),
                 epochs=epochs_of_images(facts.size),
-                **cls.train_defaults,
+                **train,
             ),
             run=base.run.replace(size=size),
         )

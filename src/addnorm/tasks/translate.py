@@ -258,7 +258,14 @@ class Translate(TextTask):
 
     def model_fields(self) -> Fields:
         source, target = sides_of(self.tokenizers)
-        more = {} if source is target else {"target_vocab": target.size, "tie_embeddings": "output"}
+        start, sizes = self.start, (source.size, target.size)
+        if source is target:
+            more: Fields = {}
+        elif start is not None and sizes == (start.vocab, start.output_vocab):
+            # Two tokenizers may number their tokens by one vocabulary (Marian).
+            more = {"target_vocab": start.target_vocab, "tie_embeddings": start.tie_embeddings}
+        else:
+            more = {"target_vocab": target.size, "tie_embeddings": "output"}
         return super().model_fields() | more
 
     def _bind(self, config: Config) -> None:
