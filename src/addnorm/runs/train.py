@@ -520,7 +520,8 @@ def _load_start(path: str, kind: type[Task]) -> tuple[nn.Module, Any]:
     else:
         raise SavedError(f"there is no run in {path!r} to start from. Check the path.")
     if issubclass(kind, TextTask):
-        _require_side(kind, start[0].config, path)
+        config: Any = start[0].config
+        _require_side(kind, config, path)
     return start
 
 
