@@ -1,10 +1,12 @@
 """The nine development tables on their test rows: FT-Transformer by effort, and boosting.
 
     python -m bench.tables_accuracy DATA --out F.jsonl [--tables NAME …] [--how NAME …] [--seeds 0]
+    python -m bench.tables_ranks F.jsonl --pictures FOLDER
 
 Every model is fitted to all training rows, on one thread; seconds are CPU time of the process. The
 boosting libraries are at their defaults, with native categories; catboost-quantiles predicts the
-quantiles of a number. F.jsonl gets a line after every
+quantiles of a number, ngboost (if installed) a normal distribution; catboost-tuned searches for
+--tune CPU seconds. F.jsonl gets a line after every
 fit; fits that it already has are skipped, and none is started after --seconds.
 """
 
@@ -17,7 +19,15 @@ from typing import Any
 import torch
 
 from addnorm.cpu import keep_memory
-from bench.tables_choose import BOOSTING, QUANTILES, fit_boosting, fit_ours, fit_quantiles
+from bench.tables_choose import (
+    BOOSTING,
+    QUANTILES,
+    fit_boosting,
+    fit_ngboost,
+    fit_ours,
+    fit_quantiles,
+    fit_tuned,
+)
 from bench.tables_data import TABLES, split_table
 
 OURS: dict[str, dict[str, Any]] = {
@@ -29,12 +39,16 @@ OURS: dict[str, dict[str, Any]] = {
 """Names of the variants of FT-Transformer, and their parameters."""
 
 
-def measure(folder: Path, table: str, name: str, seed: int) -> dict[str, Any]:
+def measure(folder: Path, table: str, name: str, seed: int, tune: float) -> dict[str, Any]:
     """Return the metrics on test rows and the seconds of one fit."""
     train, test = split_table(folder, table, seed)
     classes = TABLES[table].classes
     if name == QUANTILES:
         result = fit_quantiles(train, test, seed)
+    elif name == "ngboost":
+        result = fit_ngboost(train, test, seed)
+    elif name == "catboost-tuned":
+        result = fit_tuned(train, test, classes, seed, tune)
     elif name in BOOSTING:
         result = fit_boosting(name, train, test, classes, seed)
     else:
@@ -49,6 +63,7 @@ def main() -> None:
     parser.add_argument("--tables", nargs="+", choices=list(TABLES), default=list(TABLES))
     parser.add_argument("--how", nargs="+", default=[*BOOSTING, "default"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--tune", type=float, default=300.0, help="CPU seconds of a search")
     parser.add_argument("--seconds", type=float, default=float("inf"))
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -61,7 +76,7 @@ def main() -> None:
             for table in args.tables:
                 if (table, name, seed) in done or time.perf_counter() - begun > args.seconds:
                     continue
-                row = measure(args.folder, table, name, seed)
+                row = measure(args.folder, table, name, seed, args.tune)
                 with args.out.open("a") as file:
                     file.write(json.dumps(row) + "\n")
                 score = row["auc"] if TABLES[table].classes else row.get("rmse", row.get("pinball"))

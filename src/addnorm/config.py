@@ -661,7 +661,7 @@ class TableConfig(Section):
     pretrain: str | None = None
     """Objective of pre-training on unlabelled rows: masked (if unset), replaced or contrastive."""
     embedding: str | None = None
-    """Embedding of numbers: linear, periodic, piecewise or hidden; set by the model if unset."""
+    """Embedding of numbers: linear, periodic, piecewise, mixed or hidden; by the model if unset."""
     embedding_options: Options = field(default_factory=Options)
     """Options of the embedding, such as { bins = 32 } for piecewise."""
     bins: str = "target"
@@ -704,7 +704,7 @@ class TableConfig(Section):
         if self.task is not None:
             self.require_one_of("task", ("classes", "number", "ordinal"))
         if self.embedding is not None:
-            self.require_one_of("embedding", ("linear", "periodic", "piecewise", "hidden"))
+            self.require_one_of("embedding", ("linear", "periodic", "piecewise", "mixed", "hidden"))
         if self.pretrain is not None:
             self.require_one_of("pretrain", ("masked", "replaced", "contrastive"))
         if self.class_weight is not None:

@@ -12,6 +12,7 @@ from addnorm.layers.columns import (
     Columns,
     HiddenNumbers,
     LinearNumbers,
+    MixedNumbers,
     NamedCategories,
     PeriodicNumbers,
     PiecewiseNumbers,
@@ -90,6 +91,20 @@ def test_piecewise() -> None:
     vectors = [[piecewise(x, EDGES[j], 3) for j, x in enumerate(row)] for row in X.tolist()]
     close(embed.encode(X), torch.tensor(vectors, dtype=torch.float64))
     close(embed(X), per_column(vectors, embed.project.weight, embed.project.bias, cut=True))
+
+
+def test_mixed_is_piecewise_and_periodic() -> None:
+    embed = MixedNumbers(COLUMNS, WIDTH, edges=EDGES, frequencies=2, sigma=0.5).double()
+    vectors = []
+    for row in X.tolist():
+        vectors.append([])
+        for j, x in enumerate(row):
+            angles = [2 * math.pi * c * x for c in embed.frequency[j].tolist()]
+            waves = [math.cos(a) for a in angles] + [math.sin(a) for a in angles]
+            vectors[-1].append(piecewise(x, EDGES[j], 3) + waves)
+    close(embed(X), per_column(vectors, embed.project.weight, embed.project.bias, cut=True))
+    with pytest.raises(ConfigError, match="frequencies above 0 and sigma above 0"):
+        MixedNumbers(COLUMNS, WIDTH, edges=EDGES, frequencies=0)
 
 
 def test_piecewise_is_finite_and_linear_beyond_the_edges() -> None:

@@ -139,10 +139,10 @@ def test_every_norm_works_for_tables(norm: str) -> None:
     close(model(x, codes), model(x, codes, maps=maps))
 
 
-@pytest.mark.parametrize("embedding", ("linear", "periodic", "piecewise", "hidden"))
+@pytest.mark.parametrize("embedding", ("linear", "periodic", "piecewise", "mixed", "hidden"))
 def test_every_embedding_works_for_tables(embedding: str) -> None:
     options: dict[str, Any] = (
-        {"edges": [[0.0, 1.0], [0.0, 2.0]]} if embedding == "piecewise" else {}
+        {"edges": [[0.0, 1.0], [0.0, 2.0]]} if embedding in ("piecewise", "mixed") else {}
     )
     model = make("ft", embedding=embedding, embedding_options=options)
     x, codes = draw()

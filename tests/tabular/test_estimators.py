@@ -318,8 +318,9 @@ def test_an_interrupted_fit_leaves_a_usable_model(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.trains
-def test_ema_works_with_piecewise_embeddings() -> None:
-    settings = QUICK | {"epochs": 3, "ema": 0.9, "embedding": "piecewise"}
+@pytest.mark.parametrize("embedding", ("piecewise", "mixed"))
+def test_ema_works_with_bins(embedding: str) -> None:
+    settings = QUICK | {"epochs": 3, "ema": 0.9, "embedding": embedding}
     model = FTTransformerClassifier(**settings, embedding_options={"bins": 4}).fit(X, Y)
     assert np.isfinite([row["loss"] for row in model.report_["history"]]).all()
 

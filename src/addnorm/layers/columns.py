@@ -62,6 +62,22 @@ class PerColumn(nn.Module):
         return (y.relu() if self.relu else y).transpose(0, 1)
 
 
+def random_frequencies(columns: int, count: int, sigma: float) -> nn.Parameter:
+    """Return c from N(0, sigma²), (columns, count)."""
+    if count < 1 or sigma <= 0:
+        raise ConfigError(
+            "periodic embeddings must have frequencies above 0 and sigma above 0: "
+            f"got {count} and {sigma}. Try 48 and 0.05."
+        )
+    return nn.Parameter(torch.empty(columns, count).normal_(std=sigma))
+
+
+def waves(x: Tensor, frequency: Tensor) -> Tensor:
+    """Return [cos 2πc_j x_j, sin 2πc_j x_j], (batch, columns, 2 · frequencies)."""
+    angle = 2 * math.pi * frequency * x[..., None]
+    return torch.cat((angle.cos(), angle.sin()), dim=-1)
+
+
 class PeriodicNumbers(nn.Module):
     """T_j = ReLU(V_j [cos 2πc_j x_j, sin 2πc_j x_j] + b_j), c learned, from N(0, sigma²)
 
@@ -81,17 +97,11 @@ class PeriodicNumbers(nn.Module):
         self, columns: int, width: int, *, frequencies: int = 48, sigma: float = 0.05
     ) -> None:
         super().__init__()
-        if frequencies < 1 or sigma <= 0:
-            raise ConfigError(
-                "periodic embeddings must have frequencies above 0 and sigma above 0: "
-                f"got {frequencies} and {sigma}. Try 48 and 0.05."
-            )
-        self.frequency = nn.Parameter(torch.empty(columns, frequencies).normal_(std=sigma))
+        self.frequency = random_frequencies(columns, frequencies, sigma)
         self.project = PerColumn(columns, 2 * frequencies, width, relu=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        angle = 2 * math.pi * self.frequency * x[..., None]
-        return self.project(torch.cat((angle.cos(), angle.sin()), dim=-1))
+        return self.project(waves(x, self.frequency))
 
 
 class PiecewiseNumbers(nn.Module):
@@ -136,6 +146,40 @@ class PiecewiseNumbers(nn.Module):
         return self.project(self.encode(x))
 
 
+class MixedNumbers(PiecewiseNumbers):
+    """T_j = ReLU(V_j [e(x_j), cos 2πc_j x_j, sin 2πc_j x_j] + b_j): bins and waves together.
+
+    e as for PiecewiseNumbers, c as for PeriodicNumbers: steps and smooth curves in one embedding.
+
+    Parameters
+    ----------
+    columns, width
+        Number of columns, and width of a token.
+    edges
+        Edges of the bins of each column.
+    frequencies, sigma
+        Number of c_j for each column, and standard deviation of their initial values.
+    """
+
+    def __init__(
+        self,
+        columns: int,
+        width: int,
+        *,
+        edges: Sequence[Sequence[float]],
+        frequencies: int = 16,
+        sigma: float = 0.1,
+    ) -> None:
+        super().__init__(columns, width, edges=edges)
+        self.frequency = random_frequencies(columns, frequencies, sigma)
+        inner = self.low.shape[1] + 2 * frequencies
+        self.project = PerColumn(columns, inner, width, relu=True)
+
+    def encode(self, x: Tensor) -> Tensor:
+        """Return [e(x), cos, sin], (batch, columns, bins + 2 · frequencies)."""
+        return torch.cat((super().encode(x), waves(x, self.frequency)), dim=-1)
+
+
 class HiddenNumbers(nn.Module):
     """T_j = V_j ReLU(u_j x_j + a_j) + b_j
 
@@ -156,6 +200,7 @@ NUMBERS: dict[str, Callable[..., nn.Module]] = {
     "linear": LinearNumbers,
     "periodic": PeriodicNumbers,
     "piecewise": PiecewiseNumbers,
+    "mixed": MixedNumbers,
     "hidden": HiddenNumbers,
 }
 

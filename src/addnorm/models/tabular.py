@@ -70,7 +70,7 @@ class TabularConfig:
     trunk
         Configuration of the stack.
     embedding, embedding_options
-        How a number becomes a vector: linear, periodic, piecewise or hidden; and its options.
+        How a number becomes a vector: linear, periodic, piecewise, mixed or hidden; its options.
     missing
         Whether missing numbers have a learned vector.
     members

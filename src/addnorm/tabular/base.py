@@ -202,14 +202,14 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             Dropout of the attention weights.
         ffn_dropout : float, default=None
             Dropout inside the feed-forward layers.
-        embedding : {"linear", "periodic", "piecewise", "hidden"}, default=None
+        embedding : {"linear", "periodic", "piecewise", "mixed", "hidden"}, default=None
             How a number becomes a token. None is "piecewise" for FT-Transformer, otherwise the
             published embedding.
         embedding_options : dict, default=None
             Options of the embedding: `frequencies` and `sigma` of "periodic", `bins` (their
-            number, 48 by default) of "piecewise", `units` of "hidden".
+            number, 48 by default) of "piecewise", all three of "mixed", `units` of "hidden".
         bins : {"target", "quantile"}, default="target"
-            Where the bin edges of "piecewise" are placed: at the thresholds of a decision tree for
+            Where the bin edges are placed: at the thresholds of a decision tree for
             the target, or at quantiles.
         members : int, default=None
             Predictors that share the trunk, as in TabM; their predictions are averaged. None is 1

@@ -204,7 +204,7 @@ def choose_network(
     options = dict(estimator.embedding_options or {})
     embedding = parameter_of(estimator, "embedding") or estimator.number_embedding
     count = 1 if folds is None else int(folds.max()) + 1
-    if embedding == "piecewise" and table.numbers.shape[1]:
+    if embedding in ("piecewise", "mixed") and table.numbers.shape[1]:
         numbers, number_of_bins = table.numbers.numpy(), options.pop("bins", 48)
         edges = []
         for fold in range(count):

@@ -141,10 +141,12 @@ def _catboost_model(data: BaselineData, **parameters: Any) -> Any:
     return model.fit(mixed_matrix(rows), target, cat_features=code_columns(rows), **held)
 
 
-def tune_catboost(seconds: float, clock: Callable[[], float] = time.perf_counter) -> FitBaseline:
+def tune_catboost(
+    seconds: float, clock: Callable[[], float] = time.perf_counter, **fixed: Any
+) -> FitBaseline:
     """Return the fit of CatBoost after a random search of a given time, its defaults first.
 
-    The held-out rows choose; they also stop each fit.
+    The held-out rows choose; they also stop each fit. `fixed` are parameters of every fit.
     """
 
     def fit(data: BaselineData) -> PredictRows:
@@ -154,7 +156,7 @@ def tune_catboost(seconds: float, clock: Callable[[], float] = time.perf_counter
         best, lowest = None, np.inf
         parameters: dict[str, Any] = {}
         while best is None or clock() - start < seconds:
-            model = _catboost_model(data, **parameters)
+            model = _catboost_model(data, **fixed, **parameters)
             (loss,) = [
                 value
                 for scores in [model.get_best_score()["validation"]]
