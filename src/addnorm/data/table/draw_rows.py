@@ -33,14 +33,14 @@ def draw_rows(encoder: TableEncoder, count: int, rng: np.random.Generator) -> En
     """
     numbers = np.empty((count, len(encoder.numbers)), dtype=np.float32)
     for i, rule in enumerate(encoder.numbers):
-        numbers[:, i] = _draw_numbers(rule, _shares(count, rng), rng)
+        numbers[:, i] = _draw_numbers(rule, _stratified_shares(count, rng), rng)
     codes = np.empty((count, len(encoder.categories)), dtype=np.int64)
     for i, category in enumerate(encoder.categories):
-        codes[:, i] = _draw_codes(category, _shares(count, rng))
+        codes[:, i] = _draw_codes(category, _stratified_shares(count, rng))
     return EncodedTable(torch.from_numpy(numbers), torch.from_numpy(codes))
 
 
-def _shares(count: int, rng: np.random.Generator) -> Array:
+def _stratified_shares(count: int, rng: np.random.Generator) -> Array:
     """Return numbers from 0 to 1 in random order, one in each of `count` equal parts."""
     return (rng.permutation(count) + rng.random(count)) / count
 
