@@ -563,7 +563,7 @@ def test_explain_a_text(
     }.items():
         assert main(["explain", where, text]) == 2 and message in capsys.readouterr().err
     assert main(["explain", where, "ba", "--memory", "0"]) == 2  # the size, before anything runs
-    assert "MB, more than the limit of 0 MB" in capsys.readouterr().err
+    assert "more than the limit of 0 bytes" in capsys.readouterr().err
     assert not _is_file("ä" * 200)  # too long for the name of a file
     assert main(["explain", str(source), "ba"]) == 2 and "no run in" in capsys.readouterr().err
 

@@ -73,6 +73,18 @@ def test_a_rollout_is_the_product_of_the_layers() -> None:
         rollout([])
 
 
+def test_a_rollout_of_a_look_is_of_one_side() -> None:
+    seen = look(make("encoder-decoder"), inputs("encoder-decoder"))
+    for side in ("encoder", "decoder"):
+        own = [seen.maps[f"{side}.{layer}.attention"] for layer in range(2)]
+        close(rollout(seen, side=side), rollout(own))
+    close(rollout(seen), rollout(seen.maps, side="decoder"))
+    with pytest.raises(InputError, match="there must be maps of the side: got 'encodr'"):
+        rollout(seen, side="encodr")
+    table = look(table_model("ft"), table_rows())
+    close(rollout(table), rollout(list(table.maps.values())))
+
+
 def explicit(
     model: object, ids: Tensor, place: str, head: int, q: int, k: int, by: float
 ) -> Tensor:

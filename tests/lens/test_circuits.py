@@ -1,5 +1,7 @@
 """Circuits of planted heads and neurons, and identities of the factored matrices."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -16,13 +18,13 @@ from addnorm.lens.circuits import (
     ov_circuit,
     qk_circuit,
     random_composition,
-    read_gain,
     read_matrices,
     top_activations,
     unembedding_matrix,
     virtual_weights,
 )
 from addnorm.lens.look import look
+from addnorm.lens.path_gains import path_gain, read_gain
 from addnorm.lens.places import find_sublayers
 from tests.conftest import close, inputs, make
 from tests.lens.planted import DETECTED, PROMOTED, VOCAB, planted
@@ -78,20 +80,30 @@ def test_circuits_explain_the_scores_of_a_model_without_positions() -> None:
         close((scores * 4**-0.5 + hidden).softmax(dim=-1), weights[0, head])
 
 
+AFTER = ("post", "admin", "b2t", "deepnorm", "dual")
+"""Arrangements whose boxes end with a norm of the whole stream."""
+
+
+def with_random_gains(**changes: Any) -> Any:
+    model = make("decoder", **changes)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name and name.endswith("weight"):
+                parameter.copy_(torch.rand_like(parameter) + 0.5)
+    return model
+
+
 @pytest.mark.parametrize("addnorm", ADDNORMS)
 def test_the_gain_of_what_is_read(addnorm: str) -> None:
-    """With the box's norm at scale 1 and its gain γ, the branch reads γ ⊙ x or x."""
-    model = make("decoder", addnorm=addnorm)
+    """A branch reads through γ of its own norm, or of the one that ends the box before, or none."""
+    model = with_random_gains(addnorm=addnorm)
+    previous = None
     for step in find_sublayers(model):
-        gain = read_gain(model, step)
-        norm = step.box.norm
-        before = addnorm not in (
-            *("post", "res-post", "admin", "b2t", "deepnorm", "rezero", "t-fixup", "dual"),
-            *("fixup", "none"),
-        )
-        if addnorm == "mix":
-            before = step.layer >= 0  # a quarter of two blocks is none
-        if not before:
+        gain, norm = read_gain(model, step), step.box.norm
+        if addnorm in AFTER:
+            expected = torch.ones_like(gain) if previous is None else previous.weight
+            close(gain, expected.detach())
+        elif addnorm in ("res-post", "rezero", "t-fixup", "fixup", "none"):
             close(gain, torch.ones_like(gain))
         else:
             ratio = gain / norm.weight  # type: ignore[operator]
@@ -100,6 +112,73 @@ def test_the_gain_of_what_is_read(addnorm: str) -> None:
                 close(ratio, torch.full_like(ratio, (step.layer + 1) ** -0.5))
             elif addnorm not in ("dlcl", "hyper"):
                 close(ratio, torch.ones_like(ratio))
+        previous = norm
+
+
+@pytest.mark.parametrize("addnorm", ("post", "deepnorm", "admin", "res-post", "pre", "layerscale"))
+def test_the_gain_of_a_path(addnorm: str) -> None:
+    """From the first attention to the second: a product of gains, and of weights of shortcuts."""
+    model = with_random_gains(addnorm=addnorm)
+    first, second = (model.decoder.stack.blocks[n].addnorms for n in range(2))
+    one, two, last = (box.norm.weight for box in (first["attention"], first["ffn"], second["ffn"]))
+    third = second["attention"].norm.weight
+    if addnorm in ("post", "deepnorm", "admin"):
+        boxes = (*first.values(), *second.values())
+        weights = [getattr(box, "alpha", getattr(box, "omega", 1.0)) for box in boxes]
+        between, rest = one * weights[1] * two, weights[2] * third * weights[3] * last
+        expected = (between, between * rest)
+    elif addnorm == "res-post":
+        expected = (one, one * model.decoder.stack.ends.norm.weight)
+    else:
+        own = getattr(first["attention"], "scale", 1.0)
+        expected = (own * third, own * model.decoder.stack.ends.norm.weight)
+    names = "decoder.0.attention", "decoder.1.attention"
+    close(path_gain(model, *names), expected[0].detach())
+    close(path_gain(model, names[0], None), expected[1].detach())
+    read = model.decoder.stack.blocks[1].sublayers["attention"].matrices()["key"]
+    write = model.decoder.stack.blocks[0].sublayers["attention"].output.weight
+    close(virtual_weights(model, *names, "key"), (read * expected[0] @ write).detach())
+
+
+def test_circuits_of_post_norm_follow_the_gains() -> None:
+    """Gains times 3 in one box: what passes it counts three times."""
+    head, later = "decoder.0.attention.1", "decoder.1.attention.2"
+    model = make("decoder", addnorm="post")
+    before = [ov_circuit(model, head).dense(), qk_circuit(model, later).dense()]
+    unembedding, scores = unembedding_matrix(model), composition(model, head, later)
+    with torch.no_grad():
+        model.decoder.stack.blocks[0].addnorms["ffn"].norm.weight.mul_(3)
+    close(ov_circuit(model, head).dense(), 3 * before[0])
+    close(qk_circuit(model, later).dense(), 9 * before[1])  # queries and keys
+    close(unembedding_matrix(model), unembedding)
+    for name, score in composition(model, head, later).items():
+        assert score == pytest.approx(scores[name])
+    with torch.no_grad():
+        model.decoder.stack.blocks[1].addnorms["ffn"].norm.weight[:5].mul_(3)
+    close(unembedding_matrix(model)[:, :5], 3 * unembedding[:, :5])
+    close(unembedding_matrix(model)[:, 5:], unembedding[:, 5:])
+
+
+def test_the_norm_of_an_embedding_is_part_of_it() -> None:
+    model = make("encoder", addnorm="post", embed_norm=True, head="masked")
+    plain = embedding_matrix(model)
+    with torch.no_grad():
+        model.encoder.norm.weight.mul_(2)
+    close(embedding_matrix(model), 2 * plain)
+
+
+def test_encoder_decoder_attention_reads_the_memory() -> None:
+    model = make("encoder-decoder", addnorm="pre")
+    close(
+        head_weights(model, "decoder.0.memory.1").key,
+        model.decoder.stack.blocks[0].sublayers["memory"].matrices()["key"][4:8].detach()
+        * model.encoder.stack.ends.norm.weight.detach(),
+    )
+    scores = composition(model, "encoder.1.attention.0", "decoder.1.memory.2")
+    assert scores["query"] == 0 and min(scores["key"], scores["value"]) > 0
+    assert not virtual_weights(model, "decoder.0.ffn", "decoder.1.memory.0", "key").any()
+    circuit = ov_circuit(model, "decoder.1.memory.0").dense()
+    assert tuple(circuit.shape) == (19, 19) and bool(circuit.any())
 
 
 def test_grouped_heads_share_keys_and_values() -> None:
@@ -172,6 +251,7 @@ def test_circuits_of_narrow_embeddings_and_a_masked_head() -> None:
     close(embedding_matrix(model), embedding.detach() * model.tokens.scale)
     head = model.head
     expected = (model.tokens.weight * head.norm.weight) @ head.transform.weight
+    expected = expected * model.encoder.stack.blocks[-1].addnorms["ffn"].norm.weight
     close(unembedding_matrix(model), expected.detach())
     vocab = len(model.tokens.weight)
     assert tuple(ov_circuit(model, "encoder.0.attention.1").dense().shape) == (vocab, vocab)

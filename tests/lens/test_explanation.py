@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from addnorm.errors import InputError
+from addnorm.lens.attention import head_statistics
 from addnorm.lens.explain import MOST_PROBABLE, RECURRENT_NOTE, SUMMARY, explain_sequence
 from addnorm.lens.explanation import SequenceExplanation
 from addnorm.lens.look import look
@@ -52,6 +53,16 @@ def test_it_agrees_with_the_model(mode: str) -> None:
     assert float(own.triu(1).abs().max()) == 0 and bool(own.tril().abs().sum() > 0)
 
 
+def test_heads_of_both_sides_have_statistics() -> None:
+    _, batch, found = explain_some("encoder-decoder")
+    sides = [f"{side}.{layer}" for side in ("encoder", "decoder") for layer in (0, 1)]
+    assert list(found.statistics) == [f"{each}.attention.{n}" for each in sides for n in range(4)]
+    maps = {name: each[None] for name, each in found.maps.items()}
+    own = head_statistics(maps, batch[0])
+    expected = own.of("encoder.0.attention", 2)["own"]
+    assert found.statistics["encoder.0.attention.2"]["own"] == pytest.approx(expected)
+
+
 def test_a_class_has_one_output() -> None:
     _, _, found = explain_some("encoder", head="class", outputs=3, pool="mean")
     assert len(found.outputs) == 1 and found.contributions["encoder"].shape == (1, 6)
@@ -72,7 +83,7 @@ def test_targets_can_be_chosen() -> None:
     assert found.statistics["decoder.0.attention.0"]["previous"] == pytest.approx(1.0)
     with pytest.raises(InputError, match="there must be 3 targets"):
         explain_sequence(model, ids, tokens={}, name_of=str, targets=[1])
-    with pytest.raises(InputError, match=r"needs about \d+ MB, more than the limit of 0 MB"):
+    with pytest.raises(InputError, match=r"about [\d.]+ [kM]B, more than the limit of 100 bytes"):
         explain_sequence(model, ids, tokens={}, name_of=str, limit=100)
     with pytest.raises(InputError, match="this model has no head: its outputs are vectors"):
         explain_sequence(make("encoder", head="none"), ids, tokens={}, name_of=str)

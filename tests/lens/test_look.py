@@ -1,5 +1,6 @@
 """A look changes nothing, captures what was asked for, and states its size."""
 
+import re
 import sys
 
 import pytest
@@ -144,8 +145,18 @@ def test_the_stream_is_what_the_branches_left() -> None:
 
 def test_a_large_capture_states_its_size() -> None:
     model = make("decoder").float()
-    with pytest.raises(InputError, match=r"needs 5 MB.*limit of 1 MB.*limit=\d+"):
+    with pytest.raises(InputError, match=r"needs 5.5 MB.*limit of 1 MB.*limit=\d+"):
         look(model, torch.ones(50, 60, dtype=torch.long), limit=2**20)
+
+
+def test_a_refused_capture_names_a_place_that_has_what_was_asked_for() -> None:
+    model, ids = make("decoder").float(), torch.ones(1, 3, dtype=torch.long)
+    for want in ("maps", "neurons", ("branches", "heads:decoder.0.attention")):
+        with pytest.raises(InputError, match=r"needs [\d.]+ (kB|bytes), more.* 1 bytes") as error:
+            look(model, ids, want, limit=1)
+        advised = re.findall(r"want='(.*?)'", str(error.value))[0]
+        assert advised.startswith(want if isinstance(want, str) else want[-1])
+        look(model, ids, advised)
 
 
 def test_a_large_capture_states_its_memory_before_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +166,7 @@ def test_a_large_capture_states_its_memory_before_it_runs(monkeypatch: pytest.Mo
     model.register_forward_pre_hook(lambda *_: calls.append("model"))
     monkeypatch.setattr("warnings.warn", lambda text, stacklevel: calls.append(text))
     look(model, ids)
-    assert calls == ["this capture takes about 5 MB of memory.", "model"]
+    assert calls == ["this capture takes about 5.5 MB of memory.", "model"]
     look(model, ids, limit=2**30)  # whoever sets the limit knows the size
     assert calls[2:] == ["model"]
     decompose(model, ids)

@@ -76,6 +76,26 @@ def test_the_ways_to_ablate() -> None:
     close(single.values, torch.zeros(len(single.values)), 1e-6)
 
 
+def test_a_reference_may_have_another_number_of_rows() -> None:
+    model, (ids,), (other,) = make("decoder"), inputs("decoder", 1), inputs("decoder", 3)
+    metric, place = logit_metric(3), "decoder.1.attention.2"
+
+    for reference in (other, (other,), other[:1], {"tokens": other}):
+        rows = reference["tokens"] if isinstance(reference, dict) else reference
+        rows = rows if isinstance(rows, torch.Tensor) else rows[0]
+        found = ablate(model, ids, metric, places=[place], method="resample", reference=reference)
+        value = look(model, rows[-1:], "heads:decoder.1.attention").heads["decoder.1.attention"]
+        with edited(model, [Edit(place=place, value=value[..., 8:12])]):
+            expected = float(metric(model(ids)).detach()) - found.base
+        assert float(found.values) == pytest.approx(expected, rel=1e-6)
+    mean = ablate(model, ids, metric, places=[place], reference=other)
+    assert float(mean.values) != 0
+    two = ablate(model, other, metric, places=[place], method="resample", reference=ids)
+    assert two.values.shape == (1,)
+    with pytest.raises(InputError, match=r"got 3 rows of \[\(4,\)\], and inputs of \[\(6,\)\]"):
+        ablate(model, ids, metric, method="resample", reference=other[:, :4])
+
+
 def test_patterns_name_heads_and_sublayers() -> None:
     model, ids = make("decoder"), torch.tensor([[1, 2]])
     found = ablate(model, ids, logit_metric(3), places=["*.1.attention.*", "*.ffn"], method="zero")

@@ -15,11 +15,13 @@ from addnorm.lens.positions import (
     positions_page,
     principal_components,
     probe,
+    rotary_matrix,
     rotary_scores,
     rotation,
+    without_positions,
     without_shortcuts,
 )
-from tests.conftest import close, make
+from tests.conftest import close, inputs, make
 
 
 @pytest.mark.parametrize("offset", (0, 1, 7, -3))
@@ -79,6 +81,34 @@ def test_without_positions_no_position_can_be_told() -> None:
     without, _, _ = states("none")
     assert probe(with_them, place) > 0.5
     assert probe(without, place) < 0.1
+
+
+@pytest.mark.parametrize("positions", sorted({*POSITIONS} - {"none"}))
+def test_an_encoder_without_positions_reads_a_set(positions: str) -> None:
+    """Its outputs are permuted as the tokens are, and differ from those with positions."""
+    model, (ids,) = make("encoder", positions=positions), inputs("encoder")
+    if positions == "relative":
+        with pytest.raises(InputError, match="no part for them: got relative"):
+            without_positions(model).__enter__()
+        return
+    before, scheme = look(model, ids, ()).hidden["encoder"], model.encoder.positions
+    with without_positions(model):
+        one = look(model, ids, ()).hidden["encoder"]
+        close(look(model, ids.flip(1), ()).hidden["encoder"].flip(1), one, 1e-9)
+    assert model.encoder.positions is scheme
+    assert float((one - before).detach().abs().max()) > 1e-6
+
+
+def test_the_rotation_of_rotary_positions_turns_queries_and_keys() -> None:
+    scheme = Rotary(16, 2, 8, 24, True)
+    x = torch.randn(1, 1, 1, scheme.rotated)
+    close(scheme.rotate(x, torch.tensor([3]))[0, 0, 0], rotary_matrix(scheme, 3) @ x[0, 0, 0], 1e-5)
+
+
+@pytest.mark.parametrize("positions", ("sinusoidal", "rotary", "learned"))
+def test_the_page_shows_the_rotation(positions: str) -> None:
+    text = positions_page(make("decoder", positions=positions), 16).html()
+    assert ("The rotation R_k" in text) == (positions != "learned")
 
 
 @pytest.mark.parametrize("addnorm", ["none", "pre"])

@@ -208,7 +208,7 @@ def test_mistakes_are_explained() -> None:
         decompose(model, batch, side="encoder")
     with pytest.raises(InputError, match="one or more of 0 to 5: got \\[9\\]"):
         decompose(model, batch, positions=[9])
-    with pytest.raises(InputError, match=r"needs about .* MB, more than the limit"):
+    with pytest.raises(InputError, match=r"needs about .* [kM]B, more than the limit"):
         decompose(model, batch, limit=1000)
     with pytest.raises(InputError, match="no piece 'x'"):
         decompose(model, batch).piece("x")

@@ -165,7 +165,7 @@ def test_tables() -> None:
     assert '<th scope="col" class="number">steps</th>' in text
     assert '<td class="number">12\u202f345</td><td class="number">0.1235</td>' in text
     assert '<td class="number">−1</td><td class="number">–</td>' in text
-    assert ">yes</td>" in text and ">no</td>" in text and "<caption>All runs" in text
+    assert ">yes</td>" in text and ">no</td>" in text and "<figcaption>All runs" in text
     page.table(["text", "label"], [["a long text " * 4, "x"], ["short", "y"]])
     assert '<td dir="auto" class="long">short</td><td dir="auto">y</td>' in page.html()
     assert "td.long{min-width:12rem}" in STYLE

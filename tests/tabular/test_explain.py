@@ -1,5 +1,6 @@
 """Each measure of which columns matter against a naive loop: permutation, gradients, attention."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -158,15 +159,34 @@ def test_values_of_a_row_with_everything_missing_are_shown_as_missing(
 
 
 @pytest.mark.trains
-def test_a_single_row_is_compared_with_random_ones(
+def test_a_single_row_is_compared_with_rows_like_those_of_the_training(
     numbers: FTTransformerRegressor, classes: FTTransformerClassifier
 ) -> None:
     for model in (numbers, classes):
         one = explain_row(model, X.take(np.array([3])), 0)
-        assert one.baseline_name == "64 rows with columns drawn at random"
+        assert one.baseline_name == ("64 rows, columns drawn independently from the training data")
         total = one.baseline + sum(one.contributions)
         assert total == pytest.approx(one.output, rel=0.02, abs=0.02)
         assert one == explain_row(model, X.take(np.array([3])), 0)
+
+
+@pytest.mark.trains
+def test_the_baseline_of_a_single_row_is_near_the_base_rate() -> None:
+    """A category that nearly all rows share is not drawn as often as the rare ones."""
+    rng = np.random.default_rng(0)
+    kind = rng.choice(["common", "a", "b", "c"], p=[0.91, 0.03, 0.03, 0.03], size=400)
+    table = Frame("t", {"kind": kind.astype(object), "x": rng.normal(size=400)})
+    rare = np.where(kind == "common", "no", "yes")
+    model = FTTransformerClassifier(**QUICK | {"epochs": 20, "learning_rate": 1e-2})
+    model.fit(table, rare)
+    one = explain_row(model, table.take(np.array([0])), 0, shap=False)
+    many = explain_row(model, table, 0, shap=False)
+    assert one.baseline < 0 and one.baseline == pytest.approx(many.baseline, abs=1.0)
+    old = tuple(replace(rule, shares=()) for rule in model.encoder_.categories)
+    model.encoder_ = replace(model.encoder_, categories=old)
+    evenly = explain_row(model, table.take(np.array([0])), 0, shap=False)
+    assert "saved without frequencies" in evenly.baseline_name
+    assert evenly.baseline > one.baseline + 1
 
 
 @pytest.mark.trains

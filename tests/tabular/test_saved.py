@@ -257,6 +257,11 @@ NUMBER, CATEGORY, FITTED = "encoder.numbers.0.", "encoder.categories.0.", "fitte
         (NUMBER + "fill", "0", r"\[0\].fill must be null or a finite number: got '0'"),
         (NUMBER + "column", "job", r"\[0\].column must be a number of the schema: got 'job'"),
         (NUMBER + "form", "x", "the form of a number must be "),
+        (NUMBER + "missing", 2, r"\[0\].missing must be null or a number from 0 to 1: got 2"),
+        (NUMBER + "quantiles", [1.0], r"\[0\].quantiles must be empty, or two or more numbers"),
+        (NUMBER + "quantiles", [1.0, 0.0], r"\[0\].quantiles must be empty, or two or more"),
+        (CATEGORY + "shares", [1.0], r"\[0\].shares must be empty, or 5 numbers from 0 to 1"),
+        (CATEGORY + "shares", [0.0] * 5, r"\[0\].shares must be empty, or 5 numbers from 0"),
         (NUMBER + "extra", 1, "the saved encoder is damaged: .*'extra'"),
         (
             "encoder.numbers.2.part",

@@ -13,14 +13,16 @@ from addnorm.config import Config, ModelConfig
 from addnorm.data.text.masking import mask_tokens
 from addnorm.data.text.special_tokens import BEGIN, END, IGNORE, PAD
 from addnorm.errors import ConfigError, InputError
+from addnorm.generate import Hypothesis
 from addnorm.layers.span import AdaptiveSpan
 from addnorm.models.transformer import Decoder
 from addnorm.runs.resolve import resolve
 from addnorm.runs.run import Run
 from addnorm.tasks import find_task, text_task_of
-from addnorm.tasks.base import TextTask
+from addnorm.tasks.base import TextTask, sides_of
 from addnorm.tasks.language import Language
 from addnorm.tasks.masked import HELD_OUT_SEED, read_texts
+from addnorm.tasks.translate import TrainedTranslator, Translate
 from tests.runs.common import TASKS, Trained, answer, label, lines, request_for, write
 
 
@@ -286,6 +288,27 @@ def test_bleu_can_be_the_metric(data: Path) -> None:
         metrics = bound.evaluate(build(config).eval())
     assert set(metrics) == {"loss", "perplexity", "bleu"} and 0 <= metrics["bleu"] <= 100
     assert not read("translate", data)[0].higher_is_better
+
+
+def test_a_translation_is_explained_by_the_tokens_that_were_written(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search may write a text in other pieces than the tokenizer would."""
+    task, config = read("translate", data, "data.tokenizer=bpe", "data.vocab=300")
+    trained = TrainedTranslator(Translate, tmp_path, config, [])
+    trained.preload(build(config).eval(), task.tokenizers)
+    target = sides_of(task.tokenizers)[1]
+    word = max(data.joinpath("a.target").read_text("utf-8").split(), key=len)
+    written = [5 + byte for byte in word.encode()]  # the pieces of single bytes
+    assert target.encode(target.decode(written)) != written
+    found = Hypothesis(tuple(written), 0.0, 0.0, (), True)
+    monkeypatch.setattr(trained, "decode_by_torch", lambda ids, decoding, **ends: iter([[found]]))
+    arguments = trained.explain_arguments("ba")
+    assert arguments["inputs"][1].tolist() == [[target.begin, *written]]
+    assert arguments["targets"] == [*written, target.end]
+    assert arguments["title"] == f"ba → {target.decode(written)}"
+    given = trained.explain_arguments("ba", target=word)
+    assert given["targets"] == [*target.encode(word), target.end]
 
 
 def test_missing_training_data_is_an_error(data: Path) -> None:

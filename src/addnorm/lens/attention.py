@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from addnorm.errors import InputError
+from addnorm.errors import InputError, nearest
 from addnorm.layers.attention import Attention, MemoryAttention
 from addnorm.lens.look import Look, look
 from addnorm.lens.places import (
@@ -159,7 +159,12 @@ def _explained_by_offset(weights: Tensor, offset: Tensor, real: Tensor) -> Tenso
 # ── Through the layers ────────────────────────────────────────────────────────────────────────────
 
 
-def rollout(maps: Sequence[Tensor], *, residual: float = 0.5) -> Tensor:
+def rollout(
+    maps: Sequence[Tensor] | Mapping[str, Tensor] | Look,
+    *,
+    residual: float = 0.5,
+    side: str = "",
+) -> Tensor:
     """Return how much of each input reaches each position, (batch, length, length).
 
         R ← (r I + (1 − r) mean_h A) R,   r the share of the residual
@@ -169,10 +174,15 @@ def rollout(maps: Sequence[Tensor], *, residual: float = 0.5) -> Tensor:
     Parameters
     ----------
     maps
-        Maps of self-attention layers, the first layer first.
+        Maps of self-attention layers, the first layer first; or maps by place, or a look that has
+        them, of which encoder-decoder maps are left out.
     residual
         r: how much of a position passes a layer unchanged.
+    side
+        Of maps by place, those of the encoder or of the decoder; by default of the last side.
     """
+    if isinstance(maps, Look | Mapping):
+        maps = _own_maps(maps.maps if isinstance(maps, Look) else maps, side)
     if not maps:
         raise InputError("a rollout needs one map or more: got none. Ask look for maps.")
     first = maps[0]
@@ -186,6 +196,18 @@ def rollout(maps: Sequence[Tensor], *, residual: float = 0.5) -> Tensor:
         else:
             total = residual * total + (1 - residual) * mean @ total
     return total
+
+
+def _own_maps(maps: Mapping[str, Tensor], side: str) -> list[Tensor]:
+    """Return the maps of the self-attention of one side, by default the last."""
+    sides: dict[str, list[Tensor]] = {}
+    for name, each in maps.items():
+        block, _, role = name.rpartition(".")
+        if role == "attention":
+            sides.setdefault(block.rpartition(".")[0], []).append(each)
+    if side and side not in sides:
+        raise InputError(f"there must be maps of the side: got {side!r}. {nearest(side, sides)}")
+    return sides[side or list(sides)[-1]] if sides else []
 
 
 def gradient_rollout(

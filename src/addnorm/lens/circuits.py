@@ -5,36 +5,34 @@
     virtual      W_read W_write      what one sublayer reads of what another wrote
 
 Elhage et al. 2021, "A mathematical framework for transformer circuits". All of them are products of
-a tall and a wide matrix and stay factored, so a vocabulary of 50 000 is no problem. The gain of a
-norm that a sublayer reads through is part of its reading matrix (its scale is not: it depends on
-the input). Biases are left out.
+a tall and a wide matrix and stay factored, so a vocabulary of 50 000 is no problem. What one writes
+reaches another through the norms between them, each x → γ ⊙ x with its scale and centring left out
+(they depend on the input), and past all other branches: a vector g, so W_read diag(g) W_write. In
+pre-norm g is γ of the reader's norm; in post-norm the product of γ from the writer's box to the one
+before the reader; in DeepNorm and Admin also of α and ω (path_gains.py). Biases are left out.
 """
 
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from addnorm.errors import InputError
-from addnorm.layers.addnorm import Ends, Stream
 from addnorm.layers.attention import Attention
 from addnorm.layers.embeddings import Tokens
 from addnorm.layers.feedforward import FeedForward
 from addnorm.layers.heads import MaskedHead, TokenHead
-from addnorm.layers.norms import OffsetRMSNorm
-from addnorm.lens.frozen import mixing_norms, replace_modules
 from addnorm.lens.look import Look
-from addnorm.lens.places import (
-    NamedSublayer,
-    find_sides,
-    find_step,
-    find_sublayers,
-    is_model_norm,
-    split_head,
+from addnorm.lens.path_gains import (
+    closing_gain,
+    memory_gain,
+    path_gain,
+    read_gain,
+    with_gains,
 )
+from addnorm.lens.places import NamedSublayer, find_sides, find_step, find_sublayers, split_head
 from addnorm.models.transformer import Base, EncoderDecoder
 
 
@@ -85,63 +83,6 @@ class Factored:
 # ── Reading and writing ───────────────────────────────────────────────────────────────────────────
 
 
-class _Gain(nn.Module):
-    """A norm without its scale: x → γ ⊙ x."""
-
-    def __init__(self, norm: nn.Module) -> None:
-        super().__init__()
-        parameters = dict(norm.named_parameters())
-        gain = parameters.get("weight", parameters.get("gain"))
-        self.gain = 1.0 + gain if gain is not None and isinstance(norm, OffsetRMSNorm) else gain
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x if self.gain is None else x * self.gain
-
-
-class _Read(Exception):
-    """Ends a box's forward once its branch was given its input."""
-
-
-class _Zero(nn.Module):
-    """Returns zeros, so that weights computed from a norm keep their static part only."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.zeros_like(x)
-
-
-def read_gain(model: nn.Module, step: NamedSublayer) -> Tensor:
-    """Return the gain of what a sublayer reads, (width,): γ if its box norms before the branch.
-
-    The box's own forward is called, with norms that only multiply, on a stream of ones and one of
-    zeros.
-    """
-    others: dict[nn.Module, nn.Module] = {
-        norm: _Gain(norm) if norm is step.box.norm else nn.Identity()
-        for norm in step.box.modules()
-        if is_model_norm(norm)
-    }
-    others |= {norm: _Zero() for norm in mixing_norms(step.box)}  # leaves the static weights
-    box = replace_modules(step.box, others)
-    ends = find_sides(model)[step.side].stack.ends
-    plain = replace_modules(ends, {n: nn.Identity() for n in ends.modules() if is_model_norm(n)})
-    assert isinstance(plain, Ends)
-    dtype = next(model.parameters()).dtype
-    read: list[Tensor] = []
-
-    def branch(x: Tensor) -> Tensor:
-        read.append(x[0, 0])
-        raise _Read  # what the box would do with the result does not matter
-
-    for value in (1, 0):  # their difference has no offset, such as the bias of Fixup
-        stream: Stream = torch.full((1, 1, step.box.place.width), value, dtype=dtype)
-        opened = plain.open(stream)
-        if isinstance(opened, tuple) or opened.shape != stream.shape:
-            stream = opened
-        with torch.no_grad(), suppress(_Read):
-            box(stream, branch)
-    return (read[0] - read[1]).detach()
-
-
 @dataclass(frozen=True)
 class HeadWeights:
     """The four matrices of one head: query, key, value (head_width, width), output (width, ...)."""
@@ -162,10 +103,22 @@ class HeadWeights:
         return Factored(self.output, self.value)
 
 
-def head_weights(model: nn.Module, head: str, *, fold: bool = True) -> HeadWeights:
+def head_weights(
+    model: nn.Module, head: str, *, fold: bool = True, writer: str | None = None
+) -> HeadWeights:
     """Return the matrices of a head, such as `decoder.0.attention.3`.
 
-    With `fold`, queries, keys and values include the gain of the norm that they are read through.
+    Parameters
+    ----------
+    model
+        A model of addnorm.
+    head
+        A place and a number.
+    fold
+        Whether queries, keys and values include the gain of the norm that they are read through.
+    writer
+        A place, or INPUT: they include the gain of the whole path from there. Keys and values of
+        encoder-decoder attention are on the path of the encoder, queries on that of the decoder.
     """
     place, number = split_head(head)
     step = find_step(model, place)
@@ -179,8 +132,8 @@ def head_weights(model: nn.Module, head: str, *, fold: bool = True) -> HeadWeigh
     size, matrices = sublayer.head_width, sublayer.matrices()
     shared = number * sublayer.kv_heads // sublayer.heads
     query_rows, shared_rows = (slice(n * size, (n + 1) * size) for n in (number, shared))
-    gain = read_gain(model, step) if fold else torch.ones_like(matrices["query"][0])
-    memory = torch.ones_like(gain) if step.role == "memory" else gain
+    gain, memory = _reading_gains(model, step, writer)
+    gain, memory = (g if fold else torch.ones_like(g) for g in (gain, memory))
     with torch.no_grad():
         return HeadWeights(
             matrices["query"][query_rows] * gain,
@@ -190,47 +143,82 @@ def head_weights(model: nn.Module, head: str, *, fold: bool = True) -> HeadWeigh
         )
 
 
+INPUT = "input"
+"""As a writer: what enters the stack, the embedding."""
+
+
+def _reading_gains(
+    model: nn.Module, step: NamedSublayer, writer: str | None
+) -> tuple[Tensor, Tensor]:
+    """Return the gains of the stream that a sublayer reads, and of its keys and values."""
+    source = None if writer == INPUT else writer
+    gain = read_gain(model, step) if writer is None else path_gain(model, source, step.name)
+    if step.role != "memory":
+        return gain, gain
+    if writer is None:
+        return gain, closing_gain(model, "encoder")
+    return gain, memory_gain(model, source)
+
+
 def embedding_matrix(model: nn.Module, side: str | None = None) -> Tensor:
-    """Return W_E, (width, vocab), with its scale; of a side, by default the last."""
+    """Return W_E, (width, vocab), with its scale and the gain of an embedding norm (BERT's).
+
+    Of a side, by default the last.
+    """
     tokens = getattr(model, "tokens", None)
     if isinstance(model, EncoderDecoder) and side == "encoder":
         tokens = model.source_tokens or tokens
     if not isinstance(tokens, Tokens):
         raise InputError("this circuit needs a model that reads token ids.")
-    embedding = (tokens.weight * tokens.scale).detach().T
-    project = find_sides(model).get(side or "", list(find_sides(model).values())[-1]).project
+    own = find_sides(model).get(side or "", list(find_sides(model).values())[-1])
+    embedding = with_gains(own.norm)(tokens.weight * tokens.scale).detach().T
+    project = own.project
     return project.weight.detach() @ embedding if isinstance(project, nn.Linear) else embedding
 
 
 def unembedding_matrix(model: nn.Module, *, fold: bool = True) -> Tensor:
-    """Return W_U, (vocab, width); with `fold`, times the gain of a final norm."""
+    """Return W_U, (vocab, width); with `fold`, times the gain of the last norm.
+
+    That is the final norm of the arrangement, in post-norm the norm of the last box; in ResiDual
+    the mean of both.
+    """
     head = getattr(model, "head", None)
     if not isinstance(head, TokenHead) or not isinstance(model, Base):
         raise InputError("this circuit needs a model with a token head.")
     weight = (head.matrix(model.embedding()) * head.scale).detach()
     if isinstance(head, MaskedHead):  # its layer before W_U, without the activation
-        weight = (_Gain(head.norm)(weight) @ head.transform.weight).detach()
-    side = list(find_sides(model).values())[-1]
-    norm = getattr(side.stack.ends, "norm", None)
-    if fold and isinstance(norm, nn.Module) and is_model_norm(norm):
-        weight = weight * torch.as_tensor(_Gain(norm).gain).detach()
-    return weight
+        weight = (with_gains(head.norm)(weight) @ head.transform.weight).detach()
+    return weight * closing_gain(model, list(find_sides(model))[-1]) if fold else weight
 
 
 def qk_circuit(model: nn.Module, head: str) -> Factored:
     """Return which token attends to which: (query token, key token), without scale and positions.
 
-    For encoder-decoder attention the keys are tokens of the target's vocabulary read directly,
-    which ignores the encoder; use `head_weights` there.
+    The keys of encoder-decoder attention are tokens of the source, on the direct path through the
+    encoder.
     """
-    weights, embedding = head_weights(model, head), embedding_matrix(model, _side_of(head))
-    return Factored(embedding.T @ weights.query.T, weights.key @ embedding)
+    weights = head_weights(model, head, writer=INPUT)
+    queries, keys = embedding_matrix(model, _side_of(head)), _attended_embedding(model, head)
+    return Factored(queries.T @ weights.query.T, weights.key @ keys)
 
 
 def ov_circuit(model: nn.Module, head: str) -> Factored:
     """Return what attending to a token adds to every logit: (output token, attended token)."""
-    weights, embedding = head_weights(model, head), embedding_matrix(model, _side_of(head))
-    return Factored(unembedding_matrix(model) @ weights.output, weights.value @ embedding)
+    weights = head_weights(model, head, writer=INPUT)
+    effect = _direct_effect(model, split_head(head)[0])
+    return Factored(effect @ weights.output, weights.value @ _attended_embedding(model, head))
+
+
+def _attended_embedding(model: nn.Module, head: str) -> Tensor:
+    is_memory = find_step(model, split_head(head)[0]).role == "memory"
+    return embedding_matrix(model, "encoder" if is_memory else _side_of(head))
+
+
+def _direct_effect(model: nn.Module, place: str) -> Tensor:
+    """Return what a vector that a place writes does to the logits directly, (vocab, width)."""
+    if find_step(model, place).side != list(find_sides(model))[-1]:
+        return unembedding_matrix(model)  # the encoder of two: no direct path
+    return unembedding_matrix(model, fold=False) * path_gain(model, place, None)
 
 
 def _side_of(name: str) -> str | None:
@@ -258,20 +246,28 @@ def write_matrix(model: nn.Module, name: str) -> Tensor:
     return find_step(model, place).sublayer.output.weight.detach()
 
 
-def read_matrices(model: nn.Module, name: str) -> dict[str, Tensor]:
-    """Return what a sublayer or head reads with: query, key, value; or input and gate of an FFN."""
+def read_matrices(model: nn.Module, name: str, *, writer: str | None = None) -> dict[str, Tensor]:
+    """Return what a sublayer or head reads with: query, key, value; or input and gate of an FFN.
+
+    `writer` is that of `head_weights`.
+    """
     place, head = split_head(name)
     if head is not None:
-        weights = head_weights(model, name)
+        weights = head_weights(model, name, writer=writer)
         return {"query": weights.query, "key": weights.key, "value": weights.value}
     step = find_step(model, place)
-    gain = read_gain(model, step)
-    matrices = {n: m.detach() * gain for n, m in step.sublayer.matrices().items() if n != "output"}
-    return {name: m for name, m in matrices.items() if name != "relative"}
+    gain, memory = _reading_gains(model, step, writer)
+    return {
+        matrix: weight.detach() * (memory if matrix in ("key", "value") else gain)
+        for matrix, weight in step.sublayer.matrices().items()
+        if matrix not in ("output", "relative")
+    }
 
 
 def virtual_weights(model: nn.Module, writer: str, reader: str, matrix: str) -> Tensor:
-    """Return W_read W_write: how one sublayer reads what another wrote, (inner, inner).
+    """Return W_read diag(g) W_write: how one sublayer reads what another wrote, (inner, inner).
+
+    g is the gain of the direct path between them (`path_gain`).
 
     Parameters
     ----------
@@ -287,7 +283,7 @@ def virtual_weights(model: nn.Module, writer: str, reader: str, matrix: str) -> 
     find_step(model, one), find_step(model, other)
     if order.index(one) >= order.index(other):
         raise InputError(f"the writer must come before the reader: got {writer!r}, {reader!r}.")
-    readers = read_matrices(model, reader)
+    readers = read_matrices(model, reader, writer=one)
     if matrix not in readers:
         raise InputError(f"{reader} reads with {', '.join(readers)}: got {matrix!r}.")
     return readers[matrix] @ write_matrix(model, writer)
@@ -300,11 +296,17 @@ def composition(
 
         Q: ‖W_QKᵀ W_OV‖ / (‖W_QK‖ ‖W_OV‖)   K: ‖W_QK W_OV‖ / ...   V: ‖W_OV′ W_OV‖ / ...
 
-    Frobenius norms. Elhage et al. 2021, "Composition".
+    Frobenius norms. Elhage et al. 2021, "Composition". With `fold`, what reads the writer includes
+    the gain of the path between them (`path_gain`).
     """
     one, other = (head_weights(model, name, fold=fold) for name in (writer, reader))
+    along = head_weights(model, reader, fold=fold, writer=split_head(writer)[0])
     written = one.ov
-    parts = {"query": other.qk.T, "key": other.qk, "value": other.ov}
+    parts = {
+        "query": Factored(other.key.T, along.query),
+        "key": Factored(other.query.T, along.key),
+        "value": along.ov,
+    }
     scale = written.norm()
     return {
         name: (part @ written).norm() / max(part.norm() * scale, 1e-30)
@@ -361,10 +363,10 @@ def neuron(model: nn.Module, place: str, number: int, count: int = 10) -> Neuron
     size = sublayer.output.in_features
     if not 0 <= number < size:
         raise InputError(f"{place} has {size} neurons, numbered from 0: got {number}.")
-    readers = read_matrices(model, place)
+    readers = read_matrices(model, place, writer=INPUT)
     key = readers.get("gate", readers["input"])[number]
     fires = key @ embedding_matrix(model, _side_of(place))
-    effect = unembedding_matrix(model) @ sublayer.output.weight.detach()[:, number]
+    effect = _direct_effect(model, place) @ sublayer.output.weight.detach()[:, number]
     return Neuron(
         place=place,
         number=number,

@@ -23,7 +23,7 @@ from addnorm.lens.input_contributions import (
     random_texts,
     row_bytes,
 )
-from addnorm.lens.look import LIMIT, look, side_lengths
+from addnorm.lens.look import LIMIT, format_size, look, side_lengths
 from addnorm.lens.places import (
     ModelInputs,
     as_tensors,
@@ -106,8 +106,8 @@ def explain_sequence(
     size = explanation_bytes(model, inputs, max_outputs)
     if size > limit:
         raise InputError(
-            f"this explanation needs about {size / 2**20:,.0f} MB, more than the limit of "
-            f"{limit / 2**20:,.0f} MB. Explain a shorter input, or raise the limit: limit={size} "
+            f"this explanation needs about {format_size(size)}, more than the limit of "
+            f"{format_size(limit)}. Explain a shorter input, or raise the limit: limit={size} "
             f"in Python, --memory {math.ceil(size / 2**20)} on the command line."
         )
     output, maps = _output_and_maps(model, inputs, limit)
@@ -206,21 +206,23 @@ def _stream_views(
 def _head_summary(
     model: nn.Module, inputs: ModelInputs, maps: Mapping[str, Tensor]
 ) -> dict[str, dict[str, float]]:
-    """Return the statistics of every self-attention head of the last side that reads tokens."""
-    ids, side = as_tensors(inputs)[-1], list(find_entries(model))[-1]
-    if ids.ndim != 2:
-        return {}
-    own = {
-        name: each
-        for name, each in maps.items()
-        if name.startswith(side) and each.shape[-1] == ids.shape[1]
-    }
-    heads = head_statistics(own, ids)
-    return {
-        f"{place}.{head}": heads.of(place, head)
-        for place, table in heads.values.items()
-        for head in range(len(table))
-    }
+    """Return the statistics of every self-attention head of the sides that read tokens."""
+    rows: dict[str, dict[str, float]] = {}
+    for side, ids in zip(find_entries(model), as_tensors(inputs), strict=False):
+        if ids.ndim != 2:
+            continue
+        own = {
+            name: each
+            for name, each in maps.items()
+            if name.startswith(side) and each.shape[-1] == ids.shape[1]
+        }
+        heads = head_statistics(own, ids)
+        rows |= {
+            f"{place}.{head}": heads.of(place, head)
+            for place, table in heads.values.items()
+            for head in range(len(table))
+        }
+    return rows
 
 
 def _notes_on(model: nn.Module, first: int, count: int) -> list[str]:

@@ -129,10 +129,11 @@ def look(
     size = _capture_bytes(model, inputs, steps, chosen)
     most = LIMIT if limit is None else limit
     if size > most:
+        kind, places = next(reversed(chosen.items()))
+        fewer = f"want='{kind}:{list(places)[-1]}'"
         raise InputError(
-            f"this capture needs {size / 2**20:,.0f} MB, more than the limit of "
-            f"{most / 2**20:,.0f} MB. Ask for fewer places, such as "
-            f"want='maps:{steps[-1].name}', for a shorter input, or pass limit={size}."
+            f"this capture needs {format_size(size)}, more than the limit of {format_size(most)}. "
+            f"Ask for fewer places, such as {fewer}, for a shorter input, or pass limit={size}."
         )
     if limit is None:
         state_size("this capture", size)
@@ -145,7 +146,20 @@ def look(
 def state_size(what: str, size: int) -> None:
     """Warn of how much memory something takes, if that is much."""
     if size >= LARGE_CAPTURE:
-        warnings.warn(f"{what} takes about {size / 2**20:,.0f} MB of memory.", stacklevel=3)
+        warnings.warn(f"{what} takes about {format_size(size)} of memory.", stacklevel=3)
+
+
+def format_size(size: int) -> str:
+    """Return a number of bytes in MB, or if it is small in kB or bytes.
+
+    >>> format_size(3 * 2**20), format_size(1500), format_size(100)
+    ('3 MB', '1.5 kB', '100 bytes')
+    """
+    if size < 2**10:
+        return f"{size} bytes"
+    unit, name = (2**20, "MB") if size >= 2**20 else (2**10, "kB")
+    value = size / unit
+    return f"{value:,.0f} {name}" if value >= 10 else f"{value:.2g} {name}"
 
 
 Chosen = dict[str, dict[str, tuple[int, ...] | None]]

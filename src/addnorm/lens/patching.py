@@ -6,7 +6,7 @@ a loss, or a chosen logit. Unlike a piece of stream.py, it includes everything t
 in answer: indirect effects, and repair by other heads (McGrath et al. 2023, 2307.15771).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -159,9 +159,11 @@ def ablate(
         and every feed-forward network.
     method
         zero: it writes 0. mean: its mean over the reference (Wang et al. 2022, 2211.00593, §2.1).
-        resample: what it writes for the next row of the reference (Chan et al. 2022).
+        resample: what it writes for another row of the reference (Chan et al. 2022): row i of the
+        inputs gets row i − 1 of the reference, which is repeated if it has fewer rows.
     reference
-        ModelInputs of the same shape for mean and resample; by default `inputs`.
+        Inputs for mean and resample; by default `inputs`. To resample, they must have the lengths
+        of the inputs, and may have another number of rows.
     positions
         Positions where it is ablated; all by default.
     """
@@ -169,7 +171,7 @@ def ablate(
     if method not in ABLATION_METHODS:
         raise InputError(f"method must be one of {', '.join(ABLATION_METHODS)}: got {method!r}.")
     names = list_places(model) if places is None else _expand(model, places)
-    values = _reference_values(model, reference or inputs, names, method)
+    values = _reference_values(model, inputs, reference, names, method)
     base = _measure_metric(model, inputs, metric)
     where = None if positions is None else tuple(positions)
     effects = []
@@ -280,16 +282,43 @@ def _written(
 
 
 def _reference_values(
-    model: nn.Module, reference: ModelInputs, names: Sequence[str], method: str
+    model: nn.Module,
+    inputs: ModelInputs,
+    reference: ModelInputs | None,
+    names: Sequence[str],
+    method: str,
 ) -> dict[str, Tensor]:
+    """Return what each place writes instead; nothing for zero."""
     if method == "zero":
         return {}
-    if method == "resample" and len(as_tensors(reference)[0]) < 2:
+    if method == "resample":
+        return _captured(model, _resampled(inputs, reference), names)
+    source = inputs if reference is None else reference
+    activations = _captured(model, source, names)
+    return {name: each.mean(dim=(0, 1), keepdim=True) for name, each in activations.items()}
+
+
+def _resampled(inputs: ModelInputs, reference: ModelInputs | None) -> ModelInputs:
+    """Return for each row of the inputs another row of the reference."""
+    own = as_tensors(inputs)
+    others = own if reference is None else as_tensors(reference)
+    rows, count = len(own[0]), len(others[0])
+    if reference is None and count < 2:
         raise InputError("resampling needs two rows or more: got one. Pass reference=, or mean.")
-    activations = _captured(model, reference, names)
-    if method == "mean":
-        return {name: each.mean(dim=(0, 1), keepdim=True) for name, each in activations.items()}
-    return {name: each.roll(1, dims=0) for name, each in activations.items()}
+    shapes = [[tuple(each.shape[1:]) for each in part] for part in (own, others)]
+    if shapes[0] != shapes[1] or not count:
+        raise InputError(
+            "to resample, the rows of the reference must have the shape of those of the inputs: "
+            f"got {count} rows of {shapes[1]}, and inputs of {shapes[0]}. Cut both to one length, "
+            "or use method='mean'."
+        )
+    chosen = (torch.arange(rows, device=others[0].device) - 1) % count
+    source = inputs if reference is None else reference
+    if isinstance(source, Tensor):
+        return source[chosen]
+    if isinstance(source, Mapping):
+        return {n: each[chosen] if isinstance(each, Tensor) else each for n, each in source.items()}
+    return [each[chosen] if isinstance(each, Tensor) else each for each in source]
 
 
 def _measure_metric(model: nn.Module, inputs: ModelInputs, metric: Metric) -> float:

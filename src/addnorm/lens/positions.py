@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from addnorm.errors import InputError
 from addnorm.layers.addnorm import Post
-from addnorm.layers.positions import Positions, Rotary
+from addnorm.layers.positions import NoPositions, Positions, Relative, Rotary, Sinusoidal
 from addnorm.lens.places import find_sides, find_sublayers
 from addnorm.report import Page, heat_map, line_chart, scatter_chart
 
@@ -35,6 +35,12 @@ def rotary_scores(scheme: Rotary, length: int) -> Tensor:
     ones = torch.ones(1, 1, length, scheme.rotated)
     turned = scheme.rotate(ones, torch.arange(length))[0, 0]
     return turned @ turned.T / scheme.rotated
+
+
+def rotary_matrix(scheme: Rotary, offset: int) -> Tensor:
+    """Return R_k, (rotated, rotated): what turns a query or key at position 0 to position k."""
+    basis = torch.eye(scheme.rotated)[None, :, None]  # (1, heads, 1, rotated): one unit vector each
+    return scheme.rotate(basis, torch.tensor([offset]))[0, :, 0].T
 
 
 def index_vectors(length: int, width: int) -> Tensor:
@@ -169,6 +175,30 @@ def without_shortcuts(model: nn.Module) -> Iterator[nn.Module]:
             handle.remove()
 
 
+@contextmanager
+def without_positions(model: nn.Module) -> Iterator[nn.Module]:
+    """Let no side of a model use its positions within the block; what it can no longer tell.
+
+    The scheme is replaced by one that adds nothing and acts on no score. An encoder then treats its
+    input as a set: hidden states follow a permutation of the tokens, and a probe for the position
+    fails (Vaswani et al. 2017, §3.5). A decoder can still count what its causal mask shows.
+    """
+    sides = list(find_sides(model).values())
+    if any(isinstance(side.positions, Relative) for side in sides):
+        raise InputError(
+            "positions can be left out where attention itself has no part for them: got relative "
+            "positions. Build with positions='none' to compare."
+        )
+    schemes = [side.positions for side in sides]
+    try:
+        for side in sides:
+            side.positions = NoPositions(0, 0, 0, 0, causal=False)
+        yield model
+    finally:
+        for side, scheme in zip(sides, schemes, strict=True):
+            side.positions = scheme
+
+
 # ── Pictures ──────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -196,6 +226,8 @@ def positions_page(model: nn.Module, length: int = 64) -> Page:
             f"indices {offset_dependence(_dot_products(index_vectors(length, width))):.0%}.",
         )
         curves["this scheme"] = by_offset(products) / products.diagonal().mean()
+        if isinstance(scheme, Sinusoidal) and scheme.layout == "interleaved":
+            _add_rotation(page, rotation(1, width, scheme.base), "every position is moved by 1")
         points, shares = principal_components(vectors)
         page.section("Main directions")
         picture = scatter_chart(
@@ -207,6 +239,9 @@ def positions_page(model: nn.Module, length: int = 64) -> Page:
         page.figure(picture, "Each dot is a position; neighbours lie side by side.")
     elif isinstance(scheme, Rotary):
         curves["this scheme"] = by_offset(rotary_scores(scheme, length))
+        _add_rotation(
+            page, rotary_matrix(scheme, 1), "queries and keys are turned by it, once a position"
+        )
     if curves:
         plain = _dot_products(index_vectors(length, width))
         curves["plain indices"] = by_offset(plain) / plain.diagonal().mean()
@@ -217,6 +252,13 @@ def positions_page(model: nn.Module, length: int = 64) -> Page:
     else:
         page.text("This scheme adds nothing to the embedding: it acts on scores, or not at all.")
     return page
+
+
+def _add_rotation(page: Page, matrix: Tensor, what: str) -> None:
+    names = [str(i) for i in range(len(matrix))]
+    page.section("The rotation R_k")
+    picture = heat_map(matrix.tolist(), names, names, title="R_1")
+    page.figure(picture, f"R_k for k = 1: {what}. Each pair of numbers turns by its own angle.")
 
 
 def _dot_products(vectors: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from addnorm.lens.frozen import (
     replace_modules,
     split_output,
 )
-from addnorm.lens.look import LIMIT, Look, look, side_lengths, state_size
+from addnorm.lens.look import LIMIT, Look, format_size, look, side_lengths, state_size
 from addnorm.lens.places import (
     ModelInputs,
     NamedSublayer,
@@ -312,8 +312,8 @@ def _check_size(
     size = 3 * parts * rows * each  # the pieces, and two intermediate results of a box
     if size > limit:
         raise InputError(
-            f"taking {parts} pieces apart at {rows} positions needs about {size / 2**20:,.0f} MB, "
-            f"more than the limit of {limit / 2**20:,.0f} MB. Name some positions=[-1], leave the "
+            f"taking {parts} pieces apart at {rows} positions needs about {format_size(size)}, "
+            f"more than the limit of {format_size(limit)}. Name some positions=[-1], leave the "
             f"heads together with heads=False, or pass limit={size}."
         )
     return size

@@ -112,10 +112,11 @@ class Page:
             + "</tr>\n"
             for row in rows
         )
-        above = f"<caption>{escape(caption)}</caption>" if caption else ""
+        # The caption stands outside of what scrolls, so that it wraps on a narrow screen.
+        above = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
         self._parts.append(
-            f'<div class="wide"><table>{above}<thead><tr>{tops}</tr></thead>'
-            f"<tbody>{lines}</tbody></table></div>"
+            f'<figure class="table">{above}<div class="wide" tabindex="0"><table><thead>'
+            f"<tr>{tops}</tr></thead><tbody>{lines}</tbody></table></div></figure>"
         )
 
     def figure(self, picture: Svg, caption: str = "") -> None:

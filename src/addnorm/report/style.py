@@ -33,7 +33,6 @@ nav a:hover{text-decoration:underline}
 .wide{overflow-x:auto}
 table{border-collapse:collapse;font-size:.9rem;line-height:1.45;margin:1rem 0;
 font-variant-numeric:tabular-nums;min-width:50%}
-caption{text-align:left;color:var(--soft);padding-bottom:.4rem}
 th{font-weight:600;color:var(--soft);border-bottom:1px solid var(--soft)}
 th,td{padding:.4rem 1.1rem .4rem 0;text-align:left;vertical-align:baseline}
 td{border-bottom:1px solid var(--faint)}
@@ -41,6 +40,7 @@ td{border-bottom:1px solid var(--faint)}
 th:last-child,td:last-child{padding-right:.25rem}
 figure{margin:1.25rem 0 1.75rem}
 figcaption{color:var(--soft);font-size:.875rem;line-height:1.5;max-width:40rem;margin-top:.4rem}
+figure.table{margin:1rem 0}.table figcaption{font-size:.9rem;margin:0}.table table{margin:.4rem 0}
 svg{display:block;max-width:100%;height:auto}
 svg svg{display:inline;max-width:none}
 .gallery{display:flex;flex-wrap:wrap;gap:0 2.5rem;align-items:flex-start}
@@ -93,7 +93,7 @@ PHONE = """
 main{padding:2rem 1rem 3rem}h1{font-size:1.6rem}h2{margin-top:2.25rem}
 .facts dd{font-size:1.35rem}td[dir]:last-child{min-width:9rem}td.long{min-width:12rem}
 .wide>svg{min-width:0!important}
-th,td{padding-right:.7rem}
+th,td{padding-right:.6rem}table{font-size:.8rem}
 """
 PAPER = """
 body{font-size:10.5pt}main{max-width:none;padding:0}

@@ -18,7 +18,8 @@ import torch
 from sklearn.utils.validation import check_is_fitted  # type: ignore[import-untyped]
 from torch import Tensor
 
-from addnorm.data.table.encode import FIRST_VALUE, EncodedTable
+from addnorm.data.table.draw_rows import draw_rows, has_distributions
+from addnorm.data.table.encode import EncodedTable
 from addnorm.data.table.frame import Array, Frame, to_texts
 from addnorm.errors import InputError, require
 from addnorm.lens.columns import (
@@ -40,6 +41,10 @@ MAX_EXPLAINED_ROWS = 500
 """Of more rows, this many are drawn at random."""
 BACKGROUND_ROWS, MIN_BACKGROUND_ROWS = 64, 10
 """Rows that one row is compared with, and how many other rows a table must have to supply them."""
+OLD_DISTRIBUTIONS = (
+    "and evenly: the model was saved without frequencies, so give a file with more rows"
+)
+"""How columns are drawn if the encoder has no shares of categories."""
 INTERACTION_COLUMNS, INTERACTION_ROWS = 6, 20
 """The most important columns, whose interactions are measured; rows, and background rows."""
 
@@ -239,7 +244,8 @@ def explain_row(
     X : rows that contain the one to explain.
     row : its index, counted from 0.
     background : rows to compare it with, such as training rows; by default the other rows of X,
-        or if there are too few, rows whose columns are drawn from the ranges of the encoder.
+        or if there are too few, rows whose columns are drawn independently from their training
+        distributions, which the encoder stores.
     shap : also ask the package `shap`; by default if it is installed.
     """
     check_is_fitted(estimator)
@@ -325,28 +331,12 @@ def _background_rows(
         rows, source = frame, "of the table"
         indices = np.delete(np.arange(len(frame)), row)
         if len(indices) < MIN_BACKGROUND_ROWS:
-            name = f"{BACKGROUND_ROWS} rows with columns drawn at random"
-            return _random_rows(estimator), name
+            drawn = draw_rows(encoder, BACKGROUND_ROWS, np.random.default_rng(0))
+            how = "from the training data" if has_distributions(encoder) else OLD_DISTRIBUTIONS
+            return drawn, f"{BACKGROUND_ROWS} rows, columns drawn independently {how}"
     if len(indices) > BACKGROUND_ROWS:
         indices = np.random.default_rng(0).choice(indices, BACKGROUND_ROWS, replace=False)
     return encoder.encode(rows.take(np.sort(indices))), f"{len(indices)} rows {source}"
-
-
-def _random_rows(estimator: TableEstimator) -> EncodedTable:
-    """Return rows with standard normal numbers, which scaled ones are, and uniform categories.
-
-    The encoder stores no rows; these are drawn from the ranges that it stores.
-    """
-    encoder, rng = estimator.encoder_, np.random.default_rng(0)
-    numbers = rng.normal(size=(BACKGROUND_ROWS, len(encoder.numbers)))
-    for index, rule in enumerate(encoder.numbers):
-        if rule.scaling == "none":
-            numbers[:, index] = rng.uniform(rule.low, rule.high, BACKGROUND_ROWS)
-    sizes = [max(len(rule.values), 1) for rule in encoder.categories]
-    columns = [FIRST_VALUE + rng.integers(0, size, BACKGROUND_ROWS) for size in sizes]
-    empty = np.zeros((BACKGROUND_ROWS, 0), dtype=np.int64)
-    codes = np.stack(columns, axis=1) if columns else empty
-    return EncodedTable(torch.from_numpy(numbers).float(), torch.from_numpy(codes).long())
 
 
 def _interactions(

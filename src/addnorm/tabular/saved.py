@@ -12,7 +12,7 @@ rows that they predict from are part of the model, encoded as numbers and codes.
 import dataclasses
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,11 @@ def _are_edges(value: Any) -> bool:
     """Whether a value is edges of bins: none, or ascending numbers that are not all equal."""
     if not isinstance(value, list | tuple) or not all(map(_is_finite_number, value)):
         return False
-    return not value or (all(a <= b for a, b in pairwise(value)) and value[0] < value[-1])
+    return not value or (_are_ascending(value) and value[0] < value[-1])
+
+
+def _are_ascending(values: Sequence[float]) -> bool:
+    return all(a <= b for a, b in pairwise(values))
 
 
 def _is_count(value: Any) -> bool:
@@ -73,6 +77,10 @@ def _is_count(value: Any) -> bool:
 
 def _is_share(value: Any) -> bool:
     return _is_finite_number(value) and 0 < value < 1
+
+
+def _is_proportion(value: Any) -> bool:
+    return _is_finite_number(value) and 0 <= value <= 1
 
 
 FITTED_VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -239,6 +247,10 @@ def _check_encoder(encoder: TableEncoder, config: TabularConfig) -> None:
         are_texts = all(isinstance(value, str) for value in values)
         is_distinct = are_texts and len(set(values)) == len(values)
         _require_field(is_distinct, f"{where}.values", "different texts", values)
+        shares, size = category.shares, category.size
+        is_complete = len(shares) == size and all(map(_is_proportion, shares)) and sum(shares) > 0
+        condition = f"empty, or {size} numbers from 0 to 1"
+        _require_field(not shares or is_complete, f"{where}.shares", condition, shares)
     count = len(encoder.numbers)
     _require_field(
         config.numbers == count, "network.numbers", f"{count}, as in encoder", config.numbers
@@ -280,6 +292,16 @@ def _check_number(
     _require_field(is_high, f"{where}.high", f"a finite number of {rule.low} or more", rule.high)
     is_fill = rule.fill is None or _is_finite_number(rule.fill)
     _require_field(is_fill, f"{where}.fill", "null or a finite number", rule.fill)
+    is_missing = rule.missing is None or _is_proportion(rule.missing)
+    _require_field(is_missing, f"{where}.missing", "null or a number from 0 to 1", rule.missing)
+    quantiles = rule.quantiles
+    is_sorted = all(map(_is_finite_number, quantiles)) and _are_ascending(quantiles)
+    _require_field(
+        not quantiles or (is_sorted and len(quantiles) > 1),
+        f"{where}.quantiles",
+        "empty, or two or more numbers in ascending order",
+        quantiles,
+    )
     if rule.form:
         check_form(rule.form, "number" if rule.part is None else "date")
     _check_knots(rule, f"{where}.knots")
@@ -292,7 +314,7 @@ def _check_knots(rule: NumberRule, where: str) -> None:
     if rule.scaling == "none":
         _require_field(not knots, where, "empty for scaling none", knots)
     elif rule.scaling == "quantile":
-        is_sorted = len(knots) > 1 and all(a <= b for a, b in pairwise(knots))
+        is_sorted = len(knots) > 1 and _are_ascending(knots)
         _require_field(is_sorted, where, "two or more numbers in ascending order", knots)
     else:
         is_pair = len(knots) == 2 and knots[1] > 0

@@ -85,11 +85,21 @@ class TrainedTranslator(TrainedText):
         The translation of a blank text is one empty text. `decoding.read_ahead` texts are read
         before they are translated together. `engine` computes in place of the one of the run.
         """
-        source, target = sides_of(self.tokenizers)
         engine = engine or self.engine
-        name, decode = (
-            ("torch", self.decode_by_torch) if engine is None else (engine.name, engine.translate)
-        )
+        name, target = "torch" if engine is None else engine.name, sides_of(self.tokenizers)[1]
+        for hypotheses in self.iter_hypotheses(texts, decoding, engine=engine):
+            yield (
+                [EMPTY_ANSWER]
+                if hypotheses is None
+                else [make_answer(each, target, name) for each in hypotheses]
+            )
+
+    def iter_hypotheses(
+        self, texts: Iterable[str], decoding: Decoding, *, engine: Any = None
+    ) -> Iterator[list[Hypothesis] | None]:
+        """Yield the best token sequences of each text, in order; None for a blank text."""
+        source, target = sides_of(self.tokenizers)
+        decode = self.decode_by_torch if engine is None else engine.translate
         places = iter(enumerate(texts, 1))
         ahead = decoding.read_ahead
         while part := [require_text(text, place) for place, text in islice(places, ahead)]:
@@ -102,11 +112,7 @@ class TrainedTranslator(TrainedText):
             ends = {"begin": target.begin, "end": target.end}
             results = decode(ids, decoding, **ends)
             for text in part:
-                yield (
-                    [EMPTY_ANSWER]
-                    if is_blank(text)
-                    else [make_answer(found, target, name) for found in next(results)]
-                )
+                yield None if is_blank(text) else next(results)
 
     def decode_by_torch(
         self, ids: list[list[int]], decoding: Decoding, **ends: int
@@ -155,11 +161,17 @@ class TrainedTranslator(TrainedText):
     def explain_arguments(self, text: str, target: str | None = None) -> dict[str, Any]:
         """Return the arguments of `explain_sequence`: the text, and each token of its translation.
 
-        The translation is the model's own unless `target` is given.
+        The translation is the model's own unless `target` is given; its tokens are those that the
+        search wrote, which need not be those of the same text when it is encoded.
         """
         one, other = sides_of(self.tokenizers)
-        target = self.translate_alike([text], 5)[0] if target is None else target
-        source, ids = delimit_source(one.encode(text), one.special), other.encode(target)
+        source = delimit_source(one.encode(text), one.special)
+        if target is None:
+            best = next(self.iter_hypotheses([text], Decoding(beam=5), engine=self.engine))
+            ids = [] if best is None else list(best[0].tokens)
+            target = other.decode(ids)
+        else:
+            ids = other.encode(target)
         return {
             "inputs": (torch.tensor([source]), torch.tensor([[other.begin, *ids]])),
             "tokens": {

@@ -69,6 +69,10 @@ class NumberRule:
     """What replaces a missing value, after scaling; None leaves it missing."""
     form: str = ""
     """How the numbers are written; see parse.py."""
+    quantiles: tuple[float, ...] = ()
+    """Quantiles of the training values; empty for scaling quantile, whose knots they are."""
+    missing: float | None = None
+    """The share of training rows without a value; None if it is not known."""
 
     @property
     def name(self) -> str:
@@ -81,6 +85,8 @@ class CategoryRule:
 
     column: str
     values: tuple[str, ...]
+    shares: tuple[float, ...] = ()
+    """The share of training rows that have each code; empty if they are not known."""
 
     @property
     def size(self) -> int:
@@ -208,10 +214,10 @@ class TableEncoder:
         """Return the encoder that `dump` wrote."""
         try:
             numbers = tuple(
-                NumberRule(**{**rule, "knots": tuple(rule["knots"])}) for rule in plain["numbers"]
+                NumberRule(**_with_tuples(rule, "knots", "quantiles")) for rule in plain["numbers"]
             )
             categories = tuple(
-                CategoryRule(column=rule["column"], values=tuple(rule["values"]))
+                CategoryRule(**_with_tuples(rule, "values", "shares"))
                 for rule in plain["categories"]
             )
             texts = parse_texts(plain.get("texts", ()))
@@ -219,6 +225,11 @@ class TableEncoder:
         except (KeyError, TypeError) as error:
             raise SavedError(f"the saved encoder is damaged: {error}.") from None
         return cls(schema=schema, numbers=numbers, categories=categories, texts=texts)
+
+
+def _with_tuples(rule: dict[str, Any], needed: str, optional: str) -> dict[str, Any]:
+    """Return the fields of a saved rule, with lists as tuples."""
+    return {**rule, needed: tuple(rule[needed]), optional: tuple(rule.get(optional, ()))}
 
 
 def fit_encoder(
@@ -322,7 +333,12 @@ def _fit_number(rule: NumberRule, values: Array, impute: str) -> NumberRule | No
     rule = replace(rule, low=low, high=high)
     clipped = np.clip(values[~np.isnan(values)], low, high)
     clipped = clipped if len(clipped) else finite
-    rule = replace(rule, knots=SCALINGS[rule.scaling][0](clipped))
+    rule = replace(
+        rule,
+        knots=SCALINGS[rule.scaling][0](clipped),
+        quantiles=() if rule.scaling == "quantile" else SCALINGS["quantile"][0](clipped),
+        missing=float(np.isnan(values).mean()) if len(values) else 0.0,
+    )
     if impute != "none":
         middle = float(np.median(clipped) if impute == "median" else clipped.mean())
         rule = replace(rule, fill=float(scale(np.array([middle]), rule)[0]))
@@ -331,8 +347,14 @@ def _fit_number(rule: NumberRule, values: Array, impute: str) -> NumberRule | No
 
 def _fit_category(name: str, values: Array, rare: int) -> CategoryRule:
     counts = Counter(text for text in to_texts(values) if text is not None)
-    frequent = [value for value, count in counts.most_common(MAX_VALUES) if count >= rare]
-    return CategoryRule(column=name, values=tuple(sorted(frequent)))
+    frequent = sorted(v for v, count in counts.most_common(MAX_VALUES) if count >= rare)
+    rows, known = [counts[value] for value in frequent], counts.total()
+    by_code = (len(values) - known, known - sum(rows), *rows)
+    return CategoryRule(
+        column=name,
+        values=tuple(frequent),
+        shares=tuple(count / len(values) for count in by_code) if len(values) else (),
+    )
 
 
 def _parse_column_values(values: Array, rule: NumberRule) -> Array:
