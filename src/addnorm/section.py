@@ -23,7 +23,8 @@ Plain = bool | int | float | str
 MAX_KEY_PARTS = 64
 """Parts that a dotted key of a TOML file may have."""
 _LONG_KEY = re.compile(
-    r"""(?:^|[\[{,])[ \t]*(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){%d}""" % MAX_KEY_PARTS,
+    r"""(?:^|[\[{,])[ \t]*(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*)"""
+    f"{{{MAX_KEY_PARTS}}}",
     re.MULTILINE,
 )
 """The beginning of a key with too many parts, at the start of a line or in an inline table."""

@@ -371,8 +371,8 @@ def _read_run_config(path: Path, record: RunRecord) -> Config:
     extend = f"To train it further: addnorm train --resume {path} {further}. " if further else ""
     raise SavedError(
         f"{str(file)!r} was changed since the run started ({shown}{more}), but a run keeps its "
-        f"configuration. {extend}For a new run with the change: addnorm train {record.task} … --from "
-        f"{path} {settings}. To keep the old values, delete {CONFIG_FILE}."
+        f"configuration. {extend}For a new run with the change: addnorm train {record.task} … "
+        f"--from {path} {settings}. To keep the old values, delete {CONFIG_FILE}."
     )
 
 
