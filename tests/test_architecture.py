@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "metrics": {"errors"},
     "section": {"errors"},
     "config": {*_BASE, "section"},
-    "presets": {*_BASE, "config"},
+    "presets": {*_BASE, "config", "section"},
     "layers": {"errors"},
     "models": {*_SETTINGS, "layers", "presets", "cpu", "report"},
     "data": _SETTINGS,

@@ -1,12 +1,15 @@
 """Files that are written atomically, and documents whose digest shows whether they were changed."""
 
+import errno
 import hashlib
 import json
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 import addnorm
 from addnorm import files
@@ -25,6 +28,7 @@ from addnorm.files import (
     write_document,
     write_whole,
 )
+from addnorm.models.saved import read_tensors, write_tensors
 
 
 def test_a_file_is_replaced_only_by_a_complete_one(tmp_path: Path) -> None:
@@ -88,6 +92,44 @@ def test_unreadable_files_are_one_clear_error(
         read_text(tmp_path)
     path.write_text("größer", encoding="utf-8")
     assert read_text(str(path)) == "größer"
+
+
+@pytest.fixture
+def closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files cannot be opened, as if they were another user's: root may open all others."""
+
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "open", refuse)
+
+
+@pytest.mark.usefixtures("closed")
+@pytest.mark.parametrize("read", (read_text, lambda path: read_tensors(path, *files.TEXT_MODEL)))
+def test_files_of_another_user_are_one_clear_error(
+    tmp_path: Path, read: Callable[[Path], object]
+) -> None:
+    path = tmp_path / "model.safetensors"
+    path.touch()
+    message = (
+        r"model\.safetensors' cannot be read: Permission denied\. Change its permissions "
+        r"\(chmod u\+r\), or ask its owner\.$"
+    )
+    with pytest.raises(SavedError, match=message):
+        read(path)
+
+
+@pytest.mark.parametrize(("umask", "permissions"), ((0o022, 0o644), (0o077, 0o600), (0o002, 0o664)))
+def test_permissions_follow_the_umask(tmp_path: Path, umask: int, permissions: int) -> None:
+    before = os.umask(umask)
+    try:
+        write_whole(tmp_path / "facts.json", b"{}")
+        weights = {"x": torch.zeros(2)}
+        write_tensors(tmp_path / "model.safetensors", weights, *files.TEXT_MODEL, {})
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert modes == {"facts.json": permissions, "model.safetensors": permissions}
 
 
 def refuse_constant(constant: str) -> None:

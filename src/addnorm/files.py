@@ -87,11 +87,15 @@ def whole(path: Path) -> Iterator[Path]:
     """Yield a temporary path in the same directory; at the end, rename that file to `path`.
 
     The file is flushed to the disk before it is renamed, and its directory after it, so that after
-    a crash `path` has either its old content or the new one: docs/decisions/9-power-loss.md.
+    a crash `path` has either its old content or the new one: docs/decisions/9-power-loss.md. Its
+    permissions follow the umask, whoever writes it: safetensors would let only the owner read it.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
+        temporary.touch(exist_ok=False)
+        permissions = stat.S_IMODE(temporary.stat().st_mode)
         yield temporary
+        temporary.chmod(permissions)
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -204,15 +208,22 @@ too long for one. To use a text itself, give a list: [text].
 
 
 def require_regular(path: Path) -> None:
-    """Raise SavedError unless `path` is a regular file: not a directory, device or FIFO."""
+    """Raise SavedError unless `path` is a regular file that can be read.
+
+    So it is not a directory, device or FIFO.
+    """
     try:
-        mode = path.stat().st_mode
+        is_regular = stat.S_ISREG(path.stat().st_mode)
+        if is_regular:
+            path.open("rb").close()
     except (FileNotFoundError, NotADirectoryError):
         raise SavedError(f"there is no file {str(path)!r}. Check the path.") from None
     except (OSError, ValueError) as error:  # ValueError: a path with a null character
         reason = getattr(error, "strerror", None) or error
-        raise SavedError(f"{str(path)!r} cannot be read: {reason}.") from None
-    if not stat.S_ISREG(mode):
+        is_closed = isinstance(error, PermissionError)
+        hint = " Change its permissions (chmod u+r), or ask its owner." if is_closed else ""
+        raise SavedError(f"{str(path)!r} cannot be read: {reason}.{hint}") from None
+    if not is_regular:
         raise SavedError(f"{str(path)!r} is not a regular file. Check the path.")
 
 

@@ -23,6 +23,7 @@ from typing import Any
 from addnorm.config import Config, ModelConfig
 from addnorm.errors import ConfigError, SavedError, nearest
 from addnorm.files import read_text
+from addnorm.section import load_toml
 
 
 def base(**changes: Any) -> Config:
@@ -352,7 +353,7 @@ def _find(target: str | Path) -> Config:
 def _base_of(text: str) -> Config | None:
     """Return the preset that a TOML text names as its base, or None."""
     try:
-        name = tomllib.loads(text).get("preset")
+        name = load_toml(text).get("preset")
     except (tomllib.TOMLDecodeError, RecursionError):
         return None  # Config.parse reports the error
     if name is None:

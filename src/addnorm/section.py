@@ -20,6 +20,14 @@ from typing import Any, Self
 from addnorm.errors import ConfigError, nearest
 
 Plain = bool | int | float | str
+MAX_KEY_PARTS = 64
+"""Parts that a dotted key of a TOML file may have."""
+_LONG_KEY = re.compile(
+    r"""(?:^|[\[{,])[ \t]*(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*)"""
+    f"{{{MAX_KEY_PARTS}}}",
+    re.MULTILINE,
+)
+"""The beginning of a key with too many parts, at the start of a line or in an inline table."""
 
 
 class Options(Mapping[str, Plain]):
@@ -192,6 +200,16 @@ def describe_type(hint: Any) -> str:
     return names[hint]
 
 
+def load_toml(text: str) -> dict[str, Any]:
+    """Return the table of a TOML text; RecursionError if it is nested too deeply.
+
+    The time of `tomllib` grows with the square of the parts of a dotted key.
+    """
+    if _LONG_KEY.search(text):
+        raise RecursionError(f"a dotted key has more than {MAX_KEY_PARTS} parts")
+    return tomllib.loads(text)
+
+
 def parse_toml(text: str, source: str) -> dict[str, Any]:
     """Return the table of a TOML text; ConfigError, which names the `source`, if it is not TOML.
 
@@ -199,7 +217,7 @@ def parse_toml(text: str, source: str) -> dict[str, Any]:
     {'model': {'depth': 3}}
     """
     try:
-        return tomllib.loads(text)
+        return load_toml(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{source} is not TOML: {error}.") from None
     except RecursionError:
@@ -211,7 +229,7 @@ def parse_toml(text: str, source: str) -> dict[str, Any]:
 def read_value(text: str) -> Any:
     """Return the value after `=` on the command line: parsed as TOML, or else the text itself."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        return load_toml(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
     except RecursionError:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from addnorm.cli import main as cli
+from addnorm.data.text.files import limits
 from addnorm.errors import InputError
 from addnorm.generate.settings import Decoding
 
@@ -65,3 +66,29 @@ def test_impossible_settings_of_decoding() -> None:
         Decoding(sampler="sample", temperature=1e-320)
     with pytest.raises(InputError, match="max_tokens must be at most 1,000,000: got 100,000,000"):
         Decoding(max_tokens=100_000_000)
+
+
+@pytest.mark.parametrize(
+    "words", (["--unpacked-limit", "4096"], ["--unpacked-limit=4096"], ["--unpacked", "4096"])
+)
+def test_the_unpacked_limit_holds_for_one_command(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    within: list[int | None] = []
+
+    def note(args: Any) -> None:
+        within.append(limits.unpacked)
+
+    monkeypatch.setattr("addnorm.cli.predict.classify", note)
+    assert cli.main([*words, "--debug", "classify", "run", "file"]) == 0
+    assert cli.main(["--debug", *words, "classify", "run", "file"]) == 0
+    assert within == [4096, 4096] and limits.unpacked is None
+
+
+@pytest.mark.parametrize("value", ("-1", "0", "1e9", "many", "9" * 5000))
+def test_the_unpacked_limit_is_a_number_of_bytes(
+    value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([f"--unpacked-limit={value}", "list"]) == 2
+    message = f"--unpacked-limit: it must be a number of bytes above 0: got {value!r:.40}. See "
+    assert message in capsys.readouterr().err

@@ -9,10 +9,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from addnorm.cli import train as cli_train
 from addnorm.cli.main import main
 from addnorm.config import Config
 from addnorm.runs.run import Run
@@ -36,6 +38,27 @@ def command(task: str, data: Path, out: Path, *more: str) -> list[str]:
         "table": [str(data / "table.csv"), "--target", "label", "--set", "train.patience=1000"],
     }
     return ["train", task, *files[task], "--out", str(out), *SMALL, *more]
+
+
+def test_a_run_without_an_evaluation_names_no_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = SimpleNamespace(path=tmp_path, task="language", history=[])
+    figures = {"best": {}, "finished": False, "steps": 1, "seconds": 1.0, "training_seconds": 0}
+    cli_train._print_summary(run, figures)
+    page = f"page: {tmp_path / 'summary.html'}"
+    assert f"no model yet: there was no evaluation.   {page}" in capsys.readouterr().out
+    (tmp_path / "best").mkdir()
+    cli_train._print_summary(run, figures)
+    assert f"model: {tmp_path / 'best'}   {page}" in capsys.readouterr().out
+
+
+def test_labels_of_results_are_not_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"model": "a model with a name that is quite long", "on": "held-out texts", "f1": 0.5}]
+    cli_train.print_results([*rows, {"model": "short", "on": "test", "f1": 0.25}])
+    head, first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("a model with a name that is quite long · held-out texts ")
+    assert len(head) == len(first) == len(second)
 
 
 @pytest.mark.trains

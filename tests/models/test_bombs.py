@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from addnorm import Config, ModelConfig, build
+from addnorm.data.table.schema import Schema
 from addnorm.errors import ConfigError, SavedError
 from addnorm.files import TEXT_MODEL, read_json, read_text
 from addnorm.models.saved import load_model, write_tensors
@@ -48,6 +49,30 @@ def test_deep_nesting_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(deep)
     with pytest.raises(SavedError, match=r"a\.json' is damaged: it is nested too deeply\. Use a b"):
         read_json(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize(
+    "text",
+    (
+        f"[{'.'.join('a' * 65)}]",
+        f"[[{' . '.join('a' * 65)}]]",
+        "x = 1\n  " + ".".join(["a-1", '"b.c"'] * 33) + " = 3",
+        f"x = {{y = 1, {'.'.join('a' * 65)} = 3}}",
+    ),
+)
+def test_keys_of_many_parts_are_one_clear_error(text: str) -> None:
+    """The time of tomllib is quadratic in them: half a minute for 100 kB."""
+    with pytest.raises(ConfigError, match=r"run\.toml is nested too deeply\."):
+        parse_toml(text, "run.toml")
+    with pytest.raises(ConfigError, match=r"adult\.toml is nested too deeply\."):
+        Schema.parse(text, "adult.toml")
+    with pytest.raises(ConfigError, match=r"is nested too deeply\. Give a plain value"):
+        read_value(f"{{{'.'.join('a' * 65)} = 3}}")
+
+
+def test_dots_in_values_are_no_keys() -> None:
+    text = f"a.b.c = \"{'a.' * 100}\"\n[{'.'.join('a' * 64)}]\nd = [{'1.5, ' * 100}]\ne = '...'"
+    assert parse_toml(text, "run.toml")["a"]["b"]["c"] == "a." * 100
 
 
 def test_texts_must_be_regular_files_below_a_limit(tmp_path: Path) -> None:

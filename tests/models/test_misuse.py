@@ -1,18 +1,29 @@
 """Wrong arguments to a model are one clear error; torch.func and meta work."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
 from torch.func import functional_call, grad, jvp, vmap
 
-from addnorm import Mask, ModelConfig, build
+from addnorm import Cache, Mask, ModelConfig, build
 from addnorm.errors import InputError
 from tests.conftest import make
 
 IDS = torch.tensor([[1, 2, 3], [4, 5, 0]])
 VISIBLE = torch.ones(2, 3, dtype=torch.bool)
+OTHER_CACHE = (
+    r"the cache is of another model: only the model that created it, and copies of that model, can "
+    r"use it\. Create it with the model's own cache\(\)\."
+)
+
+
+def empty_cache(heads: int) -> Cache:
+    """Return a cache that no model has created."""
+    shape = {"depth": 2, "batch": 2, "heads": heads, "length": 8, "head_width": 16 // heads}
+    return Cache(**shape, dtype=torch.float64, device=torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -29,8 +40,10 @@ VISIBLE = torch.ones(2, 3, dtype=torch.bool)
             lambda m: m(IDS, cache=make("decoder", depth=3).cache(2)),
             r"the cache is of another model: it has 3 layers, this model has 2\. Create it with",
         ),
+        (lambda m: m(IDS, cache=make("decoder").cache(2)), OTHER_CACHE),
+        (lambda m: m(IDS, cache=make("encoder-decoder").cache(2)), OTHER_CACHE),
         (
-            lambda m: m(IDS, cache=make("decoder", heads=2).cache(2)),
+            lambda m: m(IDS, cache=empty_cache(heads=2)),
             r"of another model: it has 2 layers with 2 heads of width 8; layer 0 here has 4 heads",
         ),
         (lambda m: Mask.causal(-1), r"a prefix must be 0 or more: got -1\. Try 0\."),
@@ -57,11 +70,35 @@ def test_misuse_of_a_decoder(call: Callable[[Any], Any], message: str) -> None:
         (lambda m: m(IDS, IDS, target_mask=VISIBLE), "a mask must be an addnorm.Mask: got Tensor"),
         (lambda m: m.decode(IDS, None), r"the memory must be a tensor: .* Try model\.encode"),
         (lambda m: m.decode(IDS, m.encode(IDS), memory_mask=VISIBLE), "a mask must be an addnorm"),
+        (lambda m: m.decode(IDS, m.encode(IDS), cache=make("decoder").cache(2)), OTHER_CACHE),
     ),
 )
 def test_misuse_of_an_encoder_decoder(call: Callable[[Any], Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         call(make("encoder-decoder"))
+
+
+@pytest.mark.parametrize("mixing", ("attention", "recurrent"))
+def test_the_cache_of_another_encoder_decoder(mixing: str) -> None:
+    model, other = (make("encoder-decoder", mixing=mixing) for _ in range(2))
+    cache, memory = model.cache(2), model.encode(IDS)
+    with pytest.raises(InputError, match=OTHER_CACHE):
+        other.decode(IDS, memory, cache=cache)
+    assert cache.used == 0
+    model.decode(IDS[:, :1], memory, cache=cache)
+    with pytest.raises(InputError, match=OTHER_CACHE):
+        other.decode(IDS[:, 1:], memory, cache=cache)
+
+
+@torch.no_grad()
+def test_a_cache_belongs_to_the_model_that_uses_it_first_and_to_its_copies() -> None:
+    model, cache = make("decoder"), empty_cache(heads=4)
+    model(IDS[:, :1], cache=cache)
+    with pytest.raises(InputError, match=OTHER_CACHE):
+        make("decoder")(IDS[:, 1:], cache=cache)
+    other, copied = deepcopy((model, cache))
+    assert torch.equal(other(IDS[:, 1:], cache=copied), model(IDS[:, 1:], cache=cache))
+    assert torch.equal(other(IDS[:, 1:], cache=cache), model(IDS[:, 1:], cache=copied))
 
 
 def loss(model: Any, weights: dict[str, torch.Tensor], ids: torch.Tensor) -> torch.Tensor:

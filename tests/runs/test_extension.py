@@ -84,6 +84,17 @@ def test_a_run_without_a_checkpoint_cannot_be_extended(data: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
+    ("steps", "usual", "apart", "every"),
+    ((20, 50, 8, 8), (20, 50, 30, 20), (200, 50, 8, 20), (200, 5, 8, 5), (20, None, 8, 8)),
+)
+def test_evaluations_of_an_extension_cost_at_most_a_fifth(
+    steps: int, usual: int | None, apart: int, every: int
+) -> None:
+    config = Config() if usual is None else Config().override(f"train.evaluate_every={usual}")
+    assert make_extension(config, 7, steps=steps, apart=apart).evaluate_every == every
+
+
+@pytest.mark.parametrize(
     ("steps", "warmup", "every"), [(1, 1, 1), (400, 20, 40), (10**6, 1000, 50)]
 )
 def test_an_extension_has_a_short_warm_up(steps: int, warmup: int, every: int) -> None:

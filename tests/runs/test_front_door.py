@@ -440,6 +440,27 @@ def test_what_is_no_path_is_one_clear_error(path: Any, use: Any) -> None:
         use(path)
 
 
+@pytest.mark.parametrize("task", (3, b"language", ["language"], {}, True))
+def test_what_is_no_task_is_one_clear_error(task: Any) -> None:
+    message = "a task must be one of translate, .*, or a TOML file: got .*Try 'language'"
+    with pytest.raises(ConfigError, match=message):
+        addnorm.train(task, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    (
+        (3, r"settings must be a dict or a list of str: got 3\. Try \{'model.depth': 4\}"),
+        (b"x", "settings must be a dict or a list of str: got b'x'"),
+        ([3], r"a setting must be a str: got 3\. Try 'model.depth=4'"),
+    ),
+)
+def test_what_is_no_setting_is_one_clear_error(settings: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        addnorm.train("language", ["ba"], out=tmp_path / "run", set=settings, progress=False)
+    assert not (tmp_path / "run").exists()
+
+
 def test_an_empty_path_is_not_the_working_directory() -> None:
     for use in (addnorm.open, addnorm.load):
         with pytest.raises(InputError, match="a path must name a file or a directory: it is empty"):

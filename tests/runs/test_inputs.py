@@ -26,6 +26,11 @@ TEXTS = ["ba", "be"]
         ("classify", {"text": TEXTS, "label": "no"}, "label must be a list, as the texts are a"),
         ("masked", {"source": ["ba", 3]}, "source must be a list of str: item 2 is int"),
         ("language", {"text": ["ba", b"be"]}, "text must be a list of str: item 2 is bytes"),
+        ("language", {"source": 3}, "source must be a list or the name of a file or column: got 3"),
+        ("language", {"text": b"book.txt"}, "or column: got b'book.txt'. Try text=['one', 'two']."),
+        ("classify", {"source": TEXTS, "label": 3}, "label must be a list or the name of a file"),
+        ("translate", {"source": TEXTS, "target": 3}, "target must be a list or the name of a fil"),
+        ("label", {"source": [["ba"]], "label": 3}, "label must be a list or the name of a file"),
         ("table", {"source": {"a": "xy", "b": [1, 2]}}, "a sequence for each column: 'a' is not"),
     ],
 )

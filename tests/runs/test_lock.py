@@ -4,6 +4,7 @@ import json
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from addnorm.config import Config
 from addnorm.errors import SavedError
 from addnorm.runs import lock
 from addnorm.runs.lock import LOCK_FILE, InUseError, LockHolder, locked, stale_lock
+from addnorm.runs.request import as_settings
 from addnorm.runs.run import Run, RunRecord, require_unused, sweep_run
 from addnorm.runs.train import lock_run, resume_run
 
@@ -147,6 +149,51 @@ def test_a_changed_configuration_is_named_and_refused(tmp_path: Path) -> None:
         resume_run(run.path, observers=lambda path: [])
     path.unlink()
     assert Run.open(run.path).config == run.config
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "option"),
+    (
+        ({"train.steps": 20}, {"train.steps": 40}, "--steps +20"),
+        ({"train.steps": 20, "train.epochs": 2.0}, {"train.epochs": 5.0}, "--steps +30"),
+        ({"run.minutes": 1.0}, {"run.minutes": 3.5}, "--minutes +2.5"),
+        ({"train.steps": 20}, {"train.steps": 10}, None),
+        ({"train.steps": 20}, {"train.steps": 40, "train.lr": 0.5}, None),
+    ),
+)
+def test_longer_training_in_an_edited_configuration_is_an_extension(
+    before: dict[str, Any], after: dict[str, Any], option: str | None, tmp_path: Path
+) -> None:
+    config = Config().override(*as_settings(before))
+    run = Run.create(tmp_path / "run", config, RunRecord("language", fingerprint="0"))
+    (run.path / "config.toml").write_text(config.override(*as_settings(after)).dump())
+    with pytest.raises(SavedError, match="was changed since the run started") as caught:
+        Run.open(run.path)
+    wanted = f" To train it further: addnorm train --resume {run.path} {option}. For a new run "
+    assert (wanted in str(caught.value)) == (option is not None)
+    assert ("To train it further" in str(caught.value)) == (option is not None)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"), (("lr = -1", "train.lr must"), ("rate = 1", "no field 'rate'"))
+)
+def test_an_invalid_edit_names_the_file(line: str, reason: str, tmp_path: Path) -> None:
+    run = make(tmp_path / "run")
+    path = run.path / "config.toml"
+    path.write_text(f"{path.read_text()}\n[train]\n{line}\n")
+    with pytest.raises(SavedError) as caught:
+        Run.open(run.path)
+    message = f"{str(path)!r} was changed since the run started, and cannot be used: "
+    assert str(caught.value).startswith(message) and reason in str(caught.value)
+    assert str(caught.value).endswith(" To keep the old values, delete config.toml.")
+
+
+def test_a_damaged_summary_is_refused_before_training(tmp_path: Path) -> None:
+    run = make(tmp_path / "run")
+    (run.path / "summary.json").write_text("{")
+    with pytest.raises(SavedError, match=r"summary\.json' is damaged: "):
+        resume_run(run.path, observers=lambda path: [], steps="+1")
+    assert not (run.path / LOCK_FILE).exists()
 
 
 def test_a_saved_model_is_not_resumed(tmp_path: Path) -> None:

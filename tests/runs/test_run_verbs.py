@@ -107,6 +107,25 @@ def test_a_run_has_only_the_verbs_of_its_task(trained: Trained) -> None:
 
 
 @pytest.mark.trains
+@pytest.mark.parametrize("texts", [None, 3, b"ba"])
+@pytest.mark.parametrize(
+    ("task", "verb"),
+    [
+        *(("translate", "translate"), ("classify", "classify"), ("masked", "embed")),
+        *(("classify", "explain"), ("language", "generate")),
+    ],
+)
+def test_what_is_no_text_is_one_clear_error(
+    task: str, verb: str, texts: object, trained: Trained
+) -> None:
+    message = rf"texts must be a str or a list of str: got {texts!r}\. Try \['a text'\]\."
+    if verb == "generate":
+        message = rf"a prompt must be a str: got {type(texts).__name__}\."
+    with pytest.raises(InputError, match=message):
+        getattr(Run.open(trained[task]), verb)(texts)
+
+
+@pytest.mark.trains
 @pytest.mark.parametrize("verb", ["translate", "classify"])
 def test_an_item_that_is_not_a_text_is_named(verb: str, trained: Trained) -> None:
     with pytest.raises(InputError, match="every text must be a str: item 2 is int"):

@@ -179,6 +179,13 @@ def test_lists_need_labels(tmp_path: Path) -> None:
         addnorm.train("label", [["a"]], label=[], progress=False)
 
 
+@pytest.mark.parametrize("texts", (None, 3, b"ba"))
+def test_what_is_no_text_is_not_labelled(texts: Any, tmp_path: Path) -> None:
+    trained = TrainedLabeller(Label, tmp_path, Config(), ["O"])
+    with pytest.raises(InputError, match=rf"texts must be a str or a list of str: got {texts!r}"):
+        trained.label(texts)
+
+
 def test_outputs_of_each_position_do_not_depend_on_padding(tmp_path: Path) -> None:
     task = bound(write(tmp_path / "a.conll", sentences(20)), **TINY)
     model = task.make_model(None, lambda text: None).eval()

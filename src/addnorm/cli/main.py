@@ -5,11 +5,12 @@ import atexit
 import csv
 import importlib
 import os
+import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -21,6 +22,8 @@ from addnorm.errors import AddnormError, ConfigError, nearest
 from addnorm.tasks import TASKS
 
 MISUSE, FAILURE, INTERRUPTED = 2, 1, 130
+UNPACKED_FLAG = "--unpacked-limit"
+"""The one option before the verb that takes a value."""
 
 
 @dataclass(frozen=True)
@@ -309,6 +312,13 @@ def _add_command(
     return parser
 
 
+def _count_bytes(text: str) -> int:
+    """Return the number of bytes in a text; an error unless it is a whole number above 0."""
+    if not re.fullmatch("[0-9]{1,18}", text) or not int(text):
+        raise argparse.ArgumentTypeError(f"it must be a number of bytes above 0: got {text!r:.40}")
+    return int(text)
+
+
 def _no_flags(parser: argparse.ArgumentParser) -> None:
     """Add no flags: another verb is used, and this one is only listed."""
 
@@ -330,8 +340,8 @@ def make_parser(verb: str | None = None, *, tasks: bool = True) -> Parser:
     parser.add_argument("--version", action="version", version=f"addnorm {__version__}")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     parser.add_argument(
-        "--unpacked-limit",
-        type=int,
+        UNPACKED_FLAG,
+        type=_count_bytes,
         metavar="BYTES",
         help="bytes that a .gz file may unpack to (default: 256 MiB, or 50 times its size)",
     )
@@ -356,7 +366,7 @@ def _add_tasks(parser: Parser, command: Command) -> None:
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the parsed command line; an unknown option gets the nearest known one."""
-    first = next((i for i, word in enumerate(arguments) if not word.startswith("-")), 0)
+    first = _find_verb(arguments)
     verb, rest = "".join(arguments[first : first + 1]), list(arguments[first + 1 :])
     resume = verb == "train" and any(word.partition("=")[0] == "--resume" for word in rest)
     if verb == "train" and not resume:
@@ -373,6 +383,17 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         raise ConfigError(f"{command} takes no argument {unknown[0]!r}. See addnorm {command} -h")
     name = flag.partition("=")[0]
     raise ConfigError(f"{command} has no option {name!r}. {nearest(name, args.parser.flags())}")
+
+
+def _find_verb(words: Sequence[str]) -> int:
+    """Return the index of the first word that is neither an option nor the value of one."""
+    is_value = False
+    for index, word in enumerate(words):
+        if not word.startswith("-") and not is_value:
+            return index
+        # As argparse does, accept a beginning of the name: --unpacked.
+        is_value = len(word) > 2 and UNPACKED_FLAG.startswith(word)
+    return 0
 
 
 def _name_task(words: list[str]) -> list[str]:
@@ -393,18 +414,30 @@ def _name_task(words: list[str]) -> list[str]:
     return [task, "--config", path, *words[1:]]
 
 
+@contextmanager
+def _unpacked_limit(count: int | None) -> Iterator[None]:
+    """Let compressed files unpack to `count` bytes within the block; None for the default."""
+    if count is None:
+        yield
+        return
+    from addnorm.data.text.files import limits
+
+    before, limits.unpacked = limits.unpacked, count
+    try:
+        yield
+    finally:
+        limits.unpacked = before
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code."""
     words, began = sys.argv[1:] if arguments is None else arguments, time.perf_counter()
     try:
         args = parse(words)
         args.began = began
-        if args.unpacked_limit is not None:
-            from addnorm.data.text.files import limits
-
-            limits.unpacked = args.unpacked_limit
         module, _, function = args.action.partition(":")
-        code = getattr(importlib.import_module(module), function)(args)
+        with _unpacked_limit(args.unpacked_limit):
+            code = getattr(importlib.import_module(module), function)(args)
         sys.stdout.flush()
     except AddnormError as error:
         if "--debug" in words:

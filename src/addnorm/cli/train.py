@@ -199,6 +199,7 @@ def _print_summary(run: Any, summary: dict[str, Any]) -> None:
     from addnorm.report import sparkline
     from addnorm.runs.loggers import format_duration, format_metrics
     from addnorm.tasks import find_task
+    from addnorm.tasks.base import BEST
 
     losses = [row.get("valid_loss") for row in run.history]
     curve = [loss for loss in losses if isinstance(loss, int | float)]
@@ -214,7 +215,11 @@ def _print_summary(run: Any, summary: dict[str, Any]) -> None:
         speed = summary["tokens"] / summary["training_seconds"]
         line += f", {speed:,.0f} {find_task(run.task).unit}/s"
     print(line)
-    print(f"model: {run.path / 'best'}   page: {run.path / 'summary.html'}")
+    page = f"page: {run.path / 'summary.html'}"
+    if (run.path / BEST).is_dir():
+        print(f"model: {run.path / BEST}   {page}")
+    else:
+        print(f"no model yet: there was no evaluation.   {page}")
 
 
 def print_results(results: list[dict[str, Any]]) -> None:
@@ -224,11 +229,12 @@ def print_results(results: list[dict[str, Any]]) -> None:
         n for row in results for n in row if n not in words and not n.startswith(INTERVAL_FIGURES)
     )
     heads = [name.replace("_seconds", " s").replace("_", " ") for name in names]
-    print(f"{'':42}" + "".join(f"{head:>11}" for head in heads))
-    for row in results:
-        label = f"{row['model']} · {row['on']}"
+    labels = [f"{row['model']} · {row['on']}" for row in results]
+    width = max(map(len, labels), default=0) + 1
+    print(f"{'':{width}}" + "".join(f"{head:>11}" for head in heads))
+    for row, label in zip(results, labels, strict=True):
         cells = [f"{row[n]:11.4f}" if row.get(n) is not None else f"{'':11}" for n in names]
-        print(f"{label[:41]:42}" + "".join(cells))
+        print(f"{label:{width}}" + "".join(cells))
     for row in results:
         shares = [n for n in row if n.startswith(INTERVAL_FIGURES[0]) and row[n] is not None]
         if shares:

@@ -85,7 +85,8 @@ class GrowingCache(Cache):
     """A cache whose tensors are inputs and outputs of the graph, one (layer, …) tensor each."""
 
     def __init__(self, past: Tensor) -> None:
-        self.store = self.past = past
+        self.store, self.owner = past, None
+        self.past = past
         self.used = past.shape[4]
         self.present: list[Tensor] = []
         self.memory: dict[int, Any] = {}

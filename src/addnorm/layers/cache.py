@@ -27,6 +27,8 @@ class Cache:
         Positions to allocate.
     dtype, device
         Type and device of the keys and values.
+    owner
+        `cache_key` of the model that may use it; None for the model that uses it first.
 
     Examples
     --------
@@ -49,7 +51,9 @@ class Cache:
         head_width: int,
         dtype: torch.dtype,
         device: torch.device,
+        owner: str | None = None,
     ) -> None:
+        self.owner = owner
         shape = (depth, 2, batch, heads, length, head_width)
         self.store = torch.empty(shape, dtype=dtype, device=device)
         self.buffer = self.store  # `store` is its first rows, after rows have been dropped
@@ -68,6 +72,23 @@ class Cache:
     def batch(self) -> int:
         """Number of rows."""
         return self.store.shape[2]
+
+    def require_owner(self, key: str, depth: int) -> None:
+        """Raise InputError unless the cache belongs to the model with this key, or to none yet.
+
+        Keys and values of another model can have the same shapes, and would be used in silence.
+        """
+        if self.store.shape[0] != depth:
+            raise InputError(
+                f"the cache is of another model: it has {self.store.shape[0]} layers, this model "
+                f"has {depth}. Create it with the model's own cache()."
+            )
+        if self.owner is not None and self.owner != key:
+            raise InputError(
+                "the cache is of another model: only the model that created it, and copies of "
+                "that model, can use it. Create it with the model's own cache()."
+            )
+        self.owner = key
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Append the newest keys and values of one layer; return all of that layer so far.

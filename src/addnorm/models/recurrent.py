@@ -27,7 +27,7 @@ from addnorm.layers.dropout import Dropout
 from addnorm.layers.embeddings import Tokens
 from addnorm.layers.heads import TokenHead
 from addnorm.layers.masks import Mask, require_padding_only
-from addnorm.models.transformer import EncoderDecoder, Maps, Side, check_decode
+from addnorm.models.transformer import EncoderDecoder, Maps, Side, check_cache, check_decode
 
 
 class RecurrentEncoder(nn.Module):
@@ -173,6 +173,7 @@ class RecurrentEncoderDecoder(EncoderDecoder):
             head_width=self.config.width,
             dtype=self.tokens.weight.dtype,  # type: ignore[arg-type]
             device=self.tokens.weight.device,  # type: ignore[arg-type]
+            owner=self.cache_key,
         )
 
     def encode(
@@ -201,6 +202,7 @@ class RecurrentEncoderDecoder(EncoderDecoder):
             read last.
         """
         check_decode(target, memory, memory_mask)
+        check_cache(cache, self, len(self.decoder.cells))
         if cache is not None and 0 in cache.memory:
             keys, memory = cache.memory[0]
         else:

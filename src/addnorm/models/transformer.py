@@ -8,6 +8,7 @@
 Calling a model returns the output of its head; `hidden` returns the input of its head.
 """
 
+import secrets
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -97,6 +98,7 @@ class Base(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
+        self.cache_key = secrets.token_hex(8)  # of its caches; copies of the model have the same
 
     def _repr_html_(self) -> str:
         """Return a drawing of the model, for notebooks."""
@@ -297,7 +299,7 @@ class Decoder(Base):
         segments: SegmentMemory | None,
         maps: Maps | None,
     ) -> tuple[Tensor, Mask]:
-        check_cache(cache, self.decoder)
+        check_cache(cache, self, len(self.decoder.stack.blocks))
         if cache is not None and segments is not None:
             raise InputError("decoding has a cache, or a memory of segments: got both.")
         mask = make_causal(self.input_mask(tokens, mask), tokens, cache or segments)
@@ -442,7 +444,7 @@ class EncoderDecoder(Base):
             If given, the attention weights are stored here, by place.
         """
         check_decode(target, memory, memory_mask)
-        check_cache(cache, self.decoder)
+        check_cache(cache, self, len(self.decoder.stack.blocks))
         context = Context(
             mask=make_causal(self.input_mask(target, mask), target, cache),
             memory=memory,
@@ -549,20 +551,15 @@ def check_mask(mask: object) -> None:
         )
 
 
-def check_cache(cache: Cache | None, side: Side) -> None:
-    """Raise InputError unless the cache is for a decoder with these blocks."""
+def check_cache(cache: Cache | None, model: Base, depth: int) -> None:
+    """Raise InputError unless the cache is that of this model, whose decoder has `depth` layers."""
     if cache is None:
         return
     if not isinstance(cache, Cache):
         raise InputError(
             f"a cache must be what model.cache(batch) returns: got {type(cache).__name__}."
         )
-    depth = len(side.stack.blocks)
-    if cache.store.shape[0] != depth:
-        raise InputError(
-            f"the cache is of another model: it has {cache.store.shape[0]} layers, this model has "
-            f"{depth}. Create it with the model's own cache()."
-        )
+    cache.require_owner(model.cache_key, depth)
 
 
 def make_causal(mask: Mask, tokens: Tensor, cache: Cache | SegmentMemory | None) -> Mask:
@@ -585,4 +582,5 @@ def make_cache(model: Decoder | EncoderDecoder, batch: int, length: int | None) 
         head_width=c.effective_head_width,
         dtype=model.tokens.weight.dtype,  # type: ignore[arg-type]
         device=model.tokens.weight.device,  # type: ignore[arg-type]
+        owner=model.cache_key,
     )

@@ -22,7 +22,6 @@ from addnorm.runs.loggers import make_observers
 from addnorm.runs.request import make_request
 from addnorm.runs.run import RECORD, Run, require_unused
 from addnorm.runs.train import resume_run, start_run
-from addnorm.tasks import TASKS
 from addnorm.tasks.base import Say, say_nothing
 from addnorm.training.loop import Observer
 
@@ -35,7 +34,7 @@ Settings = Mapping[str, Any] | Sequence[str]
 
 
 def train(
-    task: str | None = None,
+    task: str | Path | None = None,
     data: Texts | TableLike | None = None,
     *,
     out: str | Path | None = None,
@@ -137,7 +136,7 @@ def train(
             f"steps extends a run that is resumed: got {steps!r} for a new one. Try "
             'set={"train.steps": 500}.'
         )
-    name = task if task in TASKS else make_request(task, {}).task
+    name = make_request(task, {}).task
     temporary = out is None
     folder = Path(tempfile.mkdtemp(prefix="addnorm-")) if out is None else require_unused(out)
     existed = out is not None and folder.exists()

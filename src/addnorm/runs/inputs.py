@@ -4,7 +4,7 @@ Training reads only files, so that every run can be resumed.
 """
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -91,7 +91,9 @@ def _text_files(options: dict[str, Any], folder: Path) -> dict[str, Any]:
             if other in options:
                 columns["label"] = _texts(options.pop(other), other)
             elif not is_path(options.get("label", "")):
-                columns["label"] = [str(value) for value in options.pop("label")]
+                columns["label"] = [
+                    str(value) for value in _require_list(options.pop("label"), "label")
+                ]
             if "label" in columns:
                 options["label"] = "label"
             _write_columns(path, columns)
@@ -110,7 +112,7 @@ def _tagged_files(options: dict[str, Any], folder: Path) -> dict[str, Any]:
             raise InputError(
                 f"{name} is a list: pass label as a list of lists, and validation in a file."
             )
-        if len(labels) != len(options[name]):
+        if len(_require_list(labels, "label")) != len(_require_list(options[name], name)):
             counts = f"{len(labels)} for {len(options[name])}"
             raise InputError(f"there must be a list of labels for each sentence: got {counts}.")
         path = _file_in(folder, f"{name}.jsonl")
@@ -193,13 +195,23 @@ def _texts(values: Any, name: str) -> list[str]:
             f"{name} must be a list of str, as the source is a list: got {str(values)!r}. "
             "Pass two lists or two files."
         )
-    texts = list(values)
+    texts = _require_list(values, name)
     for place, text in enumerate(texts, start=1):
         if not isinstance(text, str):
             raise InputError(
                 f"{name} must be a list of str: item {place} is {type(text).__name__}."
             )
     return texts
+
+
+def _require_list(values: Any, name: str) -> list[Any]:
+    """Return values as a list; InputError if they are not several, such as a number."""
+    if isinstance(values, bytes) or not isinstance(values, Iterable):
+        raise InputError(
+            f"{name} must be a list or the name of a file or column: got {values!r:.60}. Try "
+            f"{name}=['one', 'two']."
+        )
+    return list(values)
 
 
 def _file_in(folder: Path, name: str) -> Path:

@@ -1,6 +1,6 @@
 """The request of a user: a task or TOML file, options, and `section.field=value` settings."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,7 @@ class RunRequest:
 
 
 def make_request(
-    task: str | None,
+    task: str | Path | None,
     options: Mapping[str, Any],
     settings: Sequence[str] | Mapping[str, Any] = (),
 ) -> RunRequest:
@@ -113,6 +113,14 @@ def make_request(
     """
     if task is None:
         raise ConfigError(f"train needs a task ({', '.join(TASKS)}), a TOML file or --resume RUN.")
+    if isinstance(task, Path):
+        task = str(task)
+    if not isinstance(task, str):
+        raise ConfigError(
+            f"a task must be one of {', '.join(TASKS)}, or a TOML file: got {task!r:.60}. Try "
+            "'language'."
+        )
+    settings = _require_settings(settings)
     if task in TASKS:
         request = RunRequest({"run": {"task": task}})
     elif task.endswith(".toml"):
@@ -128,6 +136,21 @@ def make_request(
         request = request.with_options(options)
         return request.with_values({path: settings[path] for path in settings})
     return RunRequest(request.table, settings).with_options(options)
+
+
+def _require_settings(settings: Any) -> Sequence[str] | Mapping[str, Any]:
+    """Return settings; ConfigError unless they are a mapping, texts or one text."""
+    if isinstance(settings, str):
+        return [settings]
+    if isinstance(settings, bytes) or not isinstance(settings, Iterable):
+        raise ConfigError(
+            f"settings must be a dict or a list of str: got {settings!r:.60}. Try "
+            "{'model.depth': 4}."
+        )
+    for each in settings:
+        if not isinstance(each, str):
+            raise ConfigError(f"a setting must be a str: got {each!r:.60}. Try 'model.depth=4'.")
+    return settings if isinstance(settings, Mapping) else list(settings)
 
 
 def as_settings(settings: Mapping[str, Any] | Sequence[str]) -> list[str]:

@@ -52,9 +52,15 @@ def resolve(request: RunRequest, facts: DataFacts, times: StepTimes | None = Non
         return schedule_within(config.run.minutes, config, times, facts.evaluations)
     epochs = find_task(config.run.task).epochs
     steps = config.train.steps or _count_steps(config, epochs, facts)
-    # In steps, not seconds: a run that is given in steps must not depend on the clock.
-    cost = facts.evaluation(config) / config.train.accumulate
-    return with_steps(config, steps, facts.evaluations, math.ceil(cost / MAX_EVALUATING))
+    return with_steps(config, steps, facts.evaluations, steps_between_evaluations(config, facts))
+
+
+def steps_between_evaluations(config: Config, facts: DataFacts) -> int:
+    """Return the fewest steps between evaluations that cost at most a fifth of the steps.
+
+    In steps, not seconds: a run that is given in steps must not depend on the clock.
+    """
+    return math.ceil(facts.evaluation(config) / config.train.accumulate / MAX_EVALUATING)
 
 
 def with_defaults(request: RunRequest, facts: DataFacts) -> Config:
@@ -110,7 +116,9 @@ def with_steps(config: Config, steps: int, evaluations: int = 40, apart: int = 1
     )
 
 
-def make_extension(config: Config, step: int, *, steps: int, minutes: float = 0.0) -> Extension:
+def make_extension(
+    config: Config, step: int, *, steps: int, minutes: float = 0.0, apart: int = 1
+) -> Extension:
     """Return further training from a step on: a new schedule with a short warm-up.
 
     Parameters
@@ -119,9 +127,11 @@ def make_extension(config: Config, step: int, *, steps: int, minutes: float = 0.
     step : steps done.
     steps : further steps; with `minutes`, as many as are expected to fit.
     minutes : further time, instead of a number of steps.
+    apart : fewest steps between evaluations, unless those of the run are closer to each other.
     """
     warmup = min(1000, max(1, steps // 20))
-    every = min(config.train.evaluate_every or steps, max(1, steps // 10))
+    usual = config.train.evaluate_every or steps
+    every = min(steps, usual, max(1, apart, steps // 10))
     return Extension(step, steps, warmup, every, minutes)
 
 

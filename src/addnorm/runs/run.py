@@ -346,7 +346,13 @@ def _read_run_config(path: Path, record: RunRecord) -> Config:
     started_with = Config.parse(record.config, source=f"the configuration in {RECORD}")
     if not file.exists():
         return started_with
-    now = Config.load(file)
+    try:
+        now = Config.load(file)
+    except ConfigError as error:
+        raise SavedError(
+            f"{str(file)!r} was changed since the run started, and cannot be used: {error} To keep "
+            f"the old values, delete {CONFIG_FILE}."
+        ) from None
     changes = [
         (f"{section}.{item.name}", getattr(before, item.name), getattr(after, item.name))
         for section in SECTIONS
@@ -361,11 +367,27 @@ def _read_run_config(path: Path, record: RunRecord) -> Config:
     )
     more = f"; and {len(changes) - 5} more" if len(changes) > 5 else ""
     settings = " ".join(f"--set {name}={_show_value(new)}" for name, _, new in changes[:5])
+    further = _further_training(started_with, changes)
+    extend = f"To train it further: addnorm train --resume {path} {further}. " if further else ""
     raise SavedError(
         f"{str(file)!r} was changed since the run started ({shown}{more}), but a run keeps its "
-        f"configuration. For a new run with the change: addnorm train {record.task} … --from "
-        f"{path} {settings}. To keep the old values, delete {CONFIG_FILE}."
+        f"configuration. {extend}For a new run with the change: addnorm train {record.task} … "
+        f"--from {path} {settings}. To keep the old values, delete {CONFIG_FILE}."
     )
+
+
+def _further_training(config: Config, changes: Sequence[tuple[str, Any, Any]]) -> str:
+    """Return the option that extends a run as one changed field asks for; "" if none does."""
+    if len(changes) != 1 or None in changes[0]:
+        return ""
+    name, old, new = changes[0]
+    if name == "train.steps" and new > old:
+        return f"--steps +{new - old}"
+    if name == "train.epochs" and new > old and config.train.steps:
+        return f"--steps +{max(1, round(config.train.steps * (new / old - 1)))}"
+    if name == "run.minutes" and new > old:
+        return f"--minutes +{new - old:g}"
+    return ""
 
 
 def _show_value(value: Any) -> str:

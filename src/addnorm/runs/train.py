@@ -20,7 +20,13 @@ from addnorm.runs.budget import measure_steps
 from addnorm.runs.imported import load_start_directory
 from addnorm.runs.lock import locked
 from addnorm.runs.request import RunRequest
-from addnorm.runs.resolve import StepTimes, make_extension, resolve, with_defaults
+from addnorm.runs.resolve import (
+    StepTimes,
+    make_extension,
+    resolve,
+    steps_between_evaluations,
+    with_defaults,
+)
 from addnorm.runs.run import RECORD, Run, RunRecord, require_unused, sweep_run
 from addnorm.runs.summary import write_summary
 from addnorm.tasks import find_task
@@ -205,6 +211,7 @@ def resume_run(
             f"{str(path)!r} is a saved model, not a run, so it cannot be resumed. Open the run "
             "that it belongs to."
         )
+    _ = run.summary  # a damaged one is refused before the work, not after it
     with lock_run(run.path, say):
         return _resume_locked(run, observers, further, began, say)
 
@@ -245,7 +252,8 @@ def _resume_locked(
     model = task.empty_model().to(device)
     say(f"resuming {run.path}.")
     if further is not None:
-        _extend(run, *further, say=say)
+        apart = steps_between_evaluations(config, data.facts())
+        _extend(run, *further, apart=apart, say=say)
     return _train_loop(run, task, model, observers, began=began, say=say)
 
 
@@ -278,8 +286,11 @@ def parse_extension(
     return (number, 0) if steps is None else (0.0, int(number))
 
 
-def _extend(run: Run, minutes: float, steps: int, *, say: Say) -> None:
-    """Record an extension in run.json; the loop begins it at the step of the newest checkpoint."""
+def _extend(run: Run, minutes: float, steps: int, *, apart: int, say: Say) -> None:
+    """Record an extension in run.json; the loop begins it at the step of the newest checkpoint.
+
+    `apart` is the fewest steps between its evaluations.
+    """
     saved = newest(run.path, [])
     if saved is None:
         raise SavedError(
@@ -290,7 +301,7 @@ def _extend(run: Run, minutes: float, steps: int, *, say: Say) -> None:
     if minutes:
         pace = state.pace.step or state.training_seconds / state.step
         steps = max(1, int(60 * minutes / max(pace, 1e-9)))
-    extension = make_extension(run.config, state.step, steps=steps, minutes=minutes)
+    extension = make_extension(run.config, state.step, steps=steps, minutes=minutes, apart=apart)
     run.record.extensions = [*run.record.extensions[: state.extensions], extension]
     if parallel.rank() == 0:
         run.write()

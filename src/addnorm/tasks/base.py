@@ -841,13 +841,22 @@ def count_rows_within(lengths: Sequence[Sequence[int]], tokens: int) -> int:
     return len(lengths[0])
 
 
-def list_of_texts(texts: str | Iterable[str]) -> Iterable[str]:
-    """Return texts unchanged, and a single text as a list of one.
+def list_of_texts(texts: str | Iterable[Any]) -> Iterable[Any]:
+    """Return texts unchanged, and a single text as a list of one; InputError for anything else.
 
     >>> list_of_texts("great")
     ['great']
+    >>> list_of_texts(None)
+    Traceback (most recent call last):
+    addnorm.errors.InputError: texts must be a str or a list of str: got None. Try ['a text'].
     """
-    return [texts] if isinstance(texts, str) else texts
+    if isinstance(texts, str):
+        return [texts]
+    if isinstance(texts, bytes) or not isinstance(texts, Iterable):
+        raise InputError(
+            f"texts must be a str or a list of str: got {texts!r:.60}. Try ['a text']."
+        )
+    return texts
 
 
 def require_text(text: object, place: int) -> str:

@@ -45,6 +45,7 @@ from addnorm.tasks.base import (
     Tokenizers,
     choose_vocab,
     count_rows_within,
+    list_of_texts,
     make_tokenizer,
     require_source,
     say_nothing,
@@ -183,8 +184,7 @@ class TrainedLabeller(TrainedEncoder):
         texts : texts, or lists of words; one str is one text. Texts are split into words and
             punctuation marks.
         """
-        rows = [texts] if isinstance(texts, str) else list(texts)
-        sentences = [require_words(row, place) for place, row in enumerate(rows, 1)]
+        sentences = [require_words(row, place) for place, row in enumerate(list_of_texts(texts), 1)]
         return [
             list(zip(words, labels, strict=True))
             for words, labels in zip(sentences, self.iter_labels(sentences), strict=True)
