@@ -54,6 +54,31 @@ def test_the_order_changes_nothing_with_categories_and_missing_cells() -> None:
     assert np.allclose(moved, before, rtol=0, atol=NEAR * y.std())
 
 
+@pytest.mark.parametrize("estimator", (InstantClassifier, InstantRegressor))
+@pytest.mark.parametrize("values", ("uv", "uvwxyz"))
+def test_the_order_of_several_categorical_columns_changes_nothing(
+    estimator: Any, values: str
+) -> None:
+    """With several members, duplicated columns, missing cells and values that were not known."""
+    rng = np.random.default_rng(0)
+    X = np.empty((60, 5), dtype=object)
+    X[:, 0], X[:, 1] = rng.choice(list(values), 60), rng.choice(list(values), 60)
+    X[:, 2], X[:, 3], X[:, 4] = rng.choice(list("abc"), 60), X[:, 0], rng.normal(size=60)
+    X[rng.random(60) < 0.1, 1] = np.nan
+    X[55, 2] = "never seen"
+    y = (X[:, 0] == "u") + 2.0 * (X[:, 1] == "v") + rng.normal(size=60)
+    is_regressor = estimator is InstantRegressor
+    target = y if is_regressor else np.digitize(y, (0.5, 1.5))
+    answers = []
+    for columns in ([0, 1, 2, 3, 4], [4, 3, 2, 1, 0]):
+        # Not calibrated, so that half of a number is the network's.
+        model = estimator(members=2, calibrate=not is_regressor)
+        model.fit(X[:50, columns], target[:50])
+        predict = model.predict if is_regressor else model.predict_proba
+        answers.append(predict(X[50:, columns]))
+    assert np.allclose(*answers, rtol=0, atol=NEAR)
+
+
 def test_it_predicts_classes_that_a_line_cannot_separate() -> None:
     X, y = moons()
     model = InstantClassifier().fit(X[:80], y[:80])
