@@ -112,6 +112,27 @@ def test_answers_that_are_too_unsure_are_sharpened(rows: int) -> None:
     assert np.allclose(odds[0], odds[1] * model.temperature_, atol=1e-4)
 
 
+@pytest.mark.parametrize("value", (7.0, 0.1, -3e5))
+def test_a_constant_number_is_predicted_exactly_and_certainly(value: float) -> None:
+    X = np.random.default_rng(0).normal(size=(12, 2))
+    model = InstantRegressor().fit(X, np.full(12, value))
+    assert (model.predict(X[:3]) == value).all()
+    assert (model.predict_distribution(X[:3]).interval(0.9) == value).all()
+
+
+def test_a_table_whose_only_column_is_missing_predicts_the_shares_of_the_classes() -> None:
+    X = {"empty": [None] * 30}
+    model = InstantClassifier().fit(X, np.arange(30) % 3 == 0)
+    assert np.allclose(model.predict_proba(X), [2 / 3, 1 / 3], atol=0.1)
+
+
+def test_of_no_rows_nothing_is_predicted() -> None:
+    X = np.random.default_rng(0).normal(size=(12, 2))
+    model = InstantRegressor().fit(X, X[:, 0])
+    assert model.predict(X[:0]).shape == (0,)
+    assert model.predict_distribution(X[:0]).interval(0.9).shape == (0, 2)
+
+
 def test_numbers_and_their_intervals() -> None:
     rng = np.random.default_rng(0)
     X = rng.uniform(-2, 2, (300, 3))
