@@ -12,13 +12,12 @@ import torch
 from addnorm import presets
 from addnorm.cli.main import main
 from addnorm.config import Config, ModelConfig
-from addnorm.errors import ConfigError
 from addnorm.layers.addnorm import ADDNORMS
 from addnorm.models.box_graph import Graph, Node, SideGraph, trace_side
 from addnorm.models.build import build
 from addnorm.models.drawing import draw
-from addnorm.models.tabular import TabularConfig, build_tabular, trunk_of
 from addnorm.models.size import cost
+from addnorm.models.tabular import TabularConfig, build_tabular, trunk_of
 
 # What one block and the ends are, from the bottom to the top: N norm, F branch, + sum, × factor.
 EXPECTED = {
@@ -155,7 +154,13 @@ def test_the_verb_writes_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_the_recurrent_model_is_drawn_with_its_own_parts() -> None:
     config = ModelConfig(vocab=50, width=16, heads=4, depth=2, mixing="recurrent")
     text = draw(config, length=8)
-    for part in ("GRU in both directions 2 × 8", "Additive attention", "GRU 16", "Readout", "2 layers"):
+    for part in (
+        "GRU in both directions 2 × 8",
+        "Additive attention",
+        "GRU 16",
+        "Readout",
+        "2 layers",
+    ):
         assert part in text
     assert "the output of the encoder" in text and "recurrent" in text
 

@@ -44,9 +44,7 @@ def table_model_of(c: ModelConfig, kind: str) -> TabularModel:
         network = InstantModel(InstantConfig(trunk=c))
         kept, target = torch.arange(2), torch.zeros(0, dtype=torch.int64)
         return make_predictor(network, *no_rows, target, categories=(3,), classes=2, kept=kept)
-    return build_tabular(
-        TabularConfig(kind=kind, numbers=1, categories=(3,), outputs=1, trunk=c)
-    )
+    return build_tabular(TabularConfig(kind=kind, numbers=1, categories=(3,), outputs=1, trunk=c))
 
 
 def trace_table(model: TabularModel, is_known: bool = True) -> SideGraph:
@@ -90,7 +88,9 @@ def trace_table(model: TabularModel, is_known: bool = True) -> SideGraph:
 
 def _trace_tab(graph: Graph, model: TabTransformerModel, is_known: bool) -> SideGraph:
     """Trace a TabTransformer, in which only categories pass the stack."""
-    config, c, groups, read = model.config, model.config.trunk, {}, []
+    config, c = model.config, model.config.trunk
+    groups: dict[int, str] = {}
+    read: list[Symbol] = []
     if config.categories:
         text = f"{_columns_text(0, len(config.categories), is_known)} → {c.width}"
         size = short_number(count_parameters(model.columns), "parameters") if is_known else ""
