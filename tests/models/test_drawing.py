@@ -12,12 +12,12 @@ import torch
 from addnorm import presets
 from addnorm.cli.main import main
 from addnorm.config import Config, ModelConfig
-from addnorm.errors import ConfigError
 from addnorm.layers.addnorm import ADDNORMS
 from addnorm.models.box_graph import Graph, Node, SideGraph, trace_side
 from addnorm.models.build import build
 from addnorm.models.drawing import draw
 from addnorm.models.size import cost
+from addnorm.models.tabular import TabularConfig, build_tabular, trunk_of
 
 # What one block and the ends are, from the bottom to the top: N norm, F branch, + sum, × factor.
 EXPECTED = {
@@ -151,10 +151,39 @@ def test_the_verb_writes_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert not re.search(r"https?://(?!www\.w3\.org)", text)
 
 
-def test_tables_are_refused_by_name() -> None:
-    config = Config().override("run.task=table")
-    with pytest.raises(ConfigError, match="for texts and images: got task=table"):
-        draw(config)
+def test_the_recurrent_model_is_drawn_with_its_own_parts() -> None:
+    config = ModelConfig(vocab=50, width=16, heads=4, depth=2, mixing="recurrent")
+    text = draw(config, length=8)
+    for part in (
+        "GRU in both directions 2 × 8",
+        "Additive attention",
+        "GRU 16",
+        "Readout",
+        "2 layers",
+    ):
+        assert part in text
+    assert "the output of the encoder" in text and "recurrent" in text
+
+
+@pytest.mark.parametrize("kind", ("ft", "saint", "tab"))
+def test_models_for_tables_are_drawn_with_their_columns(kind: str) -> None:
+    trunk = trunk_of(kind, width=16, depth=2, heads=2)
+    config = TabularConfig(kind=kind, numbers=3, categories=(4, 5), outputs=3, trunk=trunk)
+    model = build_tabular(config)
+    text = draw(trunk, model=model)
+    assert f"{model.count():,} parameters" in text and "→ 3 classes" in text
+    assert ("Attention over rows" in text) == (kind == "saint")
+    assert ("3 numbers, 2 categories → 16" in text) == (kind != "tab")
+    assert ("2 categories → 16" in text) and ("MLP" in text) == (kind == "tab")
+    folds = build_tabular(config.replace(folds=2))
+    assert "in 2 models, one of which is drawn" in draw(trunk, model=folds)
+
+
+@pytest.mark.parametrize("kind", ("ft", "saint", "tab", "instant"))
+def test_a_kind_of_model_for_tables_is_drawn_without_a_table(kind: str) -> None:
+    config = Config(model=trunk_of("ft", width=16, depth=2, heads=2))
+    text = draw(config.override("run.task=table", f"table.model={kind}"))
+    assert "parameters depend on the table" in text and "ategories → 16" in text
 
 
 def test_a_model_is_shown_as_its_drawing_in_a_notebook() -> None:

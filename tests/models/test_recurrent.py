@@ -12,7 +12,6 @@ from addnorm import Mask, ModelConfig, build, cost
 from addnorm.errors import ConfigError, InputError
 from addnorm.generate import Decoding, score, translate
 from addnorm.lens.places import find_sides
-from addnorm.models.drawing import draw as draw_model
 from tests.conftest import PAD, VOCAB, draw, make
 from tests.naive import Weights
 
@@ -136,8 +135,6 @@ def test_what_it_cannot_do_is_explained() -> None:
         build(ModelConfig(**(sizes | {"width": 15, "heads": 5})))
     with pytest.raises(ConfigError, match="translates tokens: got input=tokens, head=none"):
         build(ModelConfig(**sizes, head="none"))
-    with pytest.raises(ConfigError, match="drawings are of stacks of blocks"):
-        draw_model(ModelConfig(**sizes))
     model = build(ModelConfig(**sizes))
     with pytest.raises(InputError, match="mixing=recurrent has no stack of blocks to take apart"):
         find_sides(model)

@@ -429,8 +429,8 @@ def test_rows_as_a_list_of_dictionaries(fitted: FTTransformerClassifier) -> None
     with pytest.raises(InputError, match=r"'age' is not one\. Try \[value\] for one row"):
         fitted.predict(row)
     for empty in (X.take(np.arange(0)), pandas.DataFrame(X.columns).iloc[:0]):
-        with pytest.raises(InputError, match="X must have a row: found array with 0 sample"):
-            fitted.predict(empty)
+        assert fitted.predict(empty).shape == (0,)
+        assert fitted.predict_proba(empty).shape == (0, len(fitted.classes_))
 
 
 @pytest.mark.trains

@@ -54,6 +54,31 @@ def test_the_order_changes_nothing_with_categories_and_missing_cells() -> None:
     assert np.allclose(moved, before, rtol=0, atol=NEAR * y.std())
 
 
+@pytest.mark.parametrize("estimator", (InstantClassifier, InstantRegressor))
+@pytest.mark.parametrize("values", ("uv", "uvwxyz"))
+def test_the_order_of_several_categorical_columns_changes_nothing(
+    estimator: Any, values: str
+) -> None:
+    """With several members, duplicated columns, missing cells and values that were not known."""
+    rng = np.random.default_rng(0)
+    X = np.empty((60, 5), dtype=object)
+    X[:, 0], X[:, 1] = rng.choice(list(values), 60), rng.choice(list(values), 60)
+    X[:, 2], X[:, 3], X[:, 4] = rng.choice(list("abc"), 60), X[:, 0], rng.normal(size=60)
+    X[rng.random(60) < 0.1, 1] = np.nan
+    X[55, 2] = "never seen"
+    y = (X[:, 0] == "u") + 2.0 * (X[:, 1] == "v") + rng.normal(size=60)
+    is_regressor = estimator is InstantRegressor
+    target = y if is_regressor else np.digitize(y, (0.5, 1.5))
+    answers = []
+    for columns in ([0, 1, 2, 3, 4], [4, 3, 2, 1, 0]):
+        # Not calibrated, so that half of a number is the network's.
+        model = estimator(members=2, calibrate=not is_regressor)
+        model.fit(X[:50, columns], target[:50])
+        predict = model.predict if is_regressor else model.predict_proba
+        answers.append(predict(X[50:, columns]))
+    assert np.allclose(*answers, rtol=0, atol=NEAR)
+
+
 def test_it_predicts_classes_that_a_line_cannot_separate() -> None:
     X, y = moons()
     model = InstantClassifier().fit(X[:80], y[:80])
@@ -85,6 +110,27 @@ def test_answers_that_are_too_unsure_are_sharpened(rows: int) -> None:
     assert plain.temperature_ == 1
     odds = [np.log(m.predict_proba(X) / (1 - m.predict_proba(X))) for m in (plain, model)]
     assert np.allclose(odds[0], odds[1] * model.temperature_, atol=1e-4)
+
+
+@pytest.mark.parametrize("value", (7.0, 0.1, -3e5))
+def test_a_constant_number_is_predicted_exactly_and_certainly(value: float) -> None:
+    X = np.random.default_rng(0).normal(size=(12, 2))
+    model = InstantRegressor().fit(X, np.full(12, value))
+    assert (model.predict(X[:3]) == value).all()
+    assert (model.predict_distribution(X[:3]).interval(0.9) == value).all()
+
+
+def test_a_table_whose_only_column_is_missing_predicts_the_shares_of_the_classes() -> None:
+    X = {"empty": [None] * 30}
+    model = InstantClassifier().fit(X, np.arange(30) % 3 == 0)
+    assert np.allclose(model.predict_proba(X), [2 / 3, 1 / 3], atol=0.1)
+
+
+def test_of_no_rows_nothing_is_predicted() -> None:
+    X = np.random.default_rng(0).normal(size=(12, 2))
+    model = InstantRegressor().fit(X, X[:, 0])
+    assert model.predict(X[:0]).shape == (0,)
+    assert model.predict_distribution(X[:0]).interval(0.9).shape == (0, 2)
 
 
 def test_numbers_and_their_intervals() -> None:

@@ -25,8 +25,12 @@ def draw_model(args: argparse.Namespace) -> None:
     """Write a drawing of a model as SVG, and print its path."""
     from addnorm.models.drawing import draw
     from addnorm.report import write_picture
+    from addnorm.runs.run import RECORD, Run
 
-    picture = draw(find(args.config, args.settings), args.length)
+    if (Path(args.config) / RECORD).is_file() and not args.settings:
+        picture = Run.open(args.config).drawing(args.length)
+    else:
+        picture = draw(find(args.config, args.settings), args.length)
     print(write_picture(picture, args.out or f"{Path(args.config).stem}.svg"))
 
 

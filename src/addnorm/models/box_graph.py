@@ -141,12 +141,13 @@ class _Recorder(nn.Module):
             return self.graph.add("mix", "Σ w N(y), all blocks", [x.node]), more[0]
         if isinstance(self.original, nn.Identity):
             return x
-        size = _count_parameters(self.original)
+        size = count_parameters(self.original)
         detail = f"{size:,} parameters" if size else ""
         return self.graph.add("norm", self.title, [x.node], detail=detail)
 
 
-def _count_parameters(module: nn.Module) -> int:
+def count_parameters(module: nn.Module) -> int:
+    """Return the number of parameters of a module."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 
@@ -256,11 +257,40 @@ def trace_side(c: ModelConfig, side: str, stack: Stack, costs: Cost, head: str) 
     head
         Text of the node after the stack; empty if nothing follows.
     """
-    title = NORM_TITLES.get(c.norm, f"{c.norm} norm")
     labels = {
-        role: _describe_sublayer(c, side, role, stack, costs)
+        role: describe_sublayer(c, side, role, stack, costs)
         for role in ("attention", "memory", "ffn")
     }
+    graph = Graph()
+    text, detail = _describe_input(c, side, costs)
+    start = graph.add("input", text, [], detail=detail)
+    out, groups = trace_stack(c, graph, start, stack, labels)
+    if head:
+        part = next(part for part in costs.parts if part.name == "head")
+        size = short_number(part.parameters, "parameters") or "shared weights"
+        graph.add(
+            "output", head, [out.node], detail=f"{size} · {short_number(part.forward, 'FLOP')}"
+        )
+    return SideGraph(graph, groups)
+
+
+def trace_stack(
+    c: ModelConfig, graph: Graph, start: Symbol, stack: Stack, labels: dict[str, tuple[str, str]]
+) -> tuple[Symbol, dict[int, str]]:
+    """Add blocks, ends and last norm to a graph; return its output, and the text of each group.
+
+    Parameters
+    ----------
+    c
+        The configuration.
+    graph, start
+        The graph, and what the stack reads.
+    stack
+        The blocks.
+    labels
+        Label and detail of the sublayer of each role.
+    """
+    title = NORM_TITLES.get(c.norm, f"{c.norm} norm")
     blocks = [block for block in stack.blocks if isinstance(block, Block)]
     scratch = Graph()
     stream = _start_of(stack.ends, scratch, scratch.add("input", "", []), title)
@@ -270,9 +300,7 @@ def trace_side(c: ModelConfig, side: str, stack: Stack, costs: Cost, head: str) 
         stream = _trace_block(scratch, block, stream, labels, title)
         signatures.append(_signature(scratch, before))
         factors.append([node.label for node in scratch.nodes[before:]])
-    graph = Graph()
-    text, detail = _describe_input(c, side, costs)
-    stream = _start_of(stack.ends, graph, graph.add("input", text, [], detail=detail), title)
+    stream = _start_of(stack.ends, graph, start, title)
     groups: dict[int, str] = {}
     layer = 0
     while layer < len(blocks):
@@ -291,14 +319,7 @@ def trace_side(c: ModelConfig, side: str, stack: Stack, costs: Cost, head: str) 
         layer = last + 1
     graph.group = 0
     out = with_recorders(stack.ends, graph, title).close(stream)
-    out = _Recorder(graph, stack.norm, title)(out)
-    if head:
-        part = next(part for part in costs.parts if part.name == "head")
-        size = short_number(part.parameters, "parameters") or "shared weights"
-        graph.add(
-            "output", head, [out.node], detail=f"{size} · {short_number(part.forward, 'FLOP')}"
-        )
-    return SideGraph(graph, groups)
+    return _Recorder(graph, stack.norm, title)(out), groups
 
 
 def _trace_block(
@@ -341,10 +362,22 @@ def short_number(number: float, unit: str) -> str:
     return f"{number:.3g} P{unit}"
 
 
-def _describe_sublayer(
+def describe_sublayer(
     c: ModelConfig, side: str, role: str, stack: Stack, costs: Cost
 ) -> tuple[str, str]:
-    """Return label and detail of a sublayer: what it is, its parameters and operations."""
+    """Return label and detail of a sublayer: what it is, its parameters and operations.
+
+    Parameters
+    ----------
+    c
+        The configuration.
+    side, role
+        encoder or decoder; attention, memory or ffn.
+    stack
+        Blocks with such sublayers.
+    costs
+        The cost of the model.
+    """
     depth = max(len(stack.blocks), 1)
     names = {
         "attention": tuple(

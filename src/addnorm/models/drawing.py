@@ -11,10 +11,16 @@ import torch
 from torch import nn
 
 from addnorm.config import Config, ModelConfig
-from addnorm.errors import ConfigError
 from addnorm.models.box_graph import Graph, Node, SideGraph, short_number, trace_side
 from addnorm.models.build import build, model_config
-from addnorm.models.size import Cost, cost
+from addnorm.models.part_graphs import (
+    TABLE_TITLES,
+    table_model_of,
+    trace_recurrent,
+    trace_table,
+)
+from addnorm.models.size import cost
+from addnorm.models.tabular import TabularModel
 from addnorm.presets import find
 from addnorm.report.svg import Picture, Svg, shorten
 
@@ -22,8 +28,6 @@ NODE_WIDTH, NODE_HEIGHT, CORNER, ROW_GAP = 212, 40, 10, 16
 COLUMN, PICTURE_MARGIN, LANE, ASIDE = 268, 24, 15, 66
 """Sizes in pixels: of nodes; distance of two streams, margin, distance of two shortcuts, width of a
 factor on a shortcut."""
-MODES = ("encoder", "decoder", "encoder-decoder")
-"""Models that consist of blocks."""
 SPLIT, FRAME_BELOW = 11, 15
 """How far below the first node of a block its shortcuts leave the stream, and its frame ends."""
 
@@ -53,12 +57,6 @@ def _place(graph: Graph) -> float:
     return bottom
 
 
-def is_drawable(config: Config) -> bool:
-    """Return whether there are drawings of such a model: stacks of blocks for texts and images."""
-    is_stack = config.model.mode in MODES and config.model.mixing != "recurrent"
-    return is_stack and config.run.task != "table"
-
-
 def draw(
     config: Config | ModelConfig | str | Path,
     length: int | None = None,
@@ -71,9 +69,10 @@ def draw(
     config
         A configuration, the name of a preset, a TOML file or the directory of a model or run.
     length
-        Positions for the operations; the configured length by default.
+        Positions for the operations; the configured length by default. A table's are its columns.
     model
-        The model of the configuration, if there is one; otherwise it is built without weights.
+        The model of the configuration, if there is one; otherwise it is built without weights. The
+        columns of a table are drawn from its model only.
 
     >>> picture = draw("gpt2")
     >>> "Masked self-attention 12 × 64" in picture, "× 12" in picture
@@ -82,16 +81,21 @@ def draw(
     if isinstance(config, str | Path):
         config = find(config)
     c = model_config(config)
-    whole = config if isinstance(config, Config) else Config(model=c)
-    if not is_drawable(whole):
-        raise ConfigError(
-            "drawings are of stacks of blocks for texts and images: got "
-            f"task={whole.run.task}, mode={c.mode}, mixing={c.mixing}."
-        )
+    if isinstance(model, TabularModel):
+        return _draw_table(model)
+    if isinstance(config, Config) and config.run.task == "table":
+        return _draw_table_kind(c, config.table.model)
+    costs = cost(c, length)
+    about = [
+        f"{costs.parameters:,} parameters · {short_number(costs.forward, 'FLOP')} forward",
+        f"stream (batch, {costs.length}, {c.width})",
+    ]
+    if c.mixing == "recurrent":
+        about[1] = f"states (batch, {c.width}), annotations (batch, {costs.length}, {c.width})"
+        return _draw_sides("encoder-decoder, recurrent", about, trace_recurrent(c, costs))
     if model is None:
         with torch.device("meta"):
             model = build(c)
-    costs = cost(c, length)
     heads = {
         "token": f"Logits of {c.output_vocab:,} tokens",
         "masked": f"Logits of {c.output_vocab:,} tokens",
@@ -106,10 +110,30 @@ def draw(
         sides.append(
             (name, trace_side(c, name, side.stack, costs, heads[c.head] if is_last else ""))
         )
-    return _draw_sides(c, costs, sides)
+    arrangement = " / ".join(dict.fromkeys(c.arrangements[name][0] for name, _ in sides))
+    return _draw_sides(f"{c.mode}, {arrangement}", about, sides)
 
 
-def _draw_sides(c: ModelConfig, costs: Cost, sides: list[tuple[str, SideGraph]]) -> Svg:
+def _draw_table(model: TabularModel) -> Svg:
+    config = model.config
+    title = f"{TABLE_TITLES[config.kind]}, {config.trunk.addnorm}"
+    each = f" in {config.folds} models, one of which is drawn" if config.folds > 1 else ""
+    stream = f"stream (rows, {config.columns} columns, {config.trunk.width})"
+    about = [f"{model.count():,} parameters{each}", stream]
+    return _draw_sides(title, about, [("encoder", trace_table(model))])
+
+
+def _draw_table_kind(c: ModelConfig, kind: str) -> Svg:
+    """Return the drawing of a kind of model for tables, without a table."""
+    with torch.device("meta"):
+        model = table_model_of(c, kind)
+    about = ["parameters depend on the table", f"stream (rows, columns, {c.width})"]
+    graph = trace_table(model, is_known=False)
+    return _draw_sides(f"{TABLE_TITLES[kind]}, {c.addnorm}", about, [("encoder", graph)])
+
+
+def _draw_sides(title: str, about: Sequence[str], sides: list[tuple[str, SideGraph]]) -> Svg:
+    """Return the picture of graphs side by side, under a title and lines about the model."""
     heights = [_place(side.graph) for _, side in sides]
     widths = [
         (1 + max(node.column for node in side.graph.nodes)) * COLUMN + LANE + _left_of(side)
@@ -120,16 +144,10 @@ def _draw_sides(c: ModelConfig, costs: Cost, sides: list[tuple[str, SideGraph]])
         max(heights) + top + PICTURE_MARGIN,
         sum(widths) + PICTURE_MARGIN + 60 * (len(sides) - 1),
     )
-    arrangement = " / ".join(dict.fromkeys(c.arrangements[name][0] for name, _ in sides))
-    title = f"{c.mode}, {arrangement}"
-    about = f"{costs.parameters:,} parameters"
-    picture = Picture(max(width, 300), height, title, about)
+    picture = Picture(max(width, 300), height, title, about[0])
     picture.text(PICTURE_MARGIN, 26, title, "name")
-    shape = f"(batch, {costs.length}, {c.width})"
-    picture.text(
-        PICTURE_MARGIN, 44, f"{about} · {short_number(costs.forward, 'FLOP')} forward", "tick"
-    )
-    picture.text(PICTURE_MARGIN, 60, f"stream {shape}", "tick")
+    for number, line in enumerate(about):
+        picture.text(PICTURE_MARGIN, 44 + 16 * number, line, "tick")
     left = float(PICTURE_MARGIN)
     ends: dict[str, tuple[float, float]] = {}
     for (name, side), span in zip(sides, widths, strict=True):

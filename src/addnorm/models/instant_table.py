@@ -14,7 +14,7 @@ from torch import Tensor
 
 from addnorm.models.bins import bin_means
 from addnorm.models.instant import InstantConfig, InstantModel, KnownRows, RowStates
-from addnorm.models.instant_cells import cell_features, column_stats
+from addnorm.models.instant_cells import cell_features, column_identities, column_stats
 from addnorm.models.instant_process import Process, fit_process
 from addnorm.models.instant_solvers import count_parts, solver_features
 from addnorm.models.tabular import TabularConfig, TabularModel
@@ -109,15 +109,30 @@ class InstantPredictor(TabularModel):
     def cells(self, numbers: Tensor, codes: Tensor, member: int) -> Tensor:
         """Return the kept columns of rows as cells, (1, rows, columns), for one member."""
         named = codes
-        if member:
-            generator = torch.Generator().manual_seed(self.sizes.seed + member)
-            named = codes.clone()
-            for column, size in enumerate(self.config.categories):
-                order = torch.randperm(size - UNNAMED, generator=generator) + UNNAMED
-                names = torch.cat((torch.arange(UNNAMED), order)).to(codes.device)
-                named[:, column] = names[codes[:, column]]
-        known = named.to(numbers.dtype).masked_fill(named < UNNAMED, float("nan"))
-        return torch.cat((numbers, known), dim=1)[None, :, self.kept]
+        if member and self.config.categories:
+            named = torch.stack(
+                [
+                    names[column]
+                    for names, column in zip(self.value_names(member), codes.T, strict=True)
+                ],
+                dim=1,
+            )
+        return torch.cat((numbers, values_of(named).to(numbers.dtype)), dim=1)[None, :, self.kept]
+
+    def value_names(self, member: int) -> list[Tensor]:
+        """Return the code that each code of a categorical column has in one member.
+
+        The order of a column's values follows from its own known cells, so it is the same wherever
+        the column stands.
+        """
+        stats = column_stats(values_of(self.known_codes)[None])
+        most = max(self.config.categories) - UNNAMED
+        draws = column_identities(stats, most, self.sizes.seed + member)[0]
+        first = torch.arange(UNNAMED, device=draws.device)
+        return [
+            torch.cat((first, UNNAMED + own[: size - UNNAMED].argsort(stable=True)))
+            for size, own in zip(self.config.categories, draws, strict=True)
+        ]
 
     def class_order(self, member: int) -> Tensor:
         """Return the number that each class has in one member: a rotation."""
@@ -346,6 +361,11 @@ def make_predictor(
     predictor.known_numbers, predictor.known_codes = numbers, codes
     predictor.known_target, predictor.kept = target, kept
     return predictor.eval()
+
+
+def values_of(codes: Tensor) -> Tensor:
+    """Return codes of categories as numbers, NaN where they are missing, rare or unknown."""
+    return codes.to(torch.float32).masked_fill(codes < UNNAMED, float("nan"))
 
 
 def content_order(numbers: Tensor, codes: Tensor, target: Tensor) -> Tensor:

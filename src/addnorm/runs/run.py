@@ -39,9 +39,10 @@ from addnorm.files import (
     write_document,
     write_whole,
 )
-from addnorm.models.drawing import draw, is_drawable
+from addnorm.models.drawing import draw
 from addnorm.models.saved import read_config
 from addnorm.report.page import picture_html
+from addnorm.report.svg import Svg
 from addnorm.runs.inputs import INPUTS
 from addnorm.runs.lock import LOCK_FILE, stale_lock
 from addnorm.section import write_value
@@ -290,8 +291,13 @@ class Run:
             f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>"
             for name, value in {"run": str(self.path), **self._facts()}.items()
         )
-        drawing = picture_html(draw(self.config)) if is_drawable(self.config) else ""
-        return f"<table>{rows}</table>{drawing}"
+        return f"<table>{rows}</table>{picture_html(self.drawing())}"
+
+    def drawing(self, length: int | None = None) -> Svg:
+        """Return a drawing of the model; see `addnorm draw`. A table's has columns once trained."""
+        has_model = (self.path / BEST).is_dir() or not (self.path / RECORD).is_file()
+        model = self.model if self.task == "table" and has_model else None
+        return draw(self.config, length, model)
 
     def _facts(self) -> dict[str, Any]:
         """Return what `repr` shows of the run."""

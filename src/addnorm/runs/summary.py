@@ -3,7 +3,8 @@
 from typing import Any
 
 from addnorm.files import to_json, write_whole
-from addnorm.models.drawing import draw, is_drawable
+from addnorm.models.drawing import draw
+from addnorm.models.tabular import TabularModel
 from addnorm.models.transformer import Base
 from addnorm.report import Page, line_chart
 from addnorm.report.svg import Svg
@@ -65,8 +66,8 @@ def make_page(run: Run, task: Task, summary: dict[str, Any]) -> Page:
     page.section("Data")
     for note in run.record.notes:
         page.text(note)
-    model = run.model if has_model and is_drawable(run.config) else None
-    if isinstance(model, Base):
+    model = run.model if has_model else None
+    if isinstance(model, Base | TabularModel):
         page.section("Model")
         drawing = draw(run.config, model=model)
         page.figure(drawing, "Its Add & Norm boxes; equal blocks are drawn once.")

@@ -355,7 +355,7 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
 
     def _frame(self, X: Any, *, fitting: bool) -> Frame:
         """Return X as a frame; after fitting, with the columns of the training rows."""
-        frame = as_frame(X, self)
+        frame = as_frame(X, self, min_rows=int(fitting))
         if fitting:
             self.n_features_in_ = len(frame.columns)
             if frame.named:

@@ -25,14 +25,21 @@ MAX_TARGET = 1e150
 """The variance of larger targets would overflow float64."""
 
 
-def as_frame(X: Any, estimator: Any = None) -> Frame:
-    """Return X as a frame; arrays are checked by scikit-learn."""
+def as_frame(X: Any, estimator: Any = None, min_rows: int = 1) -> Frame:
+    """Return X as a frame with at least `min_rows` rows; arrays are checked by scikit-learn."""
     if isinstance(X, Frame | str | Path | Mapping) or hasattr(X, "collect") or _is_frame(X):
         frame = to_frame(X, "X")
-        if not len(frame):
+        if len(frame) < min_rows:
             raise InputError("X must have a row: found array with 0 sample(s).")
         return frame
-    array = check_array(X, dtype=None, ensure_all_finite=False, estimator=estimator, input_name="X")
+    array = check_array(
+        X,
+        dtype=None,
+        ensure_all_finite=False,
+        ensure_min_samples=min_rows,
+        estimator=estimator,
+        input_name="X",
+    )
     if array.dtype.kind == "O":
         _require_scalars(array)
     return to_frame(array, "X")

@@ -18,6 +18,7 @@ from sklearn.utils.validation import check_is_fitted  # type: ignore[import-unty
 from torch import Tensor
 
 from addnorm.config import ModelConfig
+from addnorm.data.table.column_arrays import is_missing
 from addnorm.data.table.encode import EncodedTable, TableEncoder, fit_encoder
 from addnorm.data.table.frame import Array, Frame
 from addnorm.data.table.schema import Schema
@@ -189,6 +190,13 @@ class InstantEstimator(TableEstimator):
         assert isinstance(self.model_, InstantPredictor)
         return max(32, PREDICT_CELLS // (1 + self.model_.sizes.columns))
 
+    def _schema(self, frame: Frame) -> Schema:
+        """Return the schema; columns without any value count as numbers if there are no others."""
+        schema = super()._schema(frame)
+        if schema.used or not all(is_missing(c).all() for c in frame.columns.values()):
+            return schema
+        return schema.change(dict.fromkeys(schema.kinds(), "number"))
+
     def _encoder(
         self, frame: Frame, schema: Schema, texts: Mapping[str, FittedText] | None = None
     ) -> TableEncoder:
@@ -242,12 +250,17 @@ class InstantRegressor(InstantEstimator, TableRegressor):
         """Store rows X and their numbers y, encoded."""
         return self._fit_rows(X, y)
 
+    def _learn_scale(self, target: Array, weight: Array) -> None:
+        super()._learn_scale(target, weight)
+        if (target == target[0]).all():  # so that every answer is this number, and certain
+            self.mean_, self.scale_ = float(target[0]), float(np.finfo(np.float64).tiny)
+
     def predict_bins(self, X: Any) -> tuple[Array, Array]:
         """Return probabilities of bins, (rows, bins), and the edges of the bins, (bins + 1,)."""
         check_is_fitted(self)
         table = self.encoder_.encode(self._frame(X, fitting=False))
         assert isinstance(self.model_, InstantPredictor)
-        parts = []
+        parts = [torch.zeros(0, len(self.model_.fine_edges) - 1)]
         with torch.inference_mode():
             for start in range(0, len(table), self.batch_):
                 chunk = slice(start, start + self.batch_)
