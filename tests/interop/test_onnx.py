@@ -12,6 +12,7 @@ from addnorm.config import Config
 from addnorm.data.text.tokenizer import train_tokenizer
 from addnorm.errors import ConfigError
 from addnorm.interop.onnx import export_onnx
+from tests.conftest import make
 from tests.parity.common import randomise_
 
 pytestmark = pytest.mark.slow
@@ -58,8 +59,9 @@ def test_outputs(name: str, tmp_path: Path) -> None:
     assert (tmp_path / "out/step.onnx").exists() == (name in ("gpt2", "llama", "marian"))
 
 
-def test_images_are_refused(tmp_path: Path) -> None:
+def test_vectors_are_refused(tmp_path: Path) -> None:
     runtime()
-    with pytest.raises(ConfigError, match="only models of tokens are written as ONNX"):
-        export_onnx(build(presets.vit("tiny", depth=1, image=32)), {}, tmp_path / "out")
+    model: Any = make("encoder", input="vectors", vocab=0, pad=None, head="class", outputs=2)
+    with pytest.raises(ConfigError, match="only models of tokens and images are written as ONNX"):
+        export_onnx(model, {}, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from addnorm import Mask, build, presets
+from addnorm import Mask, build
 from addnorm.errors import ConfigError, SavedError
 from addnorm.interop import torch_export
 from addnorm.interop.torch_export import export_torch
+from tests.conftest import make
 from tests.interop.test_onnx import MODELS, TOKENIZER
 from tests.parity.common import randomise_
 
@@ -38,8 +39,9 @@ def test_a_program_computes_the_same(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_is_refused_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="only models of tokens are written so: got patches"):
-        export_torch(build(presets.vit("tiny", depth=1, image=32)), {}, tmp_path / "out")
+    vectors: Any = make("encoder", input="vectors", vocab=0, pad=None, head="class", outputs=2)
+    with pytest.raises(ConfigError, match="only models of tokens and images are written so"):
+        export_torch(vectors, {}, tmp_path / "out")
     with pytest.raises(ConfigError, match=r"encoder-decoders are not written so\. Try --to onnx"):
         export_torch(build(MODELS["marian"]), {}, tmp_path / "out")
     (tmp_path / "full").mkdir()

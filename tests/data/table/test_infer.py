@@ -29,7 +29,8 @@ def words(count: int) -> list[str]:
         (words(50) + words(16), "ignore"),
         (words(8), "ignore"),
         (words(7), "category"),
-        (words(6) + words(2), "category"),
+        (words(6) + words(2), "ignore"),
+        (words(5) + words(3), "category"),
         (words(51), "ignore"),
         (words(51) + ["w0"] * 50, "ignore"),
         (words(51) + ["w0"] * 51, "category"),
@@ -38,7 +39,8 @@ def words(count: int) -> list[str]:
     ),
 )
 def test_texts_that_hardly_repeat_are_ignored(values: list[Any], kind: str) -> None:
-    """More than 50 values in over half of the rows, or from 8 rows on in over three quarters."""
+    """More than 50 values in over half of the rows; from 8 rows on, in over three quarters of them,
+    or half of the rows with a value of their own."""
     assert infer_column(values).kind == kind
 
 
@@ -175,3 +177,16 @@ def test_equal_columns_are_duplicates() -> None:
     notes = {c.name: c.note for c in infer(table).columns}
     assert notes["text"] == "equal to 'x' in every row"
     assert notes["nix"] == "constant: always 'z'"
+
+
+def infer_kind(values: list[str]) -> str:
+    return infer_column(values).kind
+
+
+def test_values_that_belong_to_somebody_are_no_categories() -> None:
+    shared = [f"family {i}" for i in range(10)] * 2
+    assert infer_kind(shared + [f"name {i}" for i in range(20)]) == "ignore"
+    assert infer_kind(shared + [f"name {i}" for i in range(19)]) == "category"
+    emails = [f"person{i}@example.org" for i in range(40)] * 5
+    assert infer_kind(emails) == "ignore" and infer_kind(["a @ b", "c @ d"] * 20) == "category"
+    assert infer_kind(["www.example.org", "www.example.com"] * 20) == "category"

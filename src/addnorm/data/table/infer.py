@@ -1,6 +1,7 @@
 """Inference of the schema of a table from its training rows."""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -26,8 +27,10 @@ MANY_VALUES = 50
 """A column of texts with more distinct values than this, most of them unique, is ignored."""
 MAX_DIGITS = 15
 """Integers with more digits are not exact as numbers: they are identifiers."""
-FEW_ROWS, NEARLY_ALL = 8, 0.75
-"""From this number of rows on, a column of texts is ignored if more than this share differ."""
+FEW_ROWS, NEARLY_ALL, MOST = 8, 0.75, 0.5
+"""From this number of rows on, a column of texts is ignored if more than NEARLY_ALL of them differ,
+or if MOST of the rows or more have a value that no other row has."""
+EMAIL = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s]+")
 IDENTIFIER = re.compile(
     r"(?i:(^|[_ .-])(id|uuid|guid|key|index|row ?number|nr|no)$)|[a-z](Id|ID|Number)$"
 )
@@ -95,21 +98,36 @@ def _infer_column(name: str, column: Array, declared: bool) -> Column:
     ) < len(present)
     if is_numeric and not code_note:
         return replace(_number_column(name, numbers, non_numeric, rows, missing, form), form=form)
-    if _is_mostly_unique(len(values), len(present)):
+    if _are_emails(values):
+        note = f"e-mail addresses: {len(values)} distinct values in {len(present)} rows{missing}"
+        return Column(name=name, kind="ignore", note=note)
+    if _is_mostly_unique(present):
         note = f"texts: {len(values)} distinct values in {len(present)} rows{missing}{code_note}"
         is_text = not code_note and is_free_text(present.tolist())
         return Column(name=name, kind="text" if is_text else "ignore", note=note)
     return Column(name=name, kind="category", note=f"{len(values)} values{missing}{code_note}")
 
 
-def _is_mostly_unique(values: int, rows: int) -> bool:
+def _is_mostly_unique(present: Array) -> bool:
     """Return whether texts identify rows, such as names: they are ignored and never stored.
 
-    Either most values of a long column are different, or nearly all of a short one.
+    Either most values of a long column are different, or nearly all of a short one, or most rows
+    have a value of their own.
     """
+    counts = Counter(present.tolist())
+    rows, values = len(present), len(counts)
     if values > MANY_VALUES:
         return values > rows / 2
-    return rows >= FEW_ROWS and values > NEARLY_ALL * rows
+    alone = sum(count == 1 for count in counts.values())
+    return rows >= FEW_ROWS and (values > NEARLY_ALL * rows or alone >= MOST * rows)
+
+
+def _are_emails(values: Array) -> bool:
+    """Return whether most of the distinct texts are e-mail addresses, which belong to somebody."""
+    if values.dtype.kind not in "OU":
+        return False
+    matches = sum(EMAIL.fullmatch(str(value).strip()) is not None for value in values.tolist())
+    return matches > len(values) / 2
 
 
 def _parse_numbers(present: Array) -> tuple[Array, list[str], str]:
