@@ -350,7 +350,7 @@ def trace_stream(
     """
     tracer = Tracer(model)
     tracer.sites_only, tracer.until_attention = sites_only or until_attention, until_attention
-    tracer.trace.stats.padding = None if padding is None else (row, padding)
+    tracer.trace.stats.padding = None if padding is None else (row, batch.row_count, padding)
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
