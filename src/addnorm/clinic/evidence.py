@@ -277,6 +277,8 @@ def gather_evidence(
     if optimizer is None:
         reasons["optimizer"] = "no optimizer was passed"
     transformer = bool(trace.stats.attention)
+    for check in ("residual stream", "norms") if arrangement.unseen else ():
+        reasons.setdefault(check, arrangement.unseen)
     if not trace.sites:
         for check in ("residual stream", "norms"):
             reasons.setdefault(check, "no residual stream was found")
