@@ -245,3 +245,10 @@ def test_random_batches_for_addnorm(mode: str) -> None:
     batch, _ = draw_batch(build(config))
     first = batch[0] if isinstance(batch, tuple) else batch
     assert first.shape == (8, 12) and int((first == 3).sum()) == 3
+
+
+def test_a_notebook_shows_every_check_of_a_healthy_model() -> None:
+    result = examine(decoder(), ids(), sharpness=False)
+    html = result._repr_html_()
+    assert result.healthy
+    assert all(f"<td>{check.name}</td><td>{check.outcome}</td>" in html for check in result.checks)

@@ -147,3 +147,23 @@ def test_what_cannot_be_seen_is_neither_missing_nor_healthy(
 def test_a_branch_alone_is_no_hidden_shortcut(scale: float) -> None:
     model = Language(lambda x, f: scale * f)
     assert quick(model).names() == ["no residual connections"]
+
+
+def test_factors_of_all_shortcuts_are_multiplied_and_shown() -> None:
+    for join in (lambda x, f: 2 * x + f, lambda x, f: x + x + f, lambda x, f: x / 0.5 + f):
+        arrangement = quick(Language(join)).evidence.arrangement
+        assert arrangement.shortcut_product == pytest.approx(2**6)
+        assert arrangement.text().startswith("pre, scaled shortcut: x ← λx + f(N(x))")
+
+
+class ScaledEmbeddings(Language):
+    def forward(self, x: Tensor) -> Tensor:
+        h = 8.0 * self.tokens(x)
+        for block in self.blocks:
+            h = block(h)
+        out: Tensor = self.head(self.norm(h))
+        return out
+
+
+def test_a_factor_that_the_branches_read_is_not_of_the_shortcut() -> None:
+    assert quick(ScaledEmbeddings()).evidence.arrangement.shortcut_product == 1.0

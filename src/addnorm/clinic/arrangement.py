@@ -71,6 +71,7 @@ class Arrangement:
         counts = Counter(self.sites.values())
         several = ", ".join(f"{kind} at {n}" for kind, n in counts.most_common())
         formula = several if self.kind == "mixed" else FORMULAS[self.kind]
+        formula = formula.replace("x + ", "λx + ") if self.scaled else formula
         last = "a norm before the output" if self.final_norm else "no norm before the output"
         return f"{self.name}: {formula}; {len(self.sites)} branches; {last}"
 

@@ -65,6 +65,8 @@ class Lineage:
     """Whether it is a copy multiplied by a gate that was computed from the same tensor."""
     head: tuple[str, ...] = ()
     """The parameters of the last matrix product."""
+    constants: tuple[tuple[int, float], ...] = ()
+    """The bit of each multiplication by a number since it is a copy, and the number."""
     is_weight: bool = False
     """Whether it is only a copy of a parameter, in another shape."""
     trained: bool = False
@@ -261,6 +263,9 @@ class LineageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
         if known_main is not None:
             lineage.norm, lineage.norm_of_stream = known_main.norm, known_main.norm_of_stream
+            number = 2.0 if doubled else _constant_factor(name, args)
+            lineage.constants = known_main.constants
+            lineage.constants += () if number is None else ((bit, number),)
         if name == "add" and len(known) == 2 and not doubled:
             lineage.parts = tuple(known)
         if is_product:
@@ -406,6 +411,14 @@ def memory_or_none(value: Any) -> int:
 
 def _same_memory(operands: list[Tensor]) -> bool:
     return len(operands) > 1 and memory_of(operands[0]) == memory_of(operands[1])
+
+
+def _constant_factor(name: str, args: Any) -> float | None:
+    """Return the number by which an operation multiplies a tensor."""
+    if name not in ("mul", "div"):
+        return None
+    numbers = [float(each) for each in args if isinstance(each, int | float)]
+    return None if not numbers or not numbers[0] else numbers[0] ** (1 if name == "mul" else -1)
 
 
 def _adds_zero(name: str, args: Any) -> bool:

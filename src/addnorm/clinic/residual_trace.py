@@ -10,6 +10,7 @@ Between two sites the stream passes norms and factors; these are recorded, so th
 branch can be followed to any later depth (`StreamNode`, `Rescaling`).
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -148,8 +149,11 @@ class Tracer(LineageTracer):  # type: ignore[no-untyped-call]
             lineage.copies_of |= join.first.copies_of | join.second.copies_of
             return
         if join.first.stream is None:
-            trace.nodes.append(StreamNode([], start=join.shortcut.detach()))
-            join.first.stream = number, ()
+            # λx + f(x): the branch reads the stream before it is multiplied.
+            unread = [n for bit, n in join.first.constants if not join.second.ancestors & bit]
+            factor = math.prod(unread)
+            trace.nodes.append(StreamNode([], start=join.shortcut.detach() / factor))
+            join.first.stream = number, () if factor == 1 else (Rescaling(factor),)
             number += 1
             if self._totals and join.first.projected & self._totals[-1].bit:
                 trace.restarts.add(len(trace.sites))
