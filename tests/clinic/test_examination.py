@@ -100,7 +100,7 @@ def test_an_examination_has_a_repr_and_an_html_repr() -> None:
     assert first.endswith(" parameters, untrained: 1 problem.")
     assert second.startswith("✗ token embeddings too small: only ")
     html = examination._repr_html_()
-    assert html.startswith("<div><p><b>not healthy</b>") and html.endswith("</ul></div>")
+    assert html.startswith("<div><p><b>not healthy</b>") and html.endswith("</table></div>")
     assert "problem: token embeddings too small" in html and "Try: model.scale_embedding" in html
     hostile = Finding("<script>", "note", "a < b", "reason.", "x & y.")
     html = dataclasses.replace(examination, findings=[hostile])._repr_html_()

@@ -97,8 +97,8 @@ class Tracer(LineageTracer):  # type: ignore[no-untyped-call]
         """Return what a + b ⊙ c (addcmul) or a + b c (addmm, baddbmm) joins."""
         a, factors = args[0], args[1:3]
         one = self._lineages.get(memory_of(a))
-        known = [self._lineages.get(memory_of(factor)) for factor in factors]
-        known = [each for each in known if each is not None]
+        keys = [memory_of(factor) for factor in factors]
+        known = [self._lineages[key] for key in keys if key in self._lineages]
         if one is None or not known or any(kwargs.get(k, 1) != 1 for k in ("alpha", "beta")):
             return None
         self.paused = True
