@@ -43,6 +43,7 @@ def test_a_preset_is_examined(capsys: pytest.CaptureFixture[str], tmp_path: Path
     output = capsys.readouterr()
     assert "no findings" in output.out and "rehearsal       planned: will train" in output.out
     assert "the batch was drawn at random: 8 × 32 tokens of 64." in output.err
+    assert "the rehearsal of the plan takes 64 steps, about " in output.err
     assert page.is_file()
 
 

@@ -146,7 +146,7 @@ def scaled(factor: float) -> Any:
 def test_scaled_shortcuts_are_multiplied_over_the_depth() -> None:
     result = quick(Blocks(scaled(0.5), depth=3), ids(4, 8))
     assert result.evidence.arrangement.scaled
-    assert result.evidence.arrangement.shortcut_product == pytest.approx(0.5**5)
+    assert result.evidence.arrangement.shortcut_product == pytest.approx(0.5**6)
     assert "shortcut scaled" in result.names()
 
 

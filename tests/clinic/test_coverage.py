@@ -185,3 +185,5 @@ def test_parameters_of_the_optimizer() -> None:
     assert quick(model, ids(), optimizer=half).names() == ["parameters not in the optimizer"]
     wrong = torch.optim.SGD(other.parameters(), lr=0.1)
     assert "optimizer of another model" in quick(model, ids(), optimizer=wrong).names()
+    upwards = torch.optim.Adam(model.parameters(), lr=1e-3, maximize=True)
+    assert quick(model, ids(), optimizer=upwards).names() == ["loss is maximised"]

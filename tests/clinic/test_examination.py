@@ -100,7 +100,7 @@ def test_an_examination_has_a_repr_and_an_html_repr() -> None:
     assert first.endswith(" parameters, untrained: 1 problem.")
     assert second.startswith("✗ token embeddings too small: only ")
     html = examination._repr_html_()
-    assert html.startswith("<div><p><b>not healthy</b>") and html.endswith("</ul></div>")
+    assert html.startswith("<div><p><b>not healthy</b>") and html.endswith("</table></div>")
     assert "problem: token embeddings too small" in html and "Try: model.scale_embedding" in html
     hostile = Finding("<script>", "note", "a < b", "reason.", "x & y.")
     html = dataclasses.replace(examination, findings=[hostile])._repr_html_()
@@ -245,3 +245,10 @@ def test_random_batches_for_addnorm(mode: str) -> None:
     batch, _ = draw_batch(build(config))
     first = batch[0] if isinstance(batch, tuple) else batch
     assert first.shape == (8, 12) and int((first == 3).sum()) == 3
+
+
+def test_a_notebook_shows_every_check_of_a_healthy_model() -> None:
+    result = examine(decoder(), ids(), sharpness=False)
+    html = result._repr_html_()
+    assert result.healthy
+    assert all(f"<td>{check.name}</td><td>{check.outcome}</td>" in html for check in result.checks)

@@ -116,6 +116,24 @@ def test_a_slow_start_of_a_long_plan_rules_nothing_out() -> None:
         assert predict_outcome(dataclasses.replace(slow, **changes)).answer == WILL_NOT_TRAIN
 
 
+def test_a_steady_start_that_will_pass_a_constant_answer_is_left_open() -> None:
+    slow = rehearsal(5.0, 3.9, 0.1, planned_progress=150.0, planned_steps=150)
+    assert predict_outcome(slow).answer == CANNOT_TELL
+    curve = slow.curve()
+    assert curve is not None and expected_gain(slow, curve) < 0
+    stalls = tuple(5.0 - 0.02 * min(i, 40) for i in range(STEPS))
+    for changes in (
+        {"planned_progress": 70.0, "planned_steps": 70},  # the plan ends before
+        {"advantages": (0.0,) * STEPS},  # falls, but for any targets alike
+        {"losses": stalls},
+    ):
+        assert predict_outcome(dataclasses.replace(slow, **changes)).answer == WILL_NOT_TRAIN
+    repeated = dataclasses.replace(
+        slow, fresh=False, held_out=((0, 5.0), (32, 4.4), (64, 3.9)), held_out_advantages=(0.1,) * 3
+    )
+    assert predict_outcome(repeated).answer == CANNOT_TELL
+
+
 def test_the_reason_says_what_was_extrapolated_and_shortened() -> None:
     reason = predict_outcome(
         dataclasses.replace(LEARNS, planned_warmup=99, shortened_warmup=32)

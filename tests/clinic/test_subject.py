@@ -2,13 +2,17 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from addnorm import Config, ModelConfig
 from addnorm.clinic import TrainingPlan
+from addnorm.clinic.random_batch import draw_batch
+from addnorm.clinic.rehearsal import REHEARSAL_STEPS
 from addnorm.clinic.subject import (
     SUBJECT_ROWS,
     batch_count,
@@ -107,3 +111,29 @@ def test_a_transformers_directory(tmp_path: Path) -> None:
     assert subject.source == "the batches are lines of a.txt"
     assert subject.batches[0].arguments["input_ids"].tolist() == [[2, 3, 4], [2, 0, 0]]
     assert subject.batches[0].arguments["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
+
+
+def test_random_batches_of_texts_and_images_for_a_dual_encoder() -> None:
+    class Dual(nn.Module):
+        def __init__(self, **config: object) -> None:
+            super().__init__()
+            self.config = SimpleNamespace(**config)
+
+        def forward(self, input_ids: Tensor, pixel_values: Tensor, return_loss: bool) -> None: ...
+
+    text = SimpleNamespace(vocab_size=40, max_position_embeddings=12)
+    vision = SimpleNamespace(image_size=8)
+    batch, description = draw_batch(Dual(text_config=text, vision_config=vision))
+    assert isinstance(batch, dict) and batch["return_loss"]
+    assert batch["input_ids"].shape == (8, 12) and batch["pixel_values"].shape == (8, 3, 8, 8)
+    assert "12 tokens of 40, 8 images" in description
+    with pytest.raises(InputError, match="the text_config and vision_config in it"):
+        draw_batch(Dual(text_config=text))
+
+
+def test_the_cost_of_a_rehearsal_is_estimated_before_it_runs() -> None:
+    without = subject_from_config(Config(model=SMALL))
+    assert without.rehearsal_estimate() == (0, 0.0)
+    steps, seconds = replace(without, plan=TrainingPlan(lr=1e-3)).rehearsal_estimate()
+    assert steps == REHEARSAL_STEPS and seconds > 0
+    assert all(p.grad is None for p in without.model.parameters())

@@ -109,6 +109,12 @@ def clinic(args: argparse.Namespace) -> int:
     subject = find_subject(args.target, args.data, args.settings, plan, say=say)
     say(f"{subject.source}.")
     say(f"the examination needs about {subject.memory_estimate() / 2**20:,.0f} MiB of memory.")
+    if subject.plan is not None:
+        steps, seconds = subject.rehearsal_estimate()
+        say(
+            f"the rehearsal of the plan takes {steps} steps, about {seconds:,.0f} s; if it fails, "
+            "each remedy takes as long."
+        )
     examination = subject.examine(sharpness=not args.quick)
     if args.report is not None:
         say(f"page: {examination.write_page(args.report)}")

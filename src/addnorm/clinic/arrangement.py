@@ -45,6 +45,7 @@ class Arrangement:
     shortcut_product : by what the stream's first state is multiplied in its last one, by constant
         factors and by being added more than once, if no norm stands on the shortcuts
     missing : blocks, or parts of them, without a residual connection that others have
+    unseen : why there may be residual connections that were not seen
     """
 
     kind: str = "no stream"
@@ -55,6 +56,7 @@ class Arrangement:
     sites: Mapping[str, str] = field(default_factory=dict)
     shortcut_product: float = 1.0
     missing: tuple[str, ...] = ()
+    unseen: str = ""
 
     @property
     def name(self) -> str:
@@ -69,15 +71,26 @@ class Arrangement:
         counts = Counter(self.sites.values())
         several = ", ".join(f"{kind} at {n}" for kind, n in counts.most_common())
         formula = several if self.kind == "mixed" else FORMULAS[self.kind]
+        formula = formula.replace("x + ", "λx + ") if self.scaled else formula
         last = "a norm before the output" if self.final_norm else "no norm before the output"
         return f"{self.name}: {formula}; {len(self.sites)} branches; {last}"
+
+
+def _unseen_shortcuts(trace: Trace) -> str:
+    """Return why the residual stream was not seen as a whole; empty if it was."""
+    if trace.unknown_sums:
+        return f"{trace.unknown_sums[0]} takes the stream and a branch, and may add them"
+    if trace.hidden_shortcuts:
+        where = trace.hidden_shortcuts[0] or "the model"
+        return f"a gradient passes the attention of {where} unchanged, but no sum was seen"
+    return ""
 
 
 def find_arrangement(trace: Trace) -> Arrangement:
     """Return the arrangement of a traced model."""
     sites = trace.sites
     if not sites:
-        return Arrangement(missing=_blocks_without_residual(trace))
+        return Arrangement(missing=_blocks_without_residual(trace), unseen=_unseen_shortcuts(trace))
     starts = {i for i, node in enumerate(trace.nodes) if node.start is not None}
     # In post-norm the first site of a stream has the embedding as its shortcut, and no norm.
     counted = [s for s in sites if s.arrangement != "none" or not _parents(trace, s) & starts]
@@ -95,6 +108,7 @@ def find_arrangement(trace: Trace) -> Arrangement:
         sites={site.name: site.arrangement for site in sites},
         shortcut_product=_shortcut_product(trace),
         missing=_blocks_without_residual(trace),
+        unseen=_unseen_shortcuts(trace),
     )
 
 
@@ -156,11 +170,17 @@ def unnormed_end(trace: Trace) -> str | None:
 
 
 def _blocks_without_residual(trace: Trace) -> tuple[str, ...]:
-    """Return attention without a shortcut around it, and blocks with fewer sites than others."""
+    """Return attention without a shortcut around it, and blocks with fewer sites than others.
+
+    Where shortcuts cannot all be seen, as in an operation outside torch, nothing is missing.
+    """
+    if trace.unknown_sums:
+        return ()
     places = [(block_of(s.path), block_of(s.branch_path), s) for s in trace.sites]
     missing = []
     # Attention that pools has fewer queries than keys, and no shortcut of the same length.
     square = [a for a in trace.stats.attention if a.own is not None]
+    hidden = {block_of(path) for path in trace.hidden_shortcuts}
     attending = list(dict.fromkeys(block_of(a.path) for a in square))
     for block in attending:
         around = [
@@ -168,7 +188,7 @@ def _blocks_without_residual(trace: Trace) -> tuple[str, ...]:
             for path, branch, site in places
             if site.role != "ffn" and block in (path, branch, _outer(path), _outer(branch))
         ]
-        if block and not around:
+        if block and not around and block not in hidden:
             missing.append(f"{block}.attention")
     by_block: dict[str, set[str]] = {}
     for block in attending:
@@ -181,7 +201,8 @@ def _blocks_without_residual(trace: Trace) -> tuple[str, ...]:
         counts = Counter(frozenset(by_block[block]) for block in blocks)
         usual, _ = counts.most_common(1)[0]
         for block in blocks if len(blocks) > 1 else ():
-            missing += [f"{block}.{role}" for role in sorted(usual - by_block[block])]
+            absent = usual - by_block[block] - ({"attention"} if block in hidden else set())
+            missing += [f"{block}.{role}" for role in sorted(absent)]
     missing = missing or _gaps_in_order(trace)
     return tuple(dict.fromkeys(missing))
 

@@ -307,6 +307,13 @@ def is_causal(model: nn.Module) -> bool:
     return any(causal) and not any("XLNet" in name for name in names)  # which sees all tokens
 
 
+def padding_id(model: nn.Module) -> int | None:
+    """Return the id of padding in the model's configuration."""
+    config = getattr(model, "config", None)
+    pad: int | None = getattr(config, "pad", getattr(config, "pad_token_id", None))
+    return pad
+
+
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
     """Switch to evaluation mode; restore weights, gradients, buffers, modes and RNG state after.
@@ -485,9 +492,19 @@ class Objective:
 
 
 def choose_objective(
-    model: nn.Module, batch: ClinicBatch, loss: Objective | Loss | None
+    model: nn.Module,
+    batch: ClinicBatch,
+    loss: Objective | Loss | None,
+    pad: int | None = None,
 ) -> Objective:
-    """Return the loss passed in, else the model's own, else one that suits the answer's shape."""
+    """Return the loss passed in, else the model's own, else one that suits the answer's shape.
+
+    Parameters
+    ----------
+    model, batch : the model, and what it is called with
+    loss : the loss passed in, if any
+    pad : the id of padding, which a loss that is chosen here does not count
+    """
     if isinstance(loss, Objective):
         return loss
     if loss is not None:
@@ -501,7 +518,7 @@ def choose_objective(
     ids = [] if is_tabular(model) else list(batch.token_ids.values())
     aligned = answer.ndim == 3 and bool(ids) and ids[-1].shape == answer.shape[:2]
     if aligned and int(ids[-1].max()) < answer.shape[-1] and _returns_logits(model, answer):
-        return _token_objective(model, batch)
+        return _token_objective(model, batch, padding_id(model) if pad is None else pad)
     if answer.ndim == 2 and answer.shape[1] > 1:
         name = "cross-entropy against classes drawn at random"
         return Objective(_random_classes, name, cross_entropy=True, random_targets=True)
@@ -527,10 +544,8 @@ def _returns_logits(model: nn.Module, answer: Tensor) -> bool:
     return answer.shape[-1] != width or getattr(config, "head", "") in ("token", "masked")
 
 
-def _token_objective(model: nn.Module, batch: ClinicBatch) -> Objective:
+def _token_objective(model: nn.Module, batch: ClinicBatch, pad: int | None) -> Objective:
     """Return the cross-entropy of next tokens, or of the tokens themselves if not causal."""
-    config = getattr(model, "config", None)
-    pad = getattr(config, "pad", getattr(config, "pad_token_id", None))
     shift = 0 if sees_future(model, batch) and not is_causal(model) else 1
 
     def loss(output: Any, inputs: Inputs) -> Tensor:

@@ -75,7 +75,7 @@ RULES_OF_CHECKS: dict[str, tuple[str, ...]] = {
     "optimizer": (
         "parameters not in the optimizer", "optimizer of another model", "weight decay too large",
         "β₂ out of range", "ε out of range", "learning rate is zero", "learning rate out of range",
-        "group of rate zero", "momentum out of range", "steps lost in 16 bits",
+        "loss is maximised", "group of rate zero", "momentum out of range", "steps lost in 16 bits",
     ),
 }  # fmt: skip
 """The rules that each check applies; rules that are not listed are of the planned training."""

@@ -24,6 +24,7 @@ from addnorm.clinic.call_model import (
     chosen_answer,
     deviation_of,
     is_causal,
+    padding_id,
     require_fit,
     unchanged,
 )
@@ -239,13 +240,11 @@ def gather_evidence(
     non_finite_input = _name_of_non_finite(batch.arguments)
     non_finite_weight = _name_of_non_finite(dict(model.named_parameters()))
     reasons: dict[str, str] = {}
-    if pad is None:
-        config = getattr(model, "config", None)
-        pad = getattr(config, "pad", getattr(config, "pad_token_id", None))
+    pad = padding_id(model) if pad is None else pad
     with unchanged(model):
         require_fit(model, batch)
         with chosen_answer(model, batch):
-            objective = choose_objective(model, batch, loss)
+            objective = choose_objective(model, batch, loss, pad)
             trace = trace_stream(model, batch)
             value = objective.value(trace.output, batch)
             reached = answer_of(trace.output)
@@ -278,6 +277,8 @@ def gather_evidence(
     if optimizer is None:
         reasons["optimizer"] = "no optimizer was passed"
     transformer = bool(trace.stats.attention)
+    for check in ("residual stream", "norms") if arrangement.unseen else ():
+        reasons.setdefault(check, arrangement.unseen)
     if not trace.sites:
         for check in ("residual stream", "norms"):
             reasons.setdefault(check, "no residual stream was found")

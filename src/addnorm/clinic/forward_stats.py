@@ -105,10 +105,11 @@ class ForwardStats:
     """Softmax over (rows, query, key), by memory: attention if a product with values follows."""
     bounded: set[str] = field(default_factory=set)
     """Modules in which queries and keys of one size were multiplied."""
-    padding: tuple[int, Tensor] | None = None
-    """A row of the batch, and where it is padded."""
-    padding_weight: float = 0.0
-    """The largest weight that a real position of that row gives to its padding."""
+    padding: tuple[int, int, Tensor] | None = None
+    """A row of the batch, the number of rows, and where that row is padded."""
+    padding_weights: list[tuple[float, ...]] = field(default_factory=list)
+    """The largest weight that a real position of that row gives to its padding, for each attention
+    over keys of its length; two where rows and heads share an axis and either may come first."""
 
     def update(
         self, name: str, args: Any, kwargs: Any, out: Any, operands: list[Tensor], path: str
@@ -128,8 +129,9 @@ class ForwardStats:
             if not isinstance(result, Tensor) or not result.is_floating_point():
                 return
             if name in ("_softmax", "_safe_softmax") and result.ndim > 4:  # windows, then heads
-                logits, result = args[0].flatten(0, -4), result.flatten(0, -4)
-                self._append_attention(path, logits.float(), result.float())
+                logits, weights = args[0].flatten(0, -4), result.flatten(0, -4)
+                self._append_attention(path, logits.float(), weights.float())
+                self._weigh_padding(result)
             elif name.startswith(FUSED_ATTENTION) and result.ndim == 4:
                 logits, weights = fused_weights(args, kwargs)
                 if has_even_sizes(args[0]) and has_even_sizes(args[1]):
@@ -145,6 +147,7 @@ class ForwardStats:
             elif name == "bmm" and operands[0].untyped_storage().data_ptr() in self.unheaded:
                 where, logits, weights = self.unheaded.pop(operands[0].untyped_storage().data_ptr())
                 self._append_attention(where, logits[:, None], weights[:, None])
+                self._weigh_padding(weights)
             elif name in ("bmm", "baddbmm") and self._multiplies_even(operands[-2:]):
                 self.bounded.add(path)
             elif name in ACTIVATIONS and result.ndim in (2, 3):  # 4: channels are not the last
@@ -161,13 +164,19 @@ class ForwardStats:
         return has_even_sizes(q) and has_even_sizes(k.transpose(-1, -2))
 
     def _weigh_padding(self, weights: Tensor) -> None:
+        """Append the weight of the padding, of weights (rows or rows · heads, …, query, key)."""
         if self.padding is None:
             return
-        row, padded = self.padding
-        if len(weights) > row and weights.shape[-1] == len(padded):
-            square = weights.shape[-2] == len(padded)
-            given = weights[row][:, ~padded] if square else weights[row]
-            self.padding_weight = max(self.padding_weight, float(given[..., padded].max()))
+        row, rows, padded = self.padding
+        if len(weights) <= row or weights.shape[-1] != len(padded):
+            return
+        parts = [weights[row : row + 1]]
+        if len(weights) > rows and len(weights) % rows == 0:
+            heads = len(weights) // rows
+            parts = [weights[row * heads : (row + 1) * heads], weights[row::rows]]
+        if weights.shape[-2] == len(padded):
+            parts = [part[..., ~padded, :] for part in parts]
+        self.padding_weights.append(tuple(float(part[..., padded].max()) for part in parts))
 
     def _check_finite(self, name: str, result: Tensor, operands: list[Tensor], path: str) -> None:
         if self.non_finite is not None or name in UNWRITTEN | MASKING:

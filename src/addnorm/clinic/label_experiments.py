@@ -17,7 +17,7 @@ from addnorm.clinic.call_model import (
     different_ids,
     relative_change,
 )
-from addnorm.clinic.padding_experiments import find_padding, is_real
+from addnorm.clinic.padding_experiments import real_tokens
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,9 @@ def read_labels(
     answered = answered_ids(model, batch)
     if answered is None:
         return LabelFacts(**facts)
-    _, ids, _ = answered
+    name, ids, _ = answered
     has_target = (gradient < 0).any(dim=-1)
-    facts["padding"] = _counted_padding(batch, gradient, pad)
+    facts["padding"] = _counted_padding(~real_tokens(batch, name, pad)[0], gradient)
     if int(ids.max()) < answer.shape[-1] and ids.shape[1] >= 4:
         targets = gradient.argmin(dim=-1)
         facts["shift"] = _shift_of(targets, has_target, ids)
@@ -144,24 +144,16 @@ def _are_of_other_rows(targets: Tensor, has_target: Tensor, ids: Tensor) -> bool
     return False
 
 
-def _counted_padding(batch: ClinicBatch, gradient: Tensor, pad: int | None) -> float | None:
+def _counted_padding(padding: Tensor, gradient: Tensor) -> float | None:
     """Return the share of padded positions that the loss counts; one for each row is none.
 
     The last padding before a sequence may predict its first token.
     """
-    try:
-        name = find_padding(batch, pad).name
-    except NotExamined:
-        return None
-    mask, ids = batch.arguments.get("attention_mask"), batch.token_ids[name]
-    own = isinstance(mask, Tensor) and mask.shape == ids.shape
-    real = mask.bool() if own and isinstance(mask, Tensor) else is_real(ids, pad)
-    padding = ~real
-    if padding.shape != gradient.shape[:2]:
+    if not bool(padding.any()):
         return None
     counted = (gradient.abs().amax(dim=-1) > 0) & padding
     several = counted & (counted.sum(dim=1, keepdim=True) > 1)
-    return float(several.sum()) / max(int(padding.sum()), 1)
+    return float(several.sum()) / int(padding.sum())
 
 
 def _are_probabilities(answer: Tensor, gradient: Tensor) -> bool:

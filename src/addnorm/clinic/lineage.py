@@ -37,7 +37,10 @@ NONLINEAR = {
     "log1p",
 }  # fmt: skip
 """Operations that make a feed-forward sublayer more than one matrix."""
-SUMS = {"add", "sub", "add_", "sub_", "lerp", "lerp_"}
+SUMS = {
+    "add", "sub", "add_", "sub_", "lerp", "lerp_", "addcmul", "addcmul_", "addmm", "baddbmm", "sum",
+}  # fmt: skip
+STACKS = {"stack", "cat"}
 RESCALINGS = COPYING | {"mul", "div", "native_dropout", "neg", "transpose", "permute", "unsqueeze"}
 
 
@@ -62,6 +65,8 @@ class Lineage:
     """Whether it is a copy multiplied by a gate that was computed from the same tensor."""
     head: tuple[str, ...] = ()
     """The parameters of the last matrix product."""
+    constants: tuple[tuple[int, float], ...] = ()
+    """The bit of each multiplication by a number since it is a copy, and the number."""
     is_weight: bool = False
     """Whether it is only a copy of a parameter, in another shape."""
     trained: bool = False
@@ -104,6 +109,10 @@ class LineageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The bits of operations that are not linear."""
         self._dropped: set[int] = set()
         """Sites that turned out to be none."""
+        self._stacks: dict[int, tuple[int, list[Tensor]]] = {}
+        """By memory: tensors that were put together along an axis of their own, and that axis."""
+        self._attended: list[int] = []
+        """How many results came before the end of each attention."""
         self._bits = 0
         self.paused = self.sites_only = self.until_attention = False
 
@@ -130,13 +139,36 @@ class LineageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._alive += [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
         if not self.sites_only:
             self.trace.stats.update(name, args, kwargs, out, operands, self.module_stack[-1])
+            attentions = len(self.trace.stats.attention)
+            self._attended += [len(self._alive)] * (attentions - len(self._attended))
+        if func.namespace != "aten" and self._takes_stream_and_branch(operands, result):
+            self.trace.unknown_sums.append(str(func.name()))
         lineage = self._record(name, operands, result, args, out)
+        if func.namespace != "aten":
+            for leaf in tree_leaves(out):
+                if isinstance(leaf, Tensor):
+                    self._lineages.setdefault(memory_of(leaf), lineage)
+        if name in STACKS:
+            self._note_stack(args, kwargs, result)
         if joined is not None:
             self._join(joined, lineage, result)
         self._note_dropout(name, args, kwargs)
         if name in ("_softmax", "_safe_softmax"):
             self._drop_logits(operands[0])
         return out
+
+    def _takes_stream_and_branch(self, operands: list[Tensor], result: Tensor) -> bool:
+        """Return whether one operand was computed from another by a matrix product."""
+        same = [each for each in operands if each.shape == result.shape]
+        known = [self._lineages[key] for key in map(memory_of, same) if key in self._lineages]
+        return any(b.projected & a.copies_of for a in known for b in known if a is not b)
+
+    def _note_stack(self, args: Any, kwargs: Any, result: Tensor) -> None:
+        """Record tensors that were stacked, or joined along an axis of size 1."""
+        parts, axis = list(args[0]), args[1] if len(args) > 1 else kwargs.get("dim", 0)
+        if result.ndim == parts[0].ndim and any(part.shape[axis] != 1 for part in parts):
+            return
+        self._stacks[memory_of(result)] = axis % result.ndim, parts
 
     def _drop_logits(self, logits: Tensor) -> None:
         """Forget sums that only add a bias to attention logits."""
@@ -212,7 +244,9 @@ class LineageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 gated = first or _is_gate(other, main)
                 main = other if first or _is_per_position(main, other) else main
         doubled = name == "add" and len(operands) > 1 and _same_memory(operands)
-        rescales = (name in RESCALINGS or doubled) and name not in MATRIX_PRODUCTS
+        rescales = (
+            name in RESCALINGS or doubled or _adds_zero(name, args)
+        ) and name not in MATRIX_PRODUCTS
         known_main = main if rescales else None
         is_product = name in MATRIX_PRODUCTS
         lineage = Lineage(
@@ -229,6 +263,9 @@ class LineageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
         if known_main is not None:
             lineage.norm, lineage.norm_of_stream = known_main.norm, known_main.norm_of_stream
+            number = 2.0 if doubled else _constant_factor(name, args)
+            lineage.constants = known_main.constants
+            lineage.constants += () if number is None else ((bit, number),)
         if name == "add" and len(known) == 2 and not doubled:
             lineage.parts = tuple(known)
         if is_product:
@@ -279,7 +316,7 @@ class LineageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         node, earlier = main.stream
         factors: tuple[Rescaling, ...] | None = None
-        if name in COPYING or name == "native_dropout":
+        if name in COPYING or name == "native_dropout" or _adds_zero(name, args):
             factors = ()
         elif name == "add" and _same_memory(operands):
             factors = (Rescaling(2.0),)
@@ -374,6 +411,19 @@ def memory_or_none(value: Any) -> int:
 
 def _same_memory(operands: list[Tensor]) -> bool:
     return len(operands) > 1 and memory_of(operands[0]) == memory_of(operands[1])
+
+
+def _constant_factor(name: str, args: Any) -> float | None:
+    """Return the number by which an operation multiplies a tensor."""
+    if name not in ("mul", "div"):
+        return None
+    numbers = [float(each) for each in args if isinstance(each, int | float)]
+    return None if not numbers or not numbers[0] else numbers[0] ** (1 if name == "mul" else -1)
+
+
+def _adds_zero(name: str, args: Any) -> bool:
+    """Return whether an operation is x + 0, with which Python's sum() begins."""
+    return name == "add" and not isinstance(args[1], Tensor) and args[1] == 0
 
 
 def _detached(value: Any) -> Any:

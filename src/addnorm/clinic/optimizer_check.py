@@ -26,6 +26,7 @@ class OptimizerFacts:
     momentum : largest momentum of a group, or β₁ of Adam
     lost : rate over the smallest step that changes a typical weight in its own precision, where
         Adam's steps are added to weights of 16 bits; None otherwise
+    maximize : whether a group follows the gradient upwards
     """
 
     kind: str
@@ -39,6 +40,7 @@ class OptimizerFacts:
     idle: int = 0
     momentum: float = 0.0
     lost: float | None = None
+    maximize: bool = False
 
 
 def read_optimizer(model: nn.Module, optimizer: Optimizer) -> OptimizerFacts:
@@ -56,6 +58,7 @@ def read_optimizer(model: nn.Module, optimizer: Optimizer) -> OptimizerFacts:
             [float(group.get("momentum") or 0.0) for group in groups] + first, default=0.0
         ),
         lost=_lost_updates(optimizer) if betas else None,
+        maximize=any(bool(group.get("maximize")) for group in groups),
         kind=type(optimizer).__name__,
         missing=tuple(
             name for name, p in model.named_parameters() if p.requires_grad and id(p) not in held

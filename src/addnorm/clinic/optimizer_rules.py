@@ -92,6 +92,16 @@ OPTIMIZER_RULES: tuple[Rule, ...] = (
         "Check the schedule's first value, and that the scheduler is stepped.",
     ),
     Rule(
+        "loss is maximised", "problem",
+        lambda e: quote_if(
+            e.optimizer is not None and e.optimizer.maximize,
+            kind="" if e.optimizer is None else e.optimizer.kind,
+        ),
+        "{kind} has maximize=True",
+        "Every step follows the gradient upwards: the loss grows.",
+        "Leave maximize out, or minimise −x where x is to be maximised.",
+    ),
+    Rule(
         "group of rate zero", "warning",
         lambda e: quote_if(
             e.optimizer is not None and e.optimizer.idle,

@@ -18,6 +18,9 @@ from addnorm.clinic.call_model import (
 )
 from addnorm.clinic.residual_trace import trace_stream
 
+MIN_WEIGHT = 1e-6
+"""Attention weight of padding, beyond rounding."""
+
 
 @dataclass(frozen=True)
 class _Padded:
@@ -41,20 +44,21 @@ def find_padding(batch: ClinicBatch, pad: int | None) -> _Padded:
     if pad is None and not isinstance(mask, Tensor):
         raise NotExamined("neither an attention mask nor the id of padding is known")
     for name, ids in batch.token_ids.items():
-        own = isinstance(mask, Tensor) and mask.shape == ids.shape and "decoder" not in name
-        if not own and pad is None:
-            continue
-        real = mask.bool() if own and isinstance(mask, Tensor) else is_real(ids, pad)
+        real, masked = real_tokens(batch, name, pad)
         counts = real.sum(dim=1)
         row = int(counts.argmin())
         if 0 < int(counts[row]) < ids.shape[1]:
-            return _Padded(name, row, real[row], own)
+            return _Padded(name, row, real[row], masked)
     raise NotExamined("no row of the batch is padded")
 
 
-def is_real(ids: Tensor, pad: int | None) -> Tensor:
-    """Return where ids are not padding."""
-    return torch.ones_like(ids, dtype=torch.bool) if pad is None else ids.ne(pad)
+def real_tokens(batch: ClinicBatch, name: str, pad: int | None) -> tuple[Tensor, bool]:
+    """Return where these ids are not padding, and whether their attention mask says so."""
+    ids = batch.token_ids[name]
+    mask = batch.arguments.get(f"{'decoder_' if 'decoder' in name else ''}attention_mask")
+    if isinstance(mask, Tensor) and mask.shape == ids.shape:
+        return mask.bool(), True
+    return torch.ones_like(ids, dtype=torch.bool) if pad is None else ids.ne(pad), False
 
 
 def padding_change(model: nn.Module, batch: ClinicBatch, pad: int | None) -> float:
@@ -75,7 +79,7 @@ def padding_change(model: nn.Module, batch: ClinicBatch, pad: int | None) -> flo
             raise NotExamined("padding on the left, without an attention mask")
         changes.append(change)
     change = min(changes)
-    per_token = answer_of(call_model(model, batch)).ndim == 3
+    per_token = answer_of(call_model(model, batch)).ndim == 3 or _is_answered(model, batch, padded)
     if change > MIN_CHANGE and per_token and not _is_attended(model, batch, padded):
         # The model derives its mask from the tokens that were changed; or a convolution, not
         # attention, reads its neighbours, as in ConvBERT.
@@ -103,28 +107,47 @@ def _change_by_content(model: nn.Module, batch: ClinicBatch, padded: _Padded) ->
 
 
 def _change_by_removal(model: nn.Module, batch: ClinicBatch, padded: _Padded) -> float:
+    kept = _real_end(padded)
+    if bool((padded.real[kept] == 0).any()):
+        raise NotExamined("there is padding inside the sequence")
+    before = answer_of(call_model(model, batch))
+    after = answer_of(call_model(model, _row_alone(batch, padded, kept)))
+    aligned = _is_answered(model, batch, padded)
+    return _largest_change(before, after, padded, kept, aligned, alone=True)
+
+
+def _real_end(padded: _Padded) -> slice:
+    """Return the end of the sequence that holds its tokens if there is no padding inside."""
+    length, count = len(padded.real), int(padded.real.sum())
+    return slice(0, count) if padded.on_the_right else slice(length - count, length)
+
+
+def _row_alone(batch: ClinicBatch, padded: _Padded, kept: slice) -> ClinicBatch:
+    """Return a batch of the padded row alone, with some of its positions."""
     rows, length = batch.token_ids[padded.name].shape
-    kept = slice(0, int(padded.real.sum()))
-    if not padded.on_the_right:
-        kept = slice(length - int(padded.real.sum()), length)
-        if bool((padded.real[kept] == 0).any()):
-            raise NotExamined("there is padding inside the sequence")
     alone: dict[str, Tensor] = {}
     for other, argument in batch.arguments.items():
         if isinstance(argument, Tensor) and argument.ndim and argument.shape[0] == rows:
             cut = argument[padded.row : padded.row + 1]
             same = argument.ndim > 1 and argument.shape[1] == length
             alone[other] = cut[:, kept] if same and _same_side(batch, other, padded.name) else cut
-    before = answer_of(call_model(model, batch))
-    after = answer_of(call_model(model, batch.replace(alone)))
-    aligned = _is_answered(model, batch, padded)
-    return _largest_change(before, after, padded, kept, aligned, alone=True)
+    return batch.replace(alone)
 
 
 def _is_answered(model: nn.Module, batch: ClinicBatch, padded: _Padded) -> bool:
-    """Return whether there is one answer for each of the padded tokens."""
+    """Return whether there is one answer for each of the padded tokens.
+
+    Answers of (rows, length) may also be classes of whole rows: those are as many for fewer tokens.
+    """
     answered = answered_ids(model, batch)
-    return answered is not None and answered[0] == padded.name
+    if answered is not None:
+        return answered[0] == padded.name
+    answer = answer_of(call_model(model, batch))
+    if answer.shape != batch.token_ids[padded.name].shape:
+        return False
+    kept = _real_end(padded)
+    shorter = answer_of(call_model(model, _row_alone(batch, padded, kept)))
+    return shorter.shape == (1, kept.stop - kept.start)
 
 
 def _largest_change(
@@ -155,9 +178,20 @@ def _largest_change(
 
 
 def _is_attended(model: nn.Module, batch: ClinicBatch, padded: _Padded) -> bool:
-    """Return whether attention gives weight to the padding of the padded row."""
+    """Return whether attention gives weight to the padding of the padded row.
+
+    Raise NotExamined if the weights were not seen, as those of a kernel of its own, or if they are
+    of (rows · heads, query, key) and only one of the two orders says so.
+    """
     trace = trace_stream(model, batch, padding=~padded.real, row=padded.row)
-    return trace.stats.padding_weight > 1e-6
+    attended = [[w > MIN_WEIGHT for w in each] for each in trace.stats.padding_weights]
+    if any(all(each) for each in attended):
+        return True
+    if not attended:
+        raise NotExamined("answers move with the padding, but no attention weights were seen")
+    if any(any(each) for each in attended):
+        raise NotExamined("answers move with the padding, but which weights are a row's is unclear")
+    return False
 
 
 def _same_side(batch: ClinicBatch, argument: str, ids: str) -> bool:

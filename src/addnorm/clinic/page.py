@@ -15,14 +15,20 @@ SEVERITY_TONES = {"problem": "bad", "warning": "warning", "note": "note"}
 
 
 def examination_fragment(examination: "Examination") -> str:
-    """Return the verdict and the findings as a small HTML fragment."""
+    """Return the verdict, the findings and the outcome of every check as an HTML fragment."""
     items = "".join(
         f"<li><b>{escape(f.severity)}: {escape(f.name)}</b> – {escape(f.evidence)}.<br>"
         f"Try: {escape(f.remedy)}</li>"
         for f in examination.findings
     )
     title = f"<p><b>{examination.verdict}</b> – {escape(headline(examination))}</p>"
-    return f"<div>{title}{f'<ul>{items}</ul>' if items else ''}</div>"
+    rows = "".join(
+        f"<tr><td>{escape(c.name)}</td><td>{c.outcome}</td>"
+        f"<td>{escape(c.reason or ', '.join(c.findings))}</td></tr>"
+        for c in examination.checks
+    )
+    table = f"<table><tr><th>check</th><th>outcome</th><th></th></tr>{rows}</table>"
+    return f"<div>{title}{f'<ul>{items}</ul>' if items else ''}{table}</div>"
 
 
 def examination_page(examination: "Examination") -> Page:

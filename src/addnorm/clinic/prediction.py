@@ -7,8 +7,10 @@ Two curves decide, both relative to what needs no model at all:
 
 The gain at the end of the planned training is extrapolated along the sum of the rates: a training
 whose rates add up to twice those of the rehearsal goes on for as long again, at a quarter of the
-last slope. Everything here is a pure function of numbers; the thresholds were chosen on one half of
-bench/clinic_predictions.py, and its other half reports how often they are right.
+last slope. A model above the constant answer that learns at a steady pace is left open if its last
+slope leads below it within the plan. Everything here is a pure function of numbers; the thresholds
+were chosen on one half of bench/clinic_predictions.py, and its other half reports how often they
+are right.
 """
 
 import math
@@ -27,6 +29,8 @@ LONG_PLAN = 10.0
 """Ratio of plan to rehearsal, in sums of rates, beyond which a slow start rules nothing out."""
 UNKNOWN_PLAN = 10.0
 """The same ratio, assumed if the planned steps are unknown."""
+STEADY = 0.5
+"""Least share of a quarter's rise in gain that the next one has, if learning does not stall."""
 MIN_STEPS = 8
 """Fewest steps from which a curve is read."""
 
@@ -95,11 +99,13 @@ class Rehearsal:
         n, q = len(self.losses), quarter(len(self.losses))
         gains = [a - b for a, b in zip(self.trivial, self.losses, strict=True)]
         parts = slice(n - 2 * q, n - q), slice(n - q, n)
+        earlier = gains[n - 3 * q : n - 2 * q]
         positions = [sum(self.factors[: part.stop]) - sum(self.factors[part]) / 2 for part in parts]
         advantages = self.advantages if len(self.advantages) == n else ()
         return Curve(
             positions=(positions[0], positions[1]),
             gains=(_mean(gains[parts[0]]), _mean(gains[parts[1]])),
+            earlier_gain=_mean(earlier) if earlier else None,
             gain_error=_error(gains[parts[1]]),
             advantages=tuple(_mean(advantages[part]) for part in parts) if advantages else (),
             advantage_error=_error(advantages[parts[1]]) if advantages else 0.0,
@@ -110,6 +116,7 @@ class Rehearsal:
         return Curve(
             positions=(sum(self.factors[:before]), sum(self.factors[:after])),
             gains=(trivial - first, trivial - last),
+            earlier_gain=trivial - self.held_out[-3][1] if len(self.held_out) > 2 else None,
             gain_error=0.0,
             advantages=tuple(self.held_out_advantages[-2:]),
             advantage_error=0.0,
@@ -124,11 +131,13 @@ class Curve:
     ----------
     positions : sum of the rates' factors up to the middle of both quarters
     gains, gain_error : gain in both, and the standard error of the last
+    earlier_gain : gain in the quarter before both, if there is one
     advantages, advantage_error : the same for the advantage; empty if unknown
     """
 
     positions: tuple[float, float]
     gains: tuple[float, float]
+    earlier_gain: float | None = None
     gain_error: float = 0.0
     advantages: tuple[float, ...] = ()
     advantage_error: float = 0.0
@@ -200,7 +209,7 @@ def predict_outcome(r: Rehearsal) -> Prediction:
         return outlook(WILL_TRAIN, facts)
     if gain >= FAILS_BELOW and depends is not False:
         return outlook(CANNOT_TELL, facts, "Train for a while, and examine the loss curve.")
-    if depends and _is_long(r) and not rises:
+    if depends and (passes_trivial(r, curve) or (_is_long(r) and not rises)):
         return outlook(CANNOT_TELL, facts, "Train for a while, and examine the loss curve.")
     return outlook(WILL_NOT_TRAIN, facts)
 
@@ -228,6 +237,19 @@ def expected_gain(r: Rehearsal, curve: Curve) -> float:
     if p2 <= p1 or g2 - g1 <= curve.gain_error:
         return g2
     return g2 + DAMPING * (g2 - g1) / (p2 - p1) * max(0.0, planned - p2)
+
+
+def passes_trivial(r: Rehearsal, curve: Curve) -> bool:
+    """Return whether learning that does not stall leads below the trivial loss within the plan.
+
+    The gain rises by at least STEADY of what it rose by before, and g₂ + slope · (P − p₂) > 0.
+    """
+    (p1, p2), (g1, g2) = curve.positions, curve.gains
+    if curve.earlier_gain is None or r.planned_progress is None or p2 <= p1:
+        return False
+    rise, before = g2 - g1, g1 - curve.earlier_gain
+    steady = rise > 2 * curve.gain_error and rise >= STEADY * before > 0
+    return steady and g2 + rise / (p2 - p1) * (r.planned_progress - p2) > 0
 
 
 def answers_depend_on_input(curve: Curve, scale: float) -> bool | None:

@@ -4,6 +4,7 @@ Token sequences have something to learn in them: with probability 0.9 a token is
 the previous one in a fixed random order of part of the vocabulary.
 """
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -100,23 +101,31 @@ def _huggingface_inputs(
         size = config.image_size
         shape = (rows, getattr(config, "num_channels", 3), size, size)
         return lambda: {"pixel_values": torch.randn(shape, generator=generator)}, f"{rows} images"
+    pairs = "return_loss" in inspect.signature(model.forward).parameters  # of texts and images
+    image = getattr(getattr(config, "vision_config", None), "image_size", None) if pairs else None
+    config = getattr(config, "text_config", None) or config
     vocab = getattr(config, "vocab_size", None)
-    if vocab is None:
+    if vocab is None or (pairs and image is None):
         raise InputError(
-            "a random batch needs a model whose configuration has a vocabulary size: "
-            f"got {type(model).__name__}. Pass a batch."
+            "a random batch needs a model whose configuration, or the text_config and vision_config"
+            f" in it, has a vocabulary size and an image size: got {type(model).__name__}. Pass a "
+            "batch."
         )
     length = min(length, getattr(config, "max_position_embeddings", None) or length)
     pad = getattr(config, "pad_token_id", None)
     ids = _token_source(vocab, pad, rows, length, generator, lowest=3)
 
     def draw() -> Inputs:
-        inputs = {"input_ids": ids()}
+        inputs: dict[str, Any] = {"input_ids": ids()}
+        if image is not None:
+            images = torch.randn(rows, 3, image, image, generator=generator)
+            return {**inputs, "pixel_values": images, "return_loss": True}
         if getattr(config, "is_encoder_decoder", False):
             inputs["decoder_input_ids"] = ids()
         return inputs
 
-    return draw, f"{rows} × {length} tokens of {vocab:,}"
+    also = "" if image is None else f", {rows} images"
+    return draw, f"{rows} × {length} tokens of {vocab:,}{also}"
 
 
 def _sound(config: Any, main: str, generator: torch.Generator) -> tuple[DrawInputs, str]:

@@ -10,9 +10,10 @@ Between two sites the stream passes norms and factors; these are recorded, so th
 branch can be followed to any later depth (`StreamNode`, `Rescaling`).
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,7 +22,8 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._pytree import tree_leaves
 
 from addnorm.clinic.call_model import ClinicBatch, call_model
-from addnorm.clinic.lineage import Lineage, LineageTracer, memory_of
+from addnorm.clinic.hidden_shortcuts import hidden_shortcuts
+from addnorm.clinic.lineage import Lineage, LineageTracer, memory_of, memory_or_none
 from addnorm.clinic.module_names import block_of, common_block, is_norm
 from addnorm.clinic.stream_records import Rescaling, Site, StreamNode, Trace
 from addnorm.layers.addnorm import AddNorm
@@ -48,6 +50,10 @@ class Tracer(LineageTracer):  # type: ignore[no-untyped-call]
 
     def _join_of(self, name: str, args: Any, kwargs: Any) -> "_Join | None":
         """Return what a sum joins, if it is a site or a merge of streams."""
+        if name == "sum":
+            return self._stacked_sum_of(args)
+        if name.startswith(("add", "baddbmm")) and name not in ("add", "add_"):
+            return self._product_sum_of(name, args, kwargs)
         a, b = args[0], args[1]
         if not (isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape):
             return None
@@ -59,6 +65,11 @@ class Tracer(LineageTracer):  # type: ignore[no-untyped-call]
         if name.startswith("lerp"):
             return self._lerp_of(a, b, one, two, args[2])
         negative = name.startswith("sub") or kwargs.get("alpha", 1) == -1
+        return self._sum_of(name, a, b, one, two, negative)
+
+    def _sum_of(
+        self, name: str, a: Tensor, b: Tensor, one: Lineage, two: Lineage, negative: bool = False
+    ) -> "_Join | None":
         cut = self._is_cut(a, one) or self._is_cut(b, two)
         if one.stream is not None and two.stream is not None:
             return _Join(None, None, one, two, negative)
@@ -67,6 +78,48 @@ class Tracer(LineageTracer):  # type: ignore[no-untyped-call]
         if one.stream is None and one.projected & two.copies_of:
             return _Join(b, _before(a, name), two, one, negative, cut=cut)
         return None
+
+    def _stacked_sum_of(self, args: Any) -> "_Join | None":
+        """Return what torch.stack([a, b]).sum(axis) = a + b joins."""
+        axis, parts = self._stacks.get(memory_or_none(args[0]), (0, []))
+        if len(parts) != 2 or [each % args[0].ndim for each in args[1] or ()] != [axis]:
+            return None
+        one, two = (self._lineages.get(memory_of(part)) for part in parts)
+        if one is None or two is None or one is two or args[0].ndim < 3:
+            return None
+        cut = self._is_cut(parts[0], one) or self._is_cut(parts[1], two)
+        joined = parts[0].ndim == args[0].ndim
+        a, b = (part.squeeze(axis) if joined else part for part in parts)
+        join = self._sum_of("sum", a, b, one, two)
+        return None if join is None else replace(join, cut=cut)
+
+    def _product_sum_of(self, name: str, args: Any, kwargs: Any) -> "_Join | None":
+        """Return what a + b ⊙ c (addcmul) or a + b c (addmm, baddbmm) joins."""
+        a, factors = args[0], args[1:3]
+        one = self._lineages.get(memory_of(a))
+        keys = [memory_of(factor) for factor in factors]
+        known = [self._lineages[key] for key in keys if key in self._lineages]
+        if one is None or not known or any(kwargs.get(k, 1) != 1 for k in ("alpha", "beta")):
+            return None
+        self.paused = True
+        try:
+            if name.startswith("addcmul"):
+                branch = kwargs.get("value", 1) * factors[0] * factors[1]
+            else:
+                branch = factors[0] @ factors[1]
+        finally:
+            self.paused = False
+        if branch.shape != a.shape or a.ndim < 2:
+            return None
+        product = not name.startswith("addcmul")
+        two = replace(known[0], stream=None, bit=0, copies_of=0, ancestors=0, projected=0)
+        for each in known:
+            two.ancestors |= each.ancestors
+            two.projected |= each.ancestors if product else each.projected
+        two.maker = self.module_stack[-1] if product else two.maker
+        self._alive.append(branch)
+        join = self._sum_of(name, a, branch, one, two)
+        return None if join is None else replace(join, cut=self._is_cut(a, one))
 
     def _is_cut(self, tensor: Tensor, lineage: Lineage) -> bool:
         """Return whether a tensor has no gradient although what it was computed from has one."""
@@ -96,8 +149,11 @@ class Tracer(LineageTracer):  # type: ignore[no-untyped-call]
             lineage.copies_of |= join.first.copies_of | join.second.copies_of
             return
         if join.first.stream is None:
-            trace.nodes.append(StreamNode([], start=join.shortcut.detach()))
-            join.first.stream = number, ()
+            # λx + f(x): the branch reads the stream before it is multiplied.
+            unread = [n for bit, n in join.first.constants if not join.second.ancestors & bit]
+            factor = math.prod(unread)
+            trace.nodes.append(StreamNode([], start=join.shortcut.detach() / factor))
+            join.first.stream = number, () if factor == 1 else (Rescaling(factor),)
             number += 1
             if self._totals and join.first.projected & self._totals[-1].bit:
                 trace.restarts.add(len(trace.sites))
@@ -113,6 +169,7 @@ class Tracer(LineageTracer):  # type: ignore[no-untyped-call]
         trace.nodes.append(StreamNode([(parent, rescalings)], site=len(trace.sites)))
         lineage.stream = number, ()
         lineage.copies_of |= join.first.copies_of
+        lineage.projected = join.first.projected | join.second.projected
         lineage.norm, lineage.norm_of_stream = None, False
         if known is not None:
             trace.nodes[-1].site = known
@@ -229,6 +286,10 @@ class Tracer(LineageTracer):  # type: ignore[no-untyped-call]
                 for use in self._norms
             ):
                 self.trace.normed_sites.add(number)
+        if torch.is_grad_enabled() and not self.sites_only and _lacks_sites(self.trace):
+            attention = self.trace.stats.attention
+            hidden = hidden_shortcuts(self._alive, self._attended)
+            self.trace.hidden_shortcuts = [attention[number].path for number in hidden]
         for answer in answers:
             known = self._lineages.get(memory_of(answer))
             if known is None:
@@ -264,6 +325,12 @@ class Tracer(LineageTracer):  # type: ignore[no-untyped-call]
         names = [name for bit, used in self._used.items() if bit & inside for name in used]
         block = common_block(join.second.maker, self.module_stack[-1])
         return tuple(dict.fromkeys(name for name in names if name.startswith(block)))
+
+
+def _lacks_sites(trace: Trace) -> bool:
+    """Return whether some self-attention of a stack has no site of its own."""
+    attentions = sum(each.own is not None for each in trace.stats.attention)
+    return attentions > 1 and sum(s.role != "ffn" for s in trace.sites) < attentions
 
 
 def _parts_of_value(lineage: Lineage) -> list[Lineage]:
@@ -350,7 +417,7 @@ def trace_stream(
     """
     tracer = Tracer(model)
     tracer.sites_only, tracer.until_attention = sites_only or until_attention, until_attention
-    tracer.trace.stats.padding = None if padding is None else (row, padding)
+    tracer.trace.stats.padding = None if padding is None else (row, batch.row_count, padding)
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

@@ -107,6 +107,8 @@ class Trace:
     mixing : modules that compute a product of activations, as attention does
     multiplied : parameters of matrix products
     embeddings : parameters that token ids are looked up in
+    unknown_sums : operations outside torch that take the stream and a branch
+    hidden_shortcuts : modules of attention around which a shortcut passes that no sum shows
     restarts : sites that begin a stream of their own, computed from the sum of an earlier site
     head : the parameters of the last matrix product before the output
     dropouts : the largest probability of dropout, and its module (0 in evaluation mode)
@@ -122,6 +124,8 @@ class Trace:
     mixing: list[str] = field(default_factory=list)
     multiplied: set[str] = field(default_factory=set)
     embeddings: set[str] = field(default_factory=set)
+    unknown_sums: list[str] = field(default_factory=list)
+    hidden_shortcuts: list[str] = field(default_factory=list)
     restarts: set[int] = field(default_factory=set)
     head: tuple[str, ...] = ()
     dropouts: tuple[float, str] = (0.0, "")

@@ -174,7 +174,8 @@ STREAM_RULES: tuple[Rule, ...] = (
     Rule(
         "no residual connections", "problem",
         lambda e: quote_if(
-            e.transformer and not e.sites and len(e.attention) > 1, count=len(e.attention)
+            e.transformer and not e.sites and len(e.attention) > 1 and not e.arrangement.unseen,
+            count=len(e.attention),
         ),
         "{count} attention sublayers, and no sum that joins a branch to its input",
         "Without shortcuts attention averages all positions into one vector, twice as fast with "

@@ -1,5 +1,6 @@
 """The subject of an examination: a model, batches for it, its loss and the planned training."""
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,12 +15,14 @@ from addnorm.clinic.call_model import (
     Objective,
     answer_of,
     call_model,
+    choose_objective,
+    chosen_answer,
     unchanged,
 )
 from addnorm.clinic.examination import Examination, examine
 from addnorm.clinic.failed_step import cross_entropy
 from addnorm.clinic.random_batch import draw_batches
-from addnorm.clinic.rehearsal import REHEARSAL_BATCHES, TrainingPlan
+from addnorm.clinic.rehearsal import REHEARSAL_BATCHES, TrainingPlan, affordable_steps
 from addnorm.config import Config
 from addnorm.errors import InputError, SavedError, require
 from addnorm.files import read_json
@@ -74,6 +77,22 @@ class Subject:
         """
         weights = sum(p.numel() * p.element_size() for p in self.model.parameters())
         return 3 * weights + 2 * activation_bytes(self.model, self.batches[0])
+
+    def rehearsal_estimate(self) -> tuple[int, float]:
+        """Return the steps of the rehearsal of the plan, and about how many seconds they take.
+
+        One step, forward and back, is measured on the batch that is examined. A plan that fails is
+        followed by rehearsals of remedies, of the same steps each.
+        """
+        if self.plan is None:
+            return 0, 0.0
+        batch = self.batches[0]
+        steps = affordable_steps(self.model, batch, self.plan)
+        with unchanged(self.model), chosen_answer(self.model, batch):
+            objective = choose_objective(self.model, batch, self.loss)
+            start = time.perf_counter()
+            torch.autograd.backward(objective(self.model, batch))
+            return steps, steps * (time.perf_counter() - start)
 
 
 def batch_count(plan: TrainingPlan | None) -> int:

@@ -1,0 +1,68 @@
+"""Shortcuts that no sum shows, found by the gradient: an identity within ∂c/∂a.
+
+a is any result before an attention, c any result between it and the next one, both of one size.
+For random signs v, the mean over positions of v ⊙ (∂c/∂a)ᵀv is the diagonal of the Jacobian,
+channel by channel (Hutchinson 1989). Of c = a + f(a) it is near 1 in every channel; of a branch
+alone its signs are random, whatever its size.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from addnorm.clinic.lineage import same_size
+
+MIN_DIAGONAL, MIN_CERTAINTY = 0.1, 6.0
+"""Mean diagonal of an identity, and how many standard errors it must be away from 0."""
+MAX_RESULTS, MAX_ATTENTIONS, PROBES = 16, 6, 2
+"""Results that are tried on either side of an attention, attentions, and random signs."""
+
+
+def hidden_shortcuts(results: Sequence[Tensor], attended: Sequence[int]) -> list[int]:
+    """Return the attentions around which a gradient passes unchanged, by number.
+
+    Parameters
+    ----------
+    results : the result of every operation, in order
+    attended : how many results came before the end of each attention
+    """
+    ends = [0, *attended, len(results)]
+    found = []
+    for number in range(min(len(attended), MAX_ATTENTIONS)):
+        before = _differentiable(results[ends[number] : ends[number + 1]])
+        after = _differentiable(results[ends[number + 1] : ends[number + 2]])
+        if any(_contains_identity(c, before) for c in after):
+            found.append(number)
+    return found
+
+
+def _differentiable(results: Sequence[Tensor]) -> list[Tensor]:
+    """Return the last results that have a gradient, one of those that share their memory."""
+    by_memory = {
+        each.untyped_storage().data_ptr(): each
+        for each in results
+        if each.is_floating_point() and each.requires_grad and each.ndim > 1
+    }
+    return list(by_memory.values())[-MAX_RESULTS:]
+
+
+def _contains_identity(c: Tensor, before: Sequence[Tensor]) -> bool:
+    sources = [a for a in before if same_size(tuple(a.shape), tuple(c.shape))]
+    diagonals = [torch.zeros(c.shape[-1], device=c.device) for _ in sources]
+    if not sources:
+        return False
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(PROBES):
+        signs = torch.randint(2, c.shape, generator=generator, device="cpu").to(c) * 2 - 1
+        grads = torch.autograd.grad(c, sources, signs, retain_graph=True, allow_unused=True)
+        for diagonal, grad in zip(diagonals, grads, strict=True):
+            if grad is not None:
+                product = grad.reshape(c.shape) * signs
+                diagonal += product.float().reshape(-1, c.shape[-1]).mean(dim=0) / PROBES
+    return any(_is_identity(diagonal) for diagonal in diagonals)
+
+
+def _is_identity(diagonal: Tensor) -> bool:
+    mean, error = float(diagonal.mean()), float(diagonal.std()) / len(diagonal) ** 0.5
+    return mean > MIN_DIAGONAL and mean > MIN_CERTAINTY * error
