@@ -72,6 +72,22 @@ class ByMatrix(Block):
         return torch.addmm(x.flatten(0, 1), inside, self.down.weight.t()).view(x.shape)
 
 
+class WithBias(Block):
+    """A bias of the logits that the first block computes and the others add, as in WavLM."""
+
+    def __init__(self, join: Join) -> None:
+        super().__init__(join)
+        self.biases: list[Tensor] = []
+
+    def attend(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        if not self.biases:
+            self.biases.append(x @ x.transpose(1, 2))
+        logits = torch.baddbmm(self.biases[0], q, k.transpose(1, 2))
+        out: Tensor = self.out(logits.softmax(dim=-1) @ v)
+        return out
+
+
 class Language(nn.Module):
     def __init__(self, join: Join = torch.add, kind: type[Block] = Block) -> None:
         super().__init__()
@@ -85,6 +101,18 @@ class Language(nn.Module):
             h = block(h)
         out: Tensor = self.head(self.norm(h))
         return out
+
+
+class SharedBias(Language):
+    def __init__(self) -> None:
+        super().__init__(kind=WithBias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shared: list[Tensor] = []
+        for block in self.blocks:
+            assert isinstance(block, WithBias)
+            block.biases = shared
+        return super().forward(x)
 
 
 class Fused(Language):
@@ -126,6 +154,11 @@ def test_a_matrix_product_that_adds_the_stream_is_a_site() -> None:
     result = quick(Language(kind=ByMatrix))
     assert (result.verdict, len(result.evidence.sites)) == ("healthy", 6)
     assert result.evidence.arrangement.name == "pre"
+
+
+def test_logits_and_their_bias_are_no_site() -> None:
+    evidence = quick(SharedBias()).evidence
+    assert [site.role for site in evidence.sites] == ["attention", "ffn"] * 3
 
 
 @pytest.mark.parametrize(

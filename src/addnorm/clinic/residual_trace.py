@@ -94,8 +94,11 @@ class Tracer(LineageTracer):  # type: ignore[no-untyped-call]
         return None if join is None else replace(join, cut=cut)
 
     def _product_sum_of(self, name: str, args: Any, kwargs: Any) -> "_Join | None":
-        """Return what a + b ⊙ c (addcmul) or a + b c (addmm, baddbmm) joins."""
+        """Return what a + b ⊙ c (addcmul) or a + b c (addmm, baddbmm; c a weight) joins."""
         a, factors = args[0], args[1:3]
+        product = not name.startswith("addcmul")
+        if product and not any(self._are_weights([factor]) for factor in factors):
+            return None  # q kᵀ and a bias: attention logits
         one = self._lineages.get(memory_of(a))
         keys = [memory_of(factor) for factor in factors]
         known = [self._lineages[key] for key in keys if key in self._lineages]
@@ -103,15 +106,14 @@ class Tracer(LineageTracer):  # type: ignore[no-untyped-call]
             return None
         self.paused = True
         try:
-            if name.startswith("addcmul"):
-                branch = kwargs.get("value", 1) * factors[0] * factors[1]
-            else:
+            if product:
                 branch = factors[0] @ factors[1]
+            else:
+                branch = kwargs.get("value", 1) * factors[0] * factors[1]
         finally:
             self.paused = False
         if branch.shape != a.shape or a.ndim < 2:
             return None
-        product = not name.startswith("addcmul")
         two = replace(known[0], stream=None, bit=0, copies_of=0, ancestors=0, projected=0)
         for each in known:
             two.ancestors |= each.ancestors
