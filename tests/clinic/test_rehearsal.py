@@ -216,7 +216,13 @@ def test_a_remedy_that_is_ahead_from_one_draw_of_weights_only_is_not_confirmed(
 
     monkeypatch.setattr(rehearsal, "rehearse", rehearsed)
     monkeypatch.setattr(rehearsal, "trivial_losses", lambda *_: [3.0])
-    tried = rehearse_plan(model, [batch], objective, TrainingPlan(lr=3.0))
+    messages: list[str] = []
+    tried = rehearse_plan(model, [batch], objective, TrainingPlan(lr=3.0), messages.append)
+    assert [text.split(":")[0] for text in messages] == [
+        "rehearsing the plan",
+        "rehearsing the plan with warm-up 100",
+        "rehearsing the plan at lr 0.3",
+    ]
     assert {name: each.confirmed for name, each in tried.items()} == {
         "planned": True, "with warm-up 100": False, "at lr 0.3": True,
     }  # fmt: skip

@@ -115,7 +115,7 @@ def clinic(args: argparse.Namespace) -> int:
             f"the rehearsal of the plan takes {steps} steps, about {seconds:,.0f} s; if it fails, "
             "each remedy takes as long."
         )
-    examination = subject.examine(sharpness=not args.quick)
+    examination = subject.examine(sharpness=not args.quick, say=say)
     if args.report is not None:
         say(f"page: {examination.write_page(args.report)}")
     print(examination.json() if args.json else examination.text())
@@ -174,7 +174,7 @@ def _try(args: argparse.Namespace) -> None:
         )
     request = request.with_settings(*_plan_settings(args), f"train.steps={args.steps}")
     subject = subject_from_request(request, say=say)
-    examination = subject.examine(sharpness=not args.quick)
+    examination = subject.examine(sharpness=not args.quick, say=say)
     for finding in examination.findings:
         say(f"{finding.name}: {finding.evidence}.")
     out = Path(args.out or Path("runs") / f"try-{Path(args.target).stem}")

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -226,6 +226,7 @@ def gather_evidence(
     sharpness: bool = True,
     optimizer: Optimizer | None = None,
     data: str = "",
+    say: Callable[[str], object] = lambda text: None,
 ) -> Evidence:
     """Measure everything and return it; the model is left unchanged.
 
@@ -233,7 +234,7 @@ def gather_evidence(
     ----------
     model : the model
     batches : the batch that is examined, then those that a rehearsal learns from
-    loss, plan, pad, causal, sharpness, optimizer, data : as for `examine`
+    loss, plan, pad, causal, sharpness, optimizer, data, say : as for `examine`
     """
     start = time.perf_counter()
     batch = batches[0]
@@ -269,7 +270,7 @@ def gather_evidence(
                 )
                 if plan is not None and gradients:
                     with _attempt(PLANNED, reasons):
-                        more |= _rehearse(model, batches, objective, plan)
+                        more |= _rehearse(model, batches, objective, plan, say)
     experiments = more.get("experiments", ExperimentResults())
     reasons |= experiments.not_examined
     if plan is None:
@@ -494,14 +495,19 @@ def _measure_finite(
 
 
 def _rehearse(
-    model: nn.Module, batches: Sequence[ClinicBatch], objective: Objective, plan: TrainingPlan
+    model: nn.Module,
+    batches: Sequence[ClinicBatch],
+    objective: Objective,
+    plan: TrainingPlan,
+    say: Callable[[str], object],
 ) -> dict[str, Any]:
     """Rehearse the plan, and if it will not train other arrangements, as fields of the evidence."""
-    rehearsals = rehearse_plan(model, batches, objective, plan)
+    rehearsals = rehearse_plan(model, batches, objective, plan, say)
     prediction = predict_outcome(rehearsals["planned"])
     others = {}
     if prediction.answer == WILL_NOT_TRAIN:
-        others = rehearse_alternatives(model, batches, objective, plan, rehearsals["planned"])
+        planned = rehearsals["planned"]
+        others = rehearse_alternatives(model, batches, objective, plan, planned, say)
     return {"prediction": prediction, "rehearsals": rehearsals, "alternatives": others}
 
 

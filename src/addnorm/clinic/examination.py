@@ -1,7 +1,7 @@
 """Examine a model: measure it, apply the rules, show the result."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,6 +133,7 @@ def examine(
     sharpness: bool = True,
     optimizer: Optimizer | None = None,
     data: str = "",
+    say: Callable[[str], object] = lambda text: None,
 ) -> Examination:
     """Examine any Transformer and return its findings; the model is left unchanged.
 
@@ -161,6 +162,8 @@ def examine(
         The optimizer that will train the model; its settings and parameters are checked.
     data : str, optional
         What the batch is, for the page; by default its shapes.
+    say : callable, optional
+        Receives a message before each rehearsal, which may take a minute.
 
     Returns
     -------
@@ -190,5 +193,6 @@ def examine(
         sharpness=sharpness,
         optimizer=optimizer,
         data=data,
+        say=say,
     )
     return Examination(evidence, apply_rules(evidence))

@@ -401,7 +401,11 @@ class Alternative:
 
 
 def rehearse_plan(
-    model: nn.Module, batches: Sequence[ClinicBatch], objective: Objective, plan: TrainingPlan
+    model: nn.Module,
+    batches: Sequence[ClinicBatch],
+    objective: Objective,
+    plan: TrainingPlan,
+    say: Callable[[str], object] = lambda text: None,
 ) -> dict[str, Rehearsal]:
     """Rehearse the plan, and if it will not train, others until one is predicted to.
 
@@ -412,11 +416,13 @@ def rehearse_plan(
     Parameters
     ----------
     model, batches, objective, plan : as for `rehearse`
+    say : receives a message before each rehearsal
     """
     trivial = trivial_losses(model.eval(), batches, objective)
     steps = affordable_steps(model, batches[0], plan)
     rehearsals: dict[str, Rehearsal] = {}
     for name, each in {"planned": plan, **other_plans(plan)}.items():
+        say(f"rehearsing the plan{'' if name == 'planned' else f' {name}'}: {steps} steps.")
         rehearsals[name] = rehearse(model, batches, objective, each, steps=steps, trivial=trivial)
         if name == "planned" and predict_outcome(rehearsals[name]).answer != WILL_NOT_TRAIN:
             break
@@ -494,6 +500,7 @@ def rehearse_alternatives(
     objective: Objective,
     plan: TrainingPlan,
     planned: Rehearsal,
+    say: Callable[[str], object] = lambda text: None,
 ) -> dict[str, Alternative]:
     """Rebuild a model of addnorm with other arrangements, and rehearse the same plan.
 
@@ -503,6 +510,7 @@ def rehearse_alternatives(
     ----------
     model, batches, objective, plan : as for `rehearse`
     planned : the rehearsal of the plan
+    say : receives a message before each rehearsal
     """
     config = getattr(model, "config", None)
     alternatives: dict[str, Alternative] = {}
@@ -517,6 +525,7 @@ def rehearse_alternatives(
             other = _rebuilt(config, kind, batch, seed=0)
         except ConfigError:
             continue  # this configuration does not allow the arrangement
+        say(f"rehearsing the plan with addnorm={kind}: {steps} steps.")
         with torch.no_grad():
             sites = trace_stream(other, batch).sites
         change = amplification(other, batch, sites, draws=1)[-1] ** 0.5

@@ -1,7 +1,7 @@
 """The subject of an examination: a model, batches for it, its loss and the planned training."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,9 @@ class Subject:
     loss: Objective | None = None
     config: Config | None = None
 
-    def examine(self, *, sharpness: bool = True) -> Examination:
+    def examine(
+        self, *, sharpness: bool = True, say: Callable[[str], object] = lambda text: None
+    ) -> Examination:
         """Examine the model."""
         first, *more = self.batches
         return examine(
@@ -67,6 +69,7 @@ class Subject:
             more_batches=more,
             sharpness=sharpness,
             data=self.source,
+            say=say,
         )
 
     def memory_estimate(self) -> int:

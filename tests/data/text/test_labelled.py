@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from addnorm.data.text.labelled import read_labelled
+from addnorm.data.text.labelled import read_labelled, read_text_column
 from addnorm.data.text.masking import mask_tokens
 from addnorm.data.text.special_tokens import FIRST, IGNORE, MASK
 from addnorm.data.text.split import overlap, split_by_source, split_document
@@ -90,6 +90,23 @@ def test_columns_of_texts_and_labels_are_inferred(
     assert (table.labels, table.targets, table.names) == (["1", "0"] * 2, [1, 0] * 2, ("0", "1"))
     assert note in table.report.lines()[-1 if not content.startswith("5") else 1]
     assert len(table) == 4 and table.take([3]).texts == ["not for me ."]
+
+
+@pytest.mark.parametrize(
+    ("content", "texts"),
+    (
+        ('text\nthe cat\n"multi\nline dog"\nhouse\n', ["the cat", "multi\nline dog", "house"]),
+        ("Review,Stars\nfine,5\n", ["fine"]),
+        ("class\nfine\n", ["class", "fine"]),  # names of labels alone are no header
+    ),
+)
+def test_usual_names_are_a_header(put: Put, content: str, texts: list[str]) -> None:
+    assert read_text_column(put(content))[0] == texts
+
+
+def test_a_header_alone_has_no_texts(put: Put) -> None:
+    with pytest.raises(InputError, match="it has only a header"):
+        read_text_column(put("text,label\n"))
 
 
 def test_words_as_labels_are_not_a_header(put: Put) -> None:

@@ -12,6 +12,8 @@ from addnorm.errors import InputError, nearest
 
 LABEL_NAMES = ("label", "class", "category", "target", "sentiment", "stars", "rating", "y")
 """Column names that mark the label, unless the caller names a column."""
+TEXT_NAMES = ("text", "texts", "sentence", "review", "question", "comment", "message", "content")
+"""Column names of texts: a first row of these and LABEL_NAMES alone is a header."""
 MAX_HEADER_LENGTH = 40
 """Characters that a column name may have."""
 
@@ -197,8 +199,14 @@ def _infer_columns(
 
 
 def _looks_like_header(table: DelimitedTable) -> bool:
-    """Return whether the first row has short, distinct cells, and no label of another row."""
+    """Return whether the first row has the usual names, or short, distinct cells that are new.
+
+    The second only if none of them is the label of another row.
+    """
     first, body = [cell.strip() for cell in table.rows[0]], table.rows[1:]
+    known = [cell.lower() for cell in first]
+    if set(known) & set(TEXT_NAMES) and set(known) <= {*TEXT_NAMES, *LABEL_NAMES}:
+        return True
     are_short = all(0 < len(cell) <= MAX_HEADER_LENGTH and cell[-1] not in ".!?" for cell in first)
     if not body or not are_short or len(set(first)) < len(first):
         return False
