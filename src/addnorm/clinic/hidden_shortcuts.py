@@ -15,7 +15,7 @@ from addnorm.clinic.lineage import same_size
 
 MIN_DIAGONAL, MIN_CERTAINTY = 0.1, 6.0
 """Mean diagonal of an identity, and how many standard errors it must be away from 0."""
-MAX_RESULTS, MAX_ATTENTIONS, PROBES = 16, 6, 2
+MAX_RESULTS, MAX_ATTENTIONS, RANDOM_PROBES = 16, 6, 2
 """Results that are tried on either side of an attention, attentions, and random signs."""
 
 
@@ -53,13 +53,13 @@ def _contains_identity(c: Tensor, before: Sequence[Tensor]) -> bool:
     if not sources:
         return False
     generator = torch.Generator().manual_seed(0)
-    for _ in range(PROBES):
+    for _ in range(RANDOM_PROBES):
         signs = torch.randint(2, c.shape, generator=generator, device="cpu").to(c) * 2 - 1
         grads = torch.autograd.grad(c, sources, signs, retain_graph=True, allow_unused=True)
         for diagonal, grad in zip(diagonals, grads, strict=True):
             if grad is not None:
                 product = grad.reshape(c.shape) * signs
-                diagonal += product.float().reshape(-1, c.shape[-1]).mean(dim=0) / PROBES
+                diagonal += product.float().reshape(-1, c.shape[-1]).mean(dim=0) / RANDOM_PROBES
     return any(_is_identity(diagonal) for diagonal in diagonals)
 
 
