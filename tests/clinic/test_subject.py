@@ -82,7 +82,7 @@ def test_the_first_batch_is_examined_and_the_others_are_for_the_rehearsal(
     lengths = []
     monkeypatch.setattr(
         "addnorm.clinic.evidence.rehearse_plan",
-        lambda model, batches, aim, plan: lengths.append(len(batches)) or {"planned": LEARNS},
+        lambda model, batches, *_: lengths.append(len(batches)) or {"planned": LEARNS},
     )
     subject.examine(sharpness=False)
     assert lengths == [len(subject.batches)] == [batch_count(subject.plan)]
