@@ -55,7 +55,7 @@ def trace_table(model: TabularModel, is_known: bool = True) -> SideGraph:
     model
         The model; of several for folds, the first is drawn.
     is_known
-        Whether its columns are those of a table: otherwise nothing is said of their number.
+        Whether its columns are those of a table: otherwise their number is left out.
     """
     if isinstance(model, FoldModel):
         model = model.parts()[0]
@@ -109,7 +109,7 @@ def _trace_tab(graph: Graph, model: TabTransformerModel, is_known: bool) -> Side
 def _trace_trunk(
     graph: Graph, start: Symbol, c: ModelConfig, stack: Stack, length: int | None
 ) -> tuple[Symbol, dict[int, str]]:
-    """Trace the stack of a table; without a length nothing is said that depends on the columns."""
+    """Trace the stack of a table; without a length, what depends on the columns is left out."""
     blocks = [block for block in stack.blocks if isinstance(block, Block)]
     costs = cost(c, length or 1)
     labels = {}
