@@ -4,6 +4,9 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from addnorm.cpu import amx_workaround
+
+os.environ.update(amx_workaround())
 # The suite runs in several processes at once; threads that wait for each other make it slow.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

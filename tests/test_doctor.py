@@ -89,6 +89,9 @@ def test_old_and_forced_cpus_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "No AVX2" in doctor._cpu().advice
     monkeypatch.setattr(doctor, "_cpu_name", lambda: ("new", True))
     assert "unset ATEN_CPU_CAPABILITY" in doctor._cpu().advice
+    monkeypatch.setattr(doctor, "has_broken_amx", lambda: True)
+    assert "set DNNL_MAX_CPU_ISA=" in doctor._numbers_in().advice
+    monkeypatch.setattr(doctor, "has_broken_amx", lambda: False)
     monkeypatch.setattr(doctor, "is_slow", lambda device, dtype: True)
     assert "precision=auto" in doctor._numbers_in().advice
 

@@ -4,17 +4,29 @@ Memory: glibc returns every large tensor to the system when it is freed, and the
 same size costs a page fault for every 4 KiB, although each training step allocates the same sizes
 again. Threads: the threads of one operation wait for each other in a spin loop, and if another
 process occupies the core of one, the others spin for its whole time slice. bfloat16: a CPU without
-instructions for it is many times slower than with float32.
+instructions for it is many times slower than with float32, and on some virtual machines a product
+of bfloat16 or int8 matrices ends the process.
 """
 
 import ctypes
 import os
 import platform
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
+from pathlib import Path
 
+from addnorm.errors import InputError
+
+ISA_VARIABLES = ("DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA")
+"""Environment variables by which oneDNN limits the instructions it uses."""
+WITHOUT_AMX = "AVX512_CORE_FP16"
+"""All instructions of oneDNN below AMX."""
+TILE_SIZES_LEAF = 0x1D
+"""The question to CPUID that is answered with the sizes of AMX's tiles."""
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 _IN_USE: ContextVar[int | None] = ContextVar("threads in use", default=None)
 """The number of threads of the innermost `use_threads`."""
@@ -100,6 +112,51 @@ def use_threads(threads: int | None) -> Iterator[None]:
     finally:
         torch.set_num_threads(before)
         _IN_USE.reset(token)
+
+
+@cache
+def has_broken_amx() -> bool:
+    """Return whether oneDNN's use of AMX ends a process on this machine by SIGILL.
+
+    Some virtual machines have AMX but hide the sizes of its tiles (leaf 0x1D of CPUID); oneDNN then
+    configures no tile, and the first product of bfloat16 or int8 matrices is an illegal
+    instruction.
+    """
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    levels = re.findall(r"^cpuid level\s*:\s*(\d+)$", text, re.M)
+    has_amx = re.search(r"^flags\b.*\bamx_tile\b", text, re.M) is not None
+    return has_amx and any(int(level) < TILE_SIZES_LEAF for level in levels)
+
+
+def amx_workaround() -> dict[str, str]:
+    """Return the environment variable that keeps oneDNN from a broken AMX, or nothing.
+
+    It is for processes that have not yet imported torch. A limit that the user has set is kept.
+    """
+    return {ISA_VARIABLES[0]: WITHOUT_AMX} if uses_broken_amx() else {}
+
+
+def avoid_broken_amx() -> None:
+    """Keep oneDNN from a broken AMX in this process; call it before torch is first imported."""
+    os.environ.update(amx_workaround())
+
+
+def uses_broken_amx() -> bool:
+    """Return whether a product of bfloat16 or int8 matrices by oneDNN would end the process."""
+    return has_broken_amx() and not any(os.environ.get(name) for name in ISA_VARIABLES)
+
+
+def require_bfloat16(device: str, dtype: str) -> None:
+    """Raise an InputError if computing with bfloat16 on this CPU would end the process."""
+    if device == "cpu" and dtype == "bfloat16" and uses_broken_amx():
+        raise InputError(
+            "bfloat16 on a CPU with AMX needs the sizes of its tiles: this virtual machine hides "
+            "them, and the process would be killed. Set "
+            f"{ISA_VARIABLES[0]}={WITHOUT_AMX} before Python starts, or use float32."
+        )
 
 
 def warn_if_slow(device: str, dtype: str) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from addnorm.cpu import is_slow
+from addnorm.cpu import ISA_VARIABLES, WITHOUT_AMX, has_broken_amx, is_slow
 
 GOOD, NOTE, PROBLEM = "good", "note", "problem"
 REQUIRED = ("torch", "numpy", "safetensors", "sentencepiece", "rich")
@@ -116,6 +116,13 @@ def _cpu_name() -> tuple[str, bool]:
 
 
 def _numbers_in() -> MachineCheck:
+    if has_broken_amx():
+        advice = (
+            "The command line avoids AMX. In Python, set "
+            f"{ISA_VARIABLES[0]}={WITHOUT_AMX} before Python starts."
+        )
+        value = "AMX of this virtual machine is broken: products by it end the process"
+        return MachineCheck(name="bfloat16", status=NOTE, value=value, advice=advice)
     if is_slow("cpu", "bfloat16"):
         advice = "precision=auto trains in float32 here; do not set run.precision=bfloat16."
         value = "no instructions for bfloat16"

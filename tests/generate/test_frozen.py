@@ -18,8 +18,8 @@ from addnorm.generate.frozen import (
     FrozenLinear,
     Int8Linear,
     PackedLinear,
+    can_use_onednn,
     find_engine,
-    is_onednn_exact,
 )
 from tests.conftest import VARIANTS, draw, inputs, make
 from tests.generate.naive import BEGIN, END
@@ -250,7 +250,7 @@ def test_a_wide_matrix_has_its_own_engine(monkeypatch: pytest.MonkeyPatch) -> No
     assert find_engine(outputs=20, inputs=10) == "x86"
     assert find_engine(outputs=10, inputs=10) == "fbgemm"
     for exact, engine in ((True, "onednn"), (False, "x86")):
-        monkeypatch.setattr("addnorm.generate.frozen.is_onednn_exact", lambda exact=exact: exact)
+        monkeypatch.setattr("addnorm.generate.frozen.can_use_onednn", lambda exact=exact: exact)
         assert find_engine(outputs=81, inputs=10) == engine
         assert find_engine(outputs=80, inputs=10) == "x86"
     del engines[1:]
@@ -280,7 +280,7 @@ def test_sums_of_onednn_that_overflow_are_noticed(
 
     monkeypatch.setattr("torch.ops.quantized.linear_dynamic", Product)
     monkeypatch.setattr("addnorm.generate.frozen.pack_int8", lambda *arguments: None)
-    assert is_onednn_exact.__wrapped__() == (share == 1.0)
+    assert can_use_onednn.__wrapped__() == (share == 1.0)
 
 
 def test_the_vocabulary_is_multiplied_exactly() -> None:

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from addnorm import __version__
 from addnorm.cli import clinic, completion, doctor, interop, predict, train, tune
 from addnorm.cli.flags import add_set
-from addnorm.cpu import reduce_thread_spinning
+from addnorm.cpu import avoid_broken_amx, reduce_thread_spinning
 from addnorm.errors import AddnormError, ConfigError, nearest
 from addnorm.tasks import TASKS
 
@@ -506,6 +506,7 @@ def run() -> NoReturn:
     ends after the functions of `atexit`, once everything is written.
     """
     reduce_thread_spinning()
+    avoid_broken_amx()
     code = main()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

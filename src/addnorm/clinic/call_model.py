@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from addnorm.config import ModelConfig
+from addnorm.cpu import require_bfloat16
 from addnorm.errors import InputError
 from addnorm.models.tabular import TabularConfig
 
@@ -276,6 +277,8 @@ def complete_batch(model: nn.Module, batch: ClinicBatch) -> ClinicBatch:
 
 def require_fit(model: nn.Module, batch: ClinicBatch) -> None:
     """Raise an InputError if the model cannot be called with the batch."""
+    for parameter in model.parameters():
+        require_bfloat16(parameter.device.type, str(parameter.dtype).removeprefix("torch."))
     try:
         with torch.no_grad():
             call_model(model, batch)

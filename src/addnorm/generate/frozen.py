@@ -21,6 +21,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
+from addnorm.cpu import uses_broken_amx
 from addnorm.errors import InputError, SavedError
 from addnorm.layers.heads import TokenHead
 from addnorm.models.build import Model
@@ -209,7 +210,7 @@ def find_engine(outputs: int, inputs: int) -> str:
     shape = "wide" if outputs > inputs else "narrow"
     engines = ENGINES["vocabulary" if outputs > VOCABULARY_SHAPE * inputs else shape]
     for engine in engines:
-        if engine in available and (engine != "onednn" or is_onednn_exact()):
+        if engine in available and (engine != "onednn" or can_use_onednn()):
             return engine
     raise InputError(
         f"int8 needs a torch with one of the engines {', '.join(engines)}: this one has "
@@ -218,11 +219,13 @@ def find_engine(outputs: int, inputs: int) -> str:
 
 
 @cache
-def is_onednn_exact() -> bool:
-    """Return whether sums of onednn are exact on this CPU: without VNNI they overflow 16 bits.
+def can_use_onednn() -> bool:
+    """Return whether onednn computes on this CPU, and exactly: without VNNI 16 bits overflow.
 
     Every product is the greatest there is, so that the first two would overflow together.
     """
+    if uses_broken_amx():
+        return False
     weight, x = torch.ones(64, 64), torch.ones(32, 64)
     found = torch.ops.quantized.linear_dynamic.default(x, pack_int8(weight, None, "onednn"), False)
     return bool((found - x @ weight.T).abs().max() < 0.01 * 64)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from addnorm.config import ModelConfig
-from addnorm.cpu import warn_if_slow
+from addnorm.cpu import require_bfloat16, warn_if_slow
 from addnorm.errors import ConfigError, InputError
 from addnorm.layers.attention import Attention
 from addnorm.layers.cache import Cache
@@ -76,7 +76,7 @@ class Side(nn.Module):
         """Return (batch, length, width), or only `context.output_length` leading positions."""
         context = replace(context, positions=self.positions, tables={})
         if not torch.compiler.is_compiling():
-            _warn_if_half_precision_is_slow(x)
+            _check_half_precision(x)
         batch, length, offset = x.shape[0], x.shape[1], context.offset
         mask = context.mask or Mask()
         mask.check(batch, length, offset + length)
@@ -506,15 +506,17 @@ class EncoderDecoder(Base):
         return self.apply_head(hidden, self.input_mask(target, target_mask))
 
 
-def _warn_if_half_precision_is_slow(x: Tensor) -> None:
-    """Warn once if autocast or the dtype of the weights is slow on this CPU."""
+def _check_half_precision(x: Tensor) -> None:
+    """Check that this CPU can compute with autocast's or the weights' dtype; warn if slowly."""
     device, dtype = x.device.type, x.dtype
     if device == "meta":
         return  # it has no autocast, and computes nothing
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
     if dtype in (torch.bfloat16, torch.float16):
-        warn_if_slow(device, str(dtype).removeprefix("torch."))
+        name = str(dtype).removeprefix("torch.")
+        require_bfloat16(device, name)
+        warn_if_slow(device, name)
 
 
 def name_maps(model: nn.Module, context: Context, maps: Maps | None) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from addnorm.config import Config, ModelConfig
-from addnorm.cpu import is_slow, thread_candidates, use_threads
+from addnorm.cpu import is_slow, require_bfloat16, thread_candidates, use_threads
 from addnorm.errors import ConfigError, SavedError
 from addnorm.files import HUGGING_FACE, kind_of_directory, make_directory
 from addnorm.runs.budget import measure_steps
@@ -456,6 +456,7 @@ def find_precision(config: Config, device: torch.device) -> torch.dtype:
             "run.precision=bfloat16 is many times slower than float32 on this CPU, which has no "
             "instructions for it. Try run.precision=float32."
         )
+    require_bfloat16(device.type, name)
     return torch.bfloat16 if name == "bfloat16" else torch.float32
 
 
