@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from addnorm.data.table.encode import fit_encoder
+from addnorm.data.table.infer import infer
 from addnorm.errors import ConfigError
 from addnorm.tabular import (
     FTTransformerClassifier,
@@ -17,10 +19,12 @@ from addnorm.tabular.choices import (
     MAX_EPOCHS,
     MIN_EPOCHS,
     ROWS_SEEN,
+    choose_network,
     choose_settings,
     default_parameters,
 )
 from addnorm.tabular.fitting import FitSettings
+from addnorm.tabular.inputs import as_frame
 from tests.tabular.data import QUICK, people
 
 
@@ -75,7 +79,7 @@ def test_epochs_fall_with_the_rows_and_rise_with_the_effort(rows: int) -> None:
 
 @pytest.mark.parametrize(
     ("rows", "rate", "swapped"),
-    ((2_000, 1e-3, 0.1), (2_001, 2e-3, 0.1), (9_999, 2e-3, 0.1), (10_000, 2e-3, 0.05)),
+    ((300, 1e-3, 0.1), (2_000, 1e-3, 0.1), (2_001, 2e-3, 0.05), (40_000, 2e-3, 0.05)),
 )
 def test_classes_of_few_rows_are_learnt_slowly_and_of_many_with_fewer_swapped_cells(
     rows: int, rate: float, swapped: float
@@ -86,6 +90,26 @@ def test_classes_of_few_rows_are_learnt_slowly_and_of_many_with_fewer_swapped_ce
     assert (numbers.rate, numbers.swap_cells, numbers.drop_cells) == (2e-3, 0.02, 0.0)
     explicit = settings_for(rows, learning_rate=1e-4, swap_cells=0.3)
     assert (explicit.rate, explicit.swap_cells) == (1e-4, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("rows", "classes", "embedding"),
+    ((2_000, True, "piecewise"), (2_001, True, "mixed"), (2_001, False, "piecewise")),
+)
+def test_numbers_beside_classes_of_many_rows_are_embedded_by_bins_and_waves(
+    rows: int, classes: bool, embedding: str
+) -> None:
+    assert default_parameters("ft", "normal", classes, rows)["embedding"] == embedding
+
+
+def test_the_network_is_that_of_the_training_rows() -> None:
+    X = np.random.default_rng(0).normal(size=(2_001, 1))
+    frame = as_frame(X)
+    estimator = FTTransformerClassifier()
+    estimator.seed_, estimator.encoder_ = 0, fit_encoder(frame, infer(frame))
+    table = estimator.encoder_.encode(frame)
+    network = choose_network(estimator, table, X[:, 0] > 0, "target", classes=2)
+    assert (network.embedding, network.members) == ("mixed", 4)
 
 
 @pytest.mark.parametrize(

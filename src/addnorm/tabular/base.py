@@ -203,8 +203,8 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         ffn_dropout : float, default=None
             Dropout inside the feed-forward layers.
         embedding : {"linear", "periodic", "piecewise", "mixed", "hidden"}, default=None
-            How a number becomes a token. None is "piecewise" for FT-Transformer, otherwise the
-            published embedding.
+            How a number becomes a token. None is "piecewise" for FT-Transformer, "mixed" for
+            classes of more than 2,000 rows, and otherwise the published embedding.
         embedding_options : dict, default=None
             Options of the embedding: `frequencies` and `sigma` of "periodic", `bins` (their
             number, 48 by default) of "piecewise", all three of "mixed", `units` of "hidden".
@@ -227,8 +227,8 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             FT-Transformer and numbers.
         swap_cells : float, default=None
             Fraction of cells replaced by another row's value in each training batch. None is 0
-            as published; for FT-Transformer 0.1 for classes, 0.05 from 10,000 rows on, and 0.02
-            for numbers.
+            as published; for FT-Transformer 0.1 for classes, 0.05 of more than 2,000 rows, and
+            0.02 for numbers.
         learning_rate : float, default=None
             Peak learning rate of AdamW. None is that of the publication.
         weight_decay : float, default=None

@@ -1,8 +1,9 @@
 """Check the parameters of an estimator, and resolve those that are None.
 
 The defaults of FT-Transformer were chosen on held-out rows of nine tables (docs/results/tables.md):
-a small network with piecewise-linear embeddings, trained with a cosine schedule over a number of
-epochs that falls with the rows. TabTransformer and SAINT are as published.
+a small network, whose numbers are embedded by bins, in larger tables of classes by bins and waves,
+trained with a cosine schedule over a number of epochs that falls with the rows. TabTransformer and
+SAINT are as published.
 """
 
 import math
@@ -80,8 +81,9 @@ def is_recommended(kind: str, effort: str) -> bool:
 
 
 SMALL_TABLE, LARGE_TABLE = 2_000, 10_000
-"""Rows up to which classes are learnt at half the rate and with a teacher (teacher.py), and from
-which on half as many cells are swapped: what is needed against overfitting falls with the rows."""
+"""Rows up to which classes are learnt at half the rate, with a teacher (teacher.py) and with twice
+as many swapped cells, and from which on numbers have one member: what is needed against overfitting
+falls with the rows."""
 MEMBERS: dict[str, Any] = {"members": 4, "width": 32, "ffn_width": 64}
 """Of more than SMALL_TABLE rows with classes, and of numbers below LARGE_TABLE rows: four members
 of half the width take a third more time than one of the whole width, and are better together."""
@@ -106,9 +108,9 @@ def default_parameters(kind: str, effort: str, classes: bool, rows: int = 0) -> 
     settings = RECOMMENDED["classes" if classes else "number"]
     if classes and 0 < rows <= SMALL_TABLE:
         return settings | {"learning_rate": settings["learning_rate"] / 2}
-    if classes and rows >= LARGE_TABLE:
-        return settings | MEMBERS | {"swap_cells": settings["swap_cells"] / 2}
-    if rows and (classes or rows < LARGE_TABLE):
+    if classes and rows:
+        return settings | MEMBERS | {"embedding": "mixed", "swap_cells": settings["swap_cells"] / 2}
+    if 0 < rows < LARGE_TABLE:
         return settings | MEMBERS
     return settings
 
@@ -202,7 +204,7 @@ def choose_network(
     folds : fold of each row, if there are several models; each has edges of its own.
     """
     options = dict(estimator.embedding_options or {})
-    embedding = parameter_of(estimator, "embedding") or estimator.number_embedding
+    embedding = parameter_of(estimator, "embedding", len(table)) or estimator.number_embedding
     count = 1 if folds is None else int(folds.max()) + 1
     if embedding in ("piecewise", "mixed") and table.numbers.shape[1]:
         numbers, number_of_bins = table.numbers.numpy(), options.pop("bins", 48)
