@@ -21,6 +21,7 @@ from addnorm.tabular.choices import (
     ROWS_SEEN,
     choose_network,
     choose_settings,
+    default_embedding,
     default_parameters,
 )
 from addnorm.tabular.fitting import FitSettings
@@ -93,13 +94,21 @@ def test_classes_of_few_rows_are_learnt_slowly_and_of_many_with_fewer_swapped_ce
 
 
 @pytest.mark.parametrize(
-    ("rows", "classes", "embedding"),
-    ((2_000, True, "piecewise"), (2_001, True, "mixed"), (2_001, False, "piecewise")),
+    ("rows", "classes", "columns", "embedding"),
+    (
+        (2_000, True, (4, 0), "piecewise"),
+        (2_001, True, (4, 0), "mixed"),
+        (2_001, True, (4, 4), "mixed"),
+        (2_001, True, (4, 5), "piecewise"),
+        (2_001, False, (4, 0), "piecewise"),
+    ),
 )
-def test_numbers_beside_classes_of_many_rows_are_embedded_by_bins_and_waves(
-    rows: int, classes: bool, embedding: str
+def test_waves_embed_numbers_where_numbers_decide_classes_of_many_rows(
+    rows: int, classes: bool, columns: tuple[int, int], embedding: str
 ) -> None:
-    assert default_parameters("ft", "normal", classes, rows)["embedding"] == embedding
+    assert default_embedding("ft", "normal", classes, rows, *columns) == embedding
+    assert default_embedding("ft", "published", classes, rows, *columns) is None
+    assert default_embedding("saint", "normal", classes, rows, *columns) is None
 
 
 def test_the_network_is_that_of_the_training_rows() -> None:

@@ -204,7 +204,8 @@ class TableEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             Dropout inside the feed-forward layers.
         embedding : {"linear", "periodic", "piecewise", "mixed", "hidden"}, default=None
             How a number becomes a token. None is "piecewise" for FT-Transformer, "mixed" for
-            classes of more than 2,000 rows, and otherwise the published embedding.
+            classes of more than 2,000 rows of which at least half the columns are numbers, and
+            otherwise the published embedding.
         embedding_options : dict, default=None
             Options of the embedding: `frequencies` and `sigma` of "periodic", `bins` (their
             number, 48 by default) of "piecewise", all three of "mixed", `units` of "hidden".

@@ -1,9 +1,9 @@
 """Check the parameters of an estimator, and resolve those that are None.
 
 The defaults of FT-Transformer were chosen on held-out rows of nine tables (docs/results/tables.md):
-a small network, whose numbers are embedded by bins, in larger tables of classes by bins and waves,
-trained with a cosine schedule over a number of epochs that falls with the rows. TabTransformer and
-SAINT are as published.
+a small network, whose numbers are embedded by bins (and by waves, for classes of many rows and
+mostly numbers), trained with a cosine schedule over a number of epochs that falls with the rows.
+TabTransformer and SAINT are as published.
 """
 
 import math
@@ -109,10 +109,35 @@ def default_parameters(kind: str, effort: str, classes: bool, rows: int = 0) -> 
     if classes and 0 < rows <= SMALL_TABLE:
         return settings | {"learning_rate": settings["learning_rate"] / 2}
     if classes and rows:
-        return settings | MEMBERS | {"embedding": "mixed", "swap_cells": settings["swap_cells"] / 2}
+        return settings | MEMBERS | {"swap_cells": settings["swap_cells"] / 2}
     if 0 < rows < LARGE_TABLE:
         return settings | MEMBERS
     return settings
+
+
+def default_embedding(
+    kind: str, effort: str, classes: bool, rows: int, numbers: int, categories: int
+) -> str | None:
+    """Return the embedding of numbers that replaces None; None is that of the publication.
+
+    Waves beside the bins help where numbers decide: with classes of many rows, if at least half of
+    the columns are numbers.
+
+    Parameters
+    ----------
+    kind : kind of model.
+    effort : name of the effort.
+    classes : whether classes are predicted, or numbers.
+    rows : number of training rows.
+    numbers, categories : numbers of columns.
+
+    >>> default_embedding("ft", "normal", True, rows=5_000, numbers=8, categories=2)
+    'mixed'
+    """
+    if is_recommended(kind, effort) and classes and rows > SMALL_TABLE and numbers >= categories:
+        return "mixed"
+    embedding: str | None = default_parameters(kind, effort, classes, rows).get("embedding")
+    return embedding
 
 
 def parameter_of(estimator: "TableEstimator", name: str, rows: int = 0) -> Any:
@@ -204,7 +229,18 @@ def choose_network(
     folds : fold of each row, if there are several models; each has edges of its own.
     """
     options = dict(estimator.embedding_options or {})
-    embedding = parameter_of(estimator, "embedding", len(table)) or estimator.number_embedding
+    embedding = (
+        estimator.embedding
+        or default_embedding(
+            estimator.kind,
+            estimator.effort,
+            hasattr(estimator, "predict_proba"),
+            len(table),
+            table.numbers.shape[1],
+            table.codes.shape[1],
+        )
+        or estimator.number_embedding
+    )
     count = 1 if folds is None else int(folds.max()) + 1
     if embedding in ("piecewise", "mixed") and table.numbers.shape[1]:
         numbers, number_of_bins = table.numbers.numpy(), options.pop("bins", 48)

@@ -41,6 +41,7 @@ from addnorm.tabular.choices import (
     TRUNK_PARAMETERS,
     choose_batch,
     choose_epochs,
+    default_embedding,
     default_parameters,
 )
 from addnorm.tabular.compare import compare
@@ -489,7 +490,12 @@ class Table(Task):
             batches=lambda config: -(-rows // batch_size(config, rows)),
             longest=lambda config: 1,
             evaluation=lambda config: held_rows / (3 * folds * batch_size(config, rows)),
-            details={"held_out": held_out, "classes": self.classes},
+            details={
+                "held_out": held_out,
+                "classes": self.classes,
+                "numbers": self.split.rows.table.numbers.shape[1],
+                "categories": self.split.rows.table.codes.shape[1],
+            },
             start=self.start,
         )
 
@@ -526,11 +532,13 @@ class Table(Task):
         }
         cells = {name: settings[name] for name in ("drop_cells", "swap_cells", "members")
                  if name in settings}  # fmt: skip
-        embedding = settings.get("embedding", estimator.number_embedding)
+        columns = facts.details["numbers"], facts.details["categories"]
+        classes = bool(facts.details["classes"])
+        embedding = default_embedding(kind, effort, classes, facts.size, *columns)
         base = Config(model=model)
         return base.replace(
             train=base.train.replace(**train),
-            table=base.table.replace(embedding=embedding, **cells),
+            table=base.table.replace(embedding=embedding or estimator.number_embedding, **cells),
         )
 
     def _bind(self, config: Config) -> None:
