@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Sequence
+from itertools import product
 from typing import Any
 
 from addnorm.cpu import amx_workaround
@@ -9,6 +10,8 @@ from addnorm.cpu import amx_workaround
 os.environ.update(amx_workaround())
 # The suite runs in several processes at once; threads that wait for each other make it slow.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# The package shap compiles for seconds in every process what the tests call a few times.
+os.environ.setdefault("NUMBA_DISABLE_JIT", "1")
 
 import pytest
 import torch
@@ -19,7 +22,9 @@ from addnorm import ModelConfig, build
 from addnorm.models.build import Model
 
 pytest_plugins = ["tests.portable"]
-settings.register_profile("addnorm", deadline=None, derandomize=True, database=None)
+settings.register_profile(
+    "addnorm", deadline=None, derandomize=True, database=None, max_examples=40
+)
 settings.load_profile("addnorm")
 
 MODES = ("encoder", "decoder", "encoder-decoder")
@@ -61,6 +66,19 @@ def seed(request: pytest.FixtureRequest) -> None:
 def slow_except(fast: Sequence[str], names: Iterable[str]) -> list[Any]:
     """Return the parameters of a test: all names, those not in `fast` marked slow."""
     return [n if n in fast else pytest.param(n, marks=pytest.mark.slow) for n in names]
+
+
+def slow_off_diagonal(*axes: Sequence[Any]) -> list[Any]:
+    """Return all combinations of a test's parameters, marked slow except for a diagonal.
+
+    The fast ones are as many as the longest axis has values, and contain each value of every axis.
+    """
+    longest = max(axes, key=len)
+    diagonal = {tuple(axis[i % len(axis)] for axis in axes) for i in range(len(longest))}
+    return [
+        each if each in diagonal else pytest.param(*each, marks=pytest.mark.slow)
+        for each in product(*axes)
+    ]
 
 
 def make(mode: str, **changes: Any) -> Model:

@@ -2,6 +2,7 @@
 
 import ast
 import doctest
+import functools
 import importlib
 import inspect
 import json
@@ -18,6 +19,7 @@ import addnorm
 
 ROOT = Path(addnorm.__file__).parent
 SOURCES = sorted(ROOT.rglob("*.py"))
+TEXTS = {path: path.read_text(encoding="utf-8") for path in SOURCES}
 
 _BASE = {"errors", "files"}
 _SETTINGS = {*_BASE, "section", "config"}
@@ -74,6 +76,12 @@ def home(name: str) -> str:
     return ""  # the version
 
 
+@functools.cache
+def parse(text: str) -> ast.Module:
+    """Return the syntax tree of a source file, which several rules look at."""
+    return ast.parse(text)
+
+
 def imports(tree: ast.AST, path: Path) -> Iterator[tuple[int, str]]:
     """Yield line and package of every import of addnorm, also inside functions and branches."""
     for node in ast.walk(tree):
@@ -100,7 +108,7 @@ def broken_rules(path: Path, text: str) -> list[str]:
     allowed = MAY_IMPORT.get(own, set()) | {own, ""}
     return [
         f"{path.relative_to(ROOT)}:{line} imports {part}"
-        for line, part in imports(ast.parse(text), path)
+        for line, part in imports(parse(text), path)
         if part not in allowed
     ]
 
@@ -112,9 +120,8 @@ def test_there_are_sources() -> None:
     assert len(SOURCES) > 20
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_imports_follow_the_table(path: Path) -> None:
-    assert broken_rules(path, path.read_text(encoding="utf-8")) == []
+def test_imports_follow_the_table() -> None:
+    assert [line for path, text in TEXTS.items() for line in broken_rules(path, text)] == []
 
 
 def test_every_package_has_a_row_in_the_table() -> None:
@@ -177,14 +184,14 @@ def repeated_names(texts: dict[str, str]) -> dict[str, list[str]]:
     """Return the names that are defined in two or more modules, with the modules."""
     modules: dict[str, list[str]] = {}
     for module, text in texts.items():
-        for name in defined_names(ast.parse(text).body):
+        for name in defined_names(parse(text).body):
             is_command = module.startswith("addnorm.cli.") and name in COMMANDS
             modules.setdefault(name, []).extend([] if is_command else [module])
     return {name: places for name, places in modules.items() if len(places) > 1}
 
 
 def test_no_name_is_defined_in_two_modules() -> None:
-    repeated = repeated_names({name_of(path): path.read_text(encoding="utf-8") for path in SOURCES})
+    repeated = repeated_names({name_of(path): text for path, text in TEXTS.items()})
     assert repeated == {}
 
 
@@ -249,7 +256,7 @@ def test_every_public_name_can_be_imported() -> None:
 
 
 def test_type_checkers_see_the_public_names() -> None:
-    tree = ast.parse((ROOT / "__init__.py").read_text(encoding="utf-8"))
+    tree = parse((ROOT / "__init__.py").read_text(encoding="utf-8"))
     (branch,) = (node for node in tree.body if isinstance(node, ast.If))
     shown = {
         alias.name: node.module
@@ -280,7 +287,7 @@ def dotted(node: ast.AST) -> str:
 def dangers(text: str) -> list[str]:
     """Return calls and imports that could execute a file's content or change the process."""
     dangers_found = []
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parse(text)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             dangers_found += [node.func.id] if node.func.id in NEVER_CALLED else []
         if isinstance(node, ast.Attribute) and dotted(node) in NEVER_REACHED:
@@ -296,12 +303,11 @@ def dangers(text: str) -> list[str]:
     return dangers_found
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_nothing_that_is_read_is_executed(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert dangers(text) == []
+def test_nothing_that_is_read_is_executed() -> None:
+    found = {name_of(path): dangers(text) for path, text in TEXTS.items()}
+    assert {name: calls for name, calls in found.items() if calls} == {}
     for words in ("pickle.load", "torch.load(", "yaml.load"):
-        assert words not in text
+        assert [name_of(path) for path, text in TEXTS.items() if words in text] == []
 
 
 @pytest.mark.parametrize(
@@ -326,15 +332,18 @@ def test_the_rule_accepts_evaluation_mode() -> None:
     assert dangers("model.eval()\nre.compile('a')\ntomllib.load(file)") == []
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_no_environment_variable_is_read(path: Path) -> None:
-    if name_of(path) == "addnorm.training.parallel":
-        return  # torchrun passes ranks to its workers in environment variables only
-    if name_of(path) == "addnorm.cpu":
-        return  # oneDNN's limit of instructions is set and seen in its environment variable only
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Attribute):
-            assert dotted(node) not in ("os.environ", "os.getenv")
+READ_THE_ENVIRONMENT = {"addnorm.training.parallel", "addnorm.cpu"}
+"""torchrun's ranks and oneDNN's limit of instructions are in environment variables only."""
+
+
+def test_no_environment_variable_is_read() -> None:
+    readers = {
+        name_of(path)
+        for path, text in TEXTS.items()
+        for node in ast.walk(parse(text))
+        if isinstance(node, ast.Attribute) and dotted(node) in ("os.environ", "os.getenv")
+    }
+    assert readers <= READ_THE_ENVIRONMENT
 
 
 # ── Examples ──────────────────────────────────────────────────────────────────────────────────────
@@ -343,7 +352,7 @@ MODULES = [name_of(path) for path in SOURCES if path.name != "__main__.py"]
 
 
 @pytest.mark.trains
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", [name_of(path) for path, text in TEXTS.items() if ">>> " in text])
 def test_examples_in_docstrings_run(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -377,7 +386,6 @@ def test_public_names_document_their_parameters_and_have_an_example(name: str) -
     assert parameters <= {word for entry in entries for word in entry.split(", ")}
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_every_file_has_a_docstring(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert ast.get_docstring(ast.parse(text)) or not text.strip()
+def test_every_file_has_a_docstring() -> None:
+    without = [path for path, text in TEXTS.items() if not ast.get_docstring(parse(text))]
+    assert [name_of(path) for path in without if TEXTS[path].strip()] == []

@@ -20,7 +20,7 @@ def blocks(page: Path, kind: str) -> list[str]:
     return re.findall(rf"^```{kind}\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
 
 
-FAST_PAGES = ("README.md", "index.md", "tables.md", "text.md")
+FAST_PAGES = ("README.md", "index.md", "text.md")
 """Pages whose blocks run among the fast tests; the others among the slow ones."""
 
 
@@ -75,13 +75,20 @@ def shell_commands() -> list[str]:
     return sorted({command for command in found if "…" not in command})
 
 
+@pytest.fixture(scope="module")
+def folder_of_a_reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the files that commands of the docs read before they check their options."""
+    folder = tmp_path_factory.mktemp("commands")
+    shutil.copytree(ROOT / "examples", folder / "examples")
+    (folder / "run.toml").write_text("[run]\ntask = 'translate'\n")
+    return folder
+
+
 @pytest.mark.parametrize("command", shell_commands())
 def test_commands_have_options_that_exist(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, folder_of_a_reader: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    (tmp_path / "run.toml").write_text("[run]\ntask = 'translate'\n")
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(folder_of_a_reader)
     assert parse(shlex.split(command, comments=True)).action
 
 

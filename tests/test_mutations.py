@@ -17,7 +17,7 @@ def check(path: Path, count: int, seed: int) -> None:
 
 @pytest.mark.trains
 def test_changed_files_are_refused_or_equal(tmp_path: Path) -> None:
-    check(tmp_path, 60, seed=1)
+    check(tmp_path, 30, seed=1)
 
 
 @pytest.mark.slow

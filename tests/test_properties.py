@@ -25,11 +25,14 @@ from tests.conftest import (
     make,
     other,
     pad_rows,
+    slow_off_diagonal,
 )
 
 every_mode = pytest.mark.parametrize("mode", MODES)
 every_position = pytest.mark.parametrize("positions", POSITIONS)
-some_arrangements = pytest.mark.parametrize("addnorm", ARRANGEMENTS)
+positions_and_arrangements = pytest.mark.parametrize(
+    ("positions", "addnorm"), slow_off_diagonal(POSITIONS, ARRANGEMENTS)
+)
 causal_modes = pytest.mark.parametrize("mode", ("decoder", "encoder-decoder"))
 some_sides = pytest.mark.parametrize("side", ("right", "left"))
 
@@ -49,17 +52,17 @@ def check_padding(model: Any, mode: str, side: str) -> None:
 
 
 @every_mode
-@every_position
-@some_arrangements
+@positions_and_arrangements
 def test_padding_changes_nothing(mode: str, positions: str, addnorm: str) -> None:
     model = make(mode, positions=positions, addnorm=addnorm)
     check_padding(model, mode, "right")
     check_padding(model, mode, "left")
 
 
-@every_mode
-@pytest.mark.parametrize("variant", VARIANTS)
-@some_sides
+@pytest.mark.parametrize(
+    ("variant", "mode", "side"),
+    slow_off_diagonal(list(VARIANTS), MODES, ("right", "left")),
+)
 def test_padding_changes_nothing_in_any_variant(mode: str, variant: str, side: str) -> None:
     check_padding(make(mode, **VARIANTS[variant]), mode, side)
 
@@ -164,8 +167,7 @@ def runner(model: Any, mode: str, **masks: Mask) -> Callable[[Tensor], Tensor]:
 
 
 @causal_modes
-@every_position
-@some_arrangements
+@positions_and_arrangements
 def test_no_position_sees_the_future(mode: str, positions: str, addnorm: str) -> None:
     model = make(mode, positions=positions, addnorm=addnorm)
     with torch.no_grad():
@@ -522,8 +524,7 @@ def packed(lengths: tuple[int, ...]) -> tuple[list[Tensor], Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("mode", ("encoder", "decoder"))
-@every_position
-@some_arrangements
+@positions_and_arrangements
 def test_packed_rows_are_separate_sequences(mode: str, positions: str, addnorm: str) -> None:
     model = make(mode, positions=positions, addnorm=addnorm)
     rows, row, numbers = packed((3, 1, 4))

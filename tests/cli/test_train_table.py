@@ -20,6 +20,7 @@ from addnorm.tabular import load_estimator
 from addnorm.tabular.holdout import hold_out
 from addnorm.tabular.pretrain import METHODS, pretrain
 from tests.cli.tables import QUICK, rows, run, train
+from tests.conftest import slow_except
 from tests.runs.common import Trained
 
 pytest.importorskip("sklearn")
@@ -98,7 +99,7 @@ def test_unlabelled_rows_are_used_for_pretraining(
 
 
 @pytest.mark.trains
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", slow_except(("masked",), METHODS))
 def test_the_method_of_pretraining_is_chosen(
     tmp_path: Path,
     method: str,
@@ -484,6 +485,7 @@ def test_a_text_task_cannot_start_from_a_table_or_vice_versa(
     assert [entry.name for entry in tmp_path.iterdir()] == ["t.csv"]
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 def test_the_clinic_does_not_change_the_training_of_a_table(tmp_path: Path) -> None:
     more = ("--set", "train.epochs=6", "--set", "model.dropout=0.1")
@@ -604,8 +606,13 @@ BROKEN: dict[str, tuple[str | bytes, str | None]] = {
 }
 
 
+READ_BY_FAST_TESTS = ("bars", "unicode headers", "quoted line ends")
+"""Unusual tables that fast tests train on; the others are read in slow tests."""
+REFUSED = [name for name, (_, message) in BROKEN.items() if message is not None]
+
+
 @pytest.mark.trains
-@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("name", slow_except([*READ_BY_FAST_TESTS, *REFUSED], BROKEN))
 def test_broken_tables_train_or_get_one_clear_error(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,7 @@ from addnorm.clinic.module_names import block_of
 from addnorm.clinic.residual_trace import Trace, trace_stream
 from addnorm.layers.addnorm import ADDNORMS, AddNorm
 from tests.clinic.models import FOREIGN
-from tests.conftest import MODES, close, inputs, make
+from tests.conftest import MODES, close, inputs, make, slow_off_diagonal
 
 
 def trace(model: nn.Module, batch: Any, grad: bool = True) -> Trace:
@@ -37,11 +37,9 @@ def test_sites_of_other_libraries(name: str, grad: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "norm"),
-    [*((mode, "layer") for mode in MODES), ("decoder", "rms")],
-    ids=lambda part: part,
+    ("addnorm", "mode", "norm"),
+    slow_off_diagonal([name for name in ADDNORMS if name != "none"], MODES, ("layer", "rms")),
 )
-@pytest.mark.parametrize("addnorm", [name for name in ADDNORMS if name != "none"])
 def test_sites_of_addnorm_are_its_boxes(mode: str, addnorm: str, norm: str) -> None:
     model = make(mode, addnorm=addnorm, norm=norm)
     boxes = {name: part for name, part in model.named_modules() if isinstance(part, AddNorm)}

@@ -14,7 +14,7 @@ from addnorm.layers.addnorm import ADDNORMS, Place
 from addnorm.layers.norms import NORMS, LayerNorm
 from addnorm.models.build import Model, build
 from tests import naive
-from tests.conftest import slow_except
+from tests.conftest import slow_off_diagonal
 from tests.naive import Stack, randomise_
 
 MODES = ("encoder", "decoder", "encoder-decoder")
@@ -436,9 +436,9 @@ def test_every_parameter_gets_a_gradient(addnorm: str, options: dict, mode: str)
         assert parameter.grad.any(), name
 
 
-@pytest.mark.parametrize("mode", slow_except(("decoder",), MODES))
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("addnorm", ADDNORMS)
+@pytest.mark.parametrize(
+    ("addnorm", "norm", "mode"), slow_off_diagonal(list(ADDNORMS), list(NORMS), MODES)
+)
 def test_every_arrangement_works_with_every_norm(addnorm: str, norm: str, mode: str) -> None:
     changes = dict(norm=norm, head="token", depth=2)
     if norm == "instance" and mode != "encoder":
@@ -457,8 +457,7 @@ def test_every_arrangement_works_with_every_norm(addnorm: str, norm: str, mode: 
         assert model.hidden(*ids).shape == (*ids[-1].shape, 8)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("addnorm", ADDNORMS)
+@pytest.mark.parametrize(("addnorm", "mode"), slow_off_diagonal(list(ADDNORMS), MODES))
 def test_a_stack_without_blocks_applies_only_its_ends(addnorm: str, mode: str) -> None:
     model = make(mode, addnorm, depth=0, decoder_depth=None, norm_eps=1e-30).double()
     ids = ids_for(mode)

@@ -24,6 +24,7 @@ from addnorm.layers.masks import AttentionTable, Mask
 from addnorm.layers.norms import LayerNorm, RMSNorm
 from addnorm.layers.positions import POSITIONS, Positions
 from tests import naive
+from tests.conftest import slow_off_diagonal
 from tests.naive import IsVisible, Weights, randomise_
 
 WIDTH, HEADS, HEAD_WIDTH, LENGTH, BATCH = 8, 4, 6, 7, 2
@@ -71,6 +72,9 @@ SCORES: dict[str, Callable[[], Score]] = {
 
 PLACED = ("none", "rotary", "linear-bias", "buckets", "relative")
 """Position schemes by effect on attention: none, rotation, fixed bias, learned biases."""
+combinations = pytest.mark.parametrize(
+    ("mask", "score", "positions"), slow_off_diagonal(list(MASKS), list(SCORES), PLACED)
+)
 
 
 def draw(*shape: int) -> Tensor:
@@ -348,9 +352,7 @@ def gradients(attention: Attention, positions: Positions, mask: Mask, x: Tensor)
     return gradients_by_name | {name: part.grad for name, part in parts.items()}
 
 
-@pytest.mark.parametrize("positions", PLACED)
-@pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("mask", MASKS)
+@combinations
 def test_chunks_equal_the_whole(
     mask: str, score: str, positions: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -453,9 +455,7 @@ def test_a_query_that_sees_no_key_gets_zeros(
 # ── Maps ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("positions", PLACED)
-@pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("mask", MASKS)
+@combinations
 @torch.no_grad()
 def test_maps_are_weights_and_change_no_bit_of_the_result(
     mask: str, score: str, positions: str

@@ -21,7 +21,7 @@ from addnorm.layers.span import AdaptiveSpan, mean_span
 from addnorm.models.build import build
 from addnorm.models.tabular import TabularConfig, build_tabular, trunk_of
 from tests import naive
-from tests.conftest import MODES, close, draw, inputs
+from tests.conftest import MODES, close, draw, inputs, slow_off_diagonal
 from tests.conftest import make as make_model
 from tests.layers.test_addnorm import FORMULAS, INSIDE, config, ids_for
 from tests.naive import Stack, randomise_
@@ -180,8 +180,7 @@ def normformer(x: Tensor, stack: Stack) -> Tensor:
     return FORMULAS["sandwich"](x, stack)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("addnorm", FORMULAS)
+@pytest.mark.parametrize(("addnorm", "mode"), slow_off_diagonal(list(FORMULAS), MODES))
 @torch.no_grad()
 def test_all_attention_equals_the_formula_in_every_arrangement(addnorm: str, mode: str) -> None:
     changes = {"ffn": "all-attention", "ffn_width": 5, "depth": 2, "decoder_depth": None}
@@ -353,8 +352,7 @@ def test_product_keys_equal_a_search_over_all_keys(options: dict[str, Any]) -> N
     close(layer(x, Context()), brute_force(layer, x))
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("addnorm", FORMULAS)
+@pytest.mark.parametrize(("addnorm", "mode"), slow_off_diagonal(list(FORMULAS), MODES))
 @torch.no_grad()
 def test_product_keys_in_every_arrangement(addnorm: str, mode: str, monkeypatch: Any) -> None:
     options = {"subkeys": 4, "best": 2, "heads": 2, "key_width": 4, "batch_norm": False}

@@ -9,7 +9,7 @@ from addnorm.errors import InputError
 from addnorm.layers.addnorm import ADDNORMS
 from addnorm.lens.readout import attribute_logits, logit_lens
 from addnorm.lens.stream import decompose
-from tests.conftest import MODES, close, inputs, make
+from tests.conftest import MODES, close, inputs, make, slow_off_diagonal
 from tests.lens.planted import PROMOTED, planted
 from tests.lens.test_look import table_model, table_rows
 
@@ -39,8 +39,9 @@ def test_every_head_is_taken_apart(changes: dict[str, Any]) -> None:
     assert found.names[-1] == "head.bias" and len(found.names) == len(found.values)
 
 
-@pytest.mark.parametrize("addnorm", ADDNORMS)
-@pytest.mark.parametrize("mode", ("decoder", "encoder-decoder"))
+@pytest.mark.parametrize(
+    ("addnorm", "mode"), slow_off_diagonal(list(ADDNORMS), ("decoder", "encoder-decoder"))
+)
 def test_differences_of_logits_sum_for_every_arrangement(mode: str, addnorm: str) -> None:
     model, batch = make(mode, addnorm=addnorm), inputs(mode)
     parts = decompose(model, batch, positions=[-1])
@@ -73,8 +74,7 @@ def test_tables_sum_to_the_mean_of_their_members(kind: str, members: int) -> Non
     close(logit_lens(model, rows).logits[-1], model(*rows).mean(dim=1))
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("addnorm", ADDNORMS)
+@pytest.mark.parametrize(("addnorm", "mode"), slow_off_diagonal(list(ADDNORMS), MODES))
 def test_the_logit_lens_ends_with_the_model(mode: str, addnorm: str) -> None:
     model, batch = make(mode, addnorm=addnorm), inputs(mode)
     table = logit_lens(model, batch)

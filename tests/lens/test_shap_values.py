@@ -11,7 +11,6 @@ from addnorm.lens.columns import embed_columns, scores_from
 from tests.lens.test_look import table_model, table_rows
 
 pytest.importorskip("shap")
-pytestmark = pytest.mark.slow  # the package compiles on import
 
 OWNERS = (0, 0, 1, 2)
 """The column of each token of the models here."""

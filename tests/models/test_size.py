@@ -13,6 +13,7 @@ from addnorm.config import Config
 from addnorm.errors import InputError
 from addnorm.layers.addnorm import ADDNORMS
 from addnorm.models.size import Cost, LayerCost
+from tests.conftest import MODES, slow_except
 
 SMALL = dict(vocab=60, width=32, depth=2, heads=4)
 LENGTH, BATCH = 24, 3
@@ -20,7 +21,7 @@ LENGTH, BATCH = 24, 3
 VARIANTS: dict[str, Config] = {
     **{
         f"{mode} {name}": presets.base(**SMALL, mode=mode, addnorm=name)
-        for mode in ("encoder", "decoder", "encoder-decoder")
+        for mode in MODES
         for name in ADDNORMS
     },
     "gpt2": presets.gpt2(**SMALL),
@@ -66,6 +67,12 @@ VARIANTS: dict[str, Config] = {
     ),
     "final norm": presets.base(**SMALL, final_norm=True, embed_norm=True),
 }
+GRID = [f"{mode} {name}" for name in ADDNORMS for mode in MODES]
+"""Every arrangement in every mode."""
+FAST = {*VARIANTS} - {*GRID} | {
+    f"{MODES[i % len(MODES)]} {name}" for i, name in enumerate(ADDNORMS)
+}
+"""Variants of the fast tests: every arrangement in one mode, and all others."""
 
 
 def inputs(config: Config) -> tuple[torch.Tensor, ...]:
@@ -75,7 +82,7 @@ def inputs(config: Config) -> tuple[torch.Tensor, ...]:
     return tuple(torch.randint(vocab, (BATCH, LENGTH)) for vocab in vocabs)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", slow_except(FAST, VARIANTS))
 def test_parameters_and_operations_are_those_of_the_built_model(name: str) -> None:
     config = VARIANTS[name]
     model, formula = build(config), cost(config, LENGTH, BATCH)
@@ -114,7 +121,7 @@ def test_images_are_counted(size: str) -> None:
     assert formula.forward == forward.get_total_flops()
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", slow_except(FAST, VARIANTS))
 @pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.slow), 0.1])
 def test_activations_are_what_autograd_saves(name: str, dropout: float) -> None:
     config = VARIANTS[name].replace(dropout=dropout)

@@ -15,6 +15,7 @@ from addnorm import ModelConfig
 from addnorm.errors import AddnormError, ConfigError, InputError, SavedError
 from addnorm.runs.run import Run
 from addnorm.training.loop import Loop
+from tests.conftest import slow_except
 from tests.portable import training
 from tests.runs.common import ALL_TASKS, SMALL, Trained, answer, label, lines
 
@@ -68,7 +69,7 @@ MEMORY: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.trains
-@pytest.mark.parametrize("task", ALL_TASKS)
+@pytest.mark.parametrize("task", slow_except(("translate", "table"), ALL_TASKS))
 def test_files_are_trained_on_in_a_directory(task: str, data: Path, tmp_path: Path) -> None:
     files = {name: data / file for name, file in FILES[task].items()}
     more = {"target": "label"} if task == "table" else {}

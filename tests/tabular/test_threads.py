@@ -111,6 +111,7 @@ def test_n_jobs_must_be_a_number_of_threads(jobs: Any) -> None:
         FTTransformerRegressor(n_jobs=jobs).fit(X, range(len(y)))
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 def test_two_fits_with_a_fixed_number_of_threads_are_equal(tmp_path: Path) -> None:
     X, y = people(60)

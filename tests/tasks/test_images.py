@@ -115,6 +115,7 @@ class PowerCut(Exception):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 def test_a_resumed_run_equals_an_unbroken_one(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

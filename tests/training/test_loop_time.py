@@ -216,6 +216,7 @@ def test_a_time_that_is_over_before_training_leaves_one_step() -> None:
     assert observer.messages == ["time limit reached after 1 step."]
 
 
+@pytest.mark.slow
 @pytest.mark.trains
 def test_a_change_of_threads_is_recorded_and_restored(tmp_path: Path) -> None:
     """Two threads become 20 times slower at 30 s."""

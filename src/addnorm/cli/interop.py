@@ -19,7 +19,7 @@ def add_import_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_export_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="directory of a run, or of Hugging Face")
+    parser.add_argument("run", metavar="RUN", help="directory of a run or a Hugging Face model")
     parser.add_argument("directory", metavar="DIRECTORY", help="where to write")
     parser.add_argument(
         "--to",
@@ -34,18 +34,19 @@ def add_export_flags(parser: argparse.ArgumentParser) -> None:
         "--precision",
         default="float32",
         metavar="TYPE",
-        help="of the weights for ctranslate2: float32 (default), int8, int16, float16, bfloat16",
+        help="type of the weights, with --to ctranslate2: float32 (default), int8, int16, "
+        "float16 or bfloat16",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def add_embed_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="directory of a run, or of Hugging Face")
+    parser.add_argument("run", metavar="RUN", help="directory of a run or a Hugging Face model")
     parser.add_argument(
-        "file", nargs="?", default="-", metavar="FILE", help="one text a line (default: stdin)"
+        "file", nargs="?", default="-", metavar="FILE", help="one text per line (default: stdin)"
     )
-    parser.add_argument("-o", "--out", metavar="FILE.npy", help="write one row of floats a text")
-    parser.add_argument("--json", action="store_true", help="print JSON, one line each")
+    parser.add_argument("-o", "--out", metavar="FILE.npy", help="write the vectors to a NumPy file")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON per text")
 
 
 def import_directory(args: argparse.Namespace) -> None:

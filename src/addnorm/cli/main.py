@@ -360,7 +360,8 @@ def make_parser(verb: str | None = None, *, tasks: bool = True) -> Parser:
 def _add_tasks(parser: Parser, command: Command) -> None:
     tasks = parser.add_subparsers(title="tasks", metavar="TASK", dest="task")
     for task, entry in TASKS.items():
-        examples = (*entry.examples, *command.examples[-1:])
+        out = entry.examples[0].partition("--out ")[2].split()[0]
+        examples = (*entry.examples, f"addnorm train --resume {out}")
         _add_command(tasks, task, entry.help, examples, train.add_task_flags(task))
 
 

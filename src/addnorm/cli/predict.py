@@ -26,7 +26,7 @@ COUNTS = ("spans", "words")
 
 
 def _add_run(parser: argparse.ArgumentParser, *, int8: bool = False) -> None:
-    parser.add_argument("run", metavar="RUN", help="directory of a run, or of Hugging Face")
+    parser.add_argument("run", metavar="RUN", help="directory of a run or a Hugging Face model")
     if int8:
         parser.add_argument(
             "--int8", action="store_true", help="use 8-bit weights: faster on a CPU"

@@ -53,7 +53,7 @@ from addnorm.tasks.base import (
     say_nothing,
 )
 from addnorm.tasks.baseline import baseline_hint, fit_baseline
-from addnorm.tasks.masked import TrainedEncoder, encoder_size
+from addnorm.tasks.masked import SIZES_WITH_LABELS, TrainedEncoder
 from addnorm.tasks.page_parts import add_confusion, add_results_table
 from addnorm.training.calibration import (
     fit_temperature,
@@ -198,12 +198,7 @@ class Classify(TextTask):
         "label_smoothing": 0.1,
         "average_checkpoints": 3,
     }
-    sizes: ClassVar[dict[str, Fields]] = {
-        "tiny": encoder_size(128, 2, 4, 258, dropout=0.3),
-        "small": encoder_size(256, 4, 4, 258, dropout=0.2),
-        "base": encoder_size(768, 12, 12, 514, dropout=0.1),
-        "big": encoder_size(1024, 24, 16, 514, dropout=0.1),
-    }
+    sizes = SIZES_WITH_LABELS
     size_limits = ((5_000_000, "tiny"), (100_000_000, "small"))
     baseline: list[dict[str, Any]] | None = None
     """Metrics of the baseline, if it was fitted before training; else it is fitted afterwards."""

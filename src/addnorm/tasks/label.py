@@ -51,7 +51,7 @@ from addnorm.tasks.base import (
     say_nothing,
 )
 from addnorm.tasks.classify import VOCAB_FACTOR
-from addnorm.tasks.masked import TrainedEncoder, encoder_size
+from addnorm.tasks.masked import SIZES_WITH_LABELS, TrainedEncoder
 from addnorm.tasks.page_parts import shorten_text
 from addnorm.training.loop import Batch, TrainingState
 
@@ -229,12 +229,7 @@ class Label(TextTask):
         "metric": "f1",
         "average_checkpoints": 3,
     }
-    sizes: ClassVar[dict[str, Fields]] = {
-        "tiny": encoder_size(128, 2, 4, 258, dropout=0.3),
-        "small": encoder_size(256, 4, 4, 258, dropout=0.2),
-        "base": encoder_size(768, 12, 12, 514, dropout=0.1),
-        "big": encoder_size(1024, 24, 16, 514, dropout=0.1),
-    }
+    sizes = SIZES_WITH_LABELS
     size_limits = ((5_000_000, "tiny"), (100_000_000, "small"))
 
     def __init__(

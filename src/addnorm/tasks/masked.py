@@ -63,6 +63,15 @@ def encoder_size(width: int, depth: int, heads: int, length: int, **more: Any) -
     return {**shape, **kind, "scale_embedding": False, "init": "normal", **more}
 
 
+SIZES_WITH_LABELS: dict[str, Fields] = {
+    "tiny": encoder_size(128, 2, 4, 258, dropout=0.3),
+    "small": encoder_size(256, 4, 4, 258, dropout=0.2),
+    "base": encoder_size(768, 12, 12, 514, dropout=0.1),
+    "big": encoder_size(1024, 24, 16, 514, dropout=0.1),
+}
+"""Encoders of the tasks with labels: of few texts, small ones with more dropout."""
+
+
 class TrainedEncoder(TrainedText):
     """A trained encoder, which turns texts into vectors."""
 
