@@ -56,7 +56,7 @@ def _fit_standard(values: Array) -> tuple[float, ...]:
 
 def _to_standard(values: Array, knots: Sequence[float]) -> Array:
     """(x − mean) / standard deviation, clipped to ± 1e6, and x to bounds if there are any."""
-    inside = np.clip(values, *knots[2:]) if len(knots) > 2 else values
+    inside = np.clip(values, knots[2], knots[3]) if len(knots) > 2 else values
     return np.clip((inside - knots[0]) / knots[1], -1e6, 1e6)
 
 
