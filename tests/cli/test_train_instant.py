@@ -43,6 +43,23 @@ def test_it_is_evaluated_and_saved(table: Path, capsys: pytest.CaptureFixture[st
     assert first
 
 
+def test_it_says_that_it_leaves_columns_out(
+    table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    header, *lines = table.read_text().splitlines()
+    more = ",".join(f"c{i}" for i in range(70))
+    wide = [
+        f"{line},{','.join(str((i + 3) * k * k % 101) for i in range(70))}"
+        for k, line in enumerate(lines)
+    ]
+    path, out = table.parent / "wide.csv", table.parent / "run"
+    path.write_text("\n".join([f"{header},{more}", *wide]))
+    words = ("train", "table", path, "--target", "y", "--model", "instant", "--out", out)
+    run(*words)
+    err = capsys.readouterr().err
+    assert "columns are used, the most informative ones" in err
+
+
 def test_a_file_of_weights_can_be_given(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights, out = table.parent / "w.safetensors", table.parent / "run"
     monkeypatch.setattr(instant, "PACKAGE_WEIGHTS", Path("nowhere"))

@@ -22,15 +22,18 @@ COLUMNS: dict[str, Any] = {
 SMALL = {"train.steps": 3, "model.width": 16, "model.depth": 1, "model.heads": 2}
 
 
-@pytest.mark.parametrize("kind", ["quantile", "robust", "standard", "none"])
+@pytest.mark.parametrize(
+    ("kind", "knots"),
+    (
+        ("quantile", (-2.0, -1.0, -1.0, -1.0, 0.0, 3.0, 3.0)),
+        ("robust", (0.5, 2.0)),
+        ("standard", (0.5, 2.0)),
+        ("standard", (0.5, 2.0, -0.7, 2.1)),
+        ("none", ()),
+    ),
+)
 @pytest.mark.parametrize("fill", [None, 0.25])
-def test_scalings(kind: str, fill: float | None) -> None:
-    knots = {
-        "quantile": (-2.0, -1.0, -1.0, -1.0, 0.0, 3.0, 3.0),
-        "robust": (0.5, 2.0),
-        "standard": (0.5, 2.0),
-        "none": (),
-    }[kind]
+def test_scalings(kind: str, knots: tuple[float, ...], fill: float | None) -> None:
     rule = NumberRule(
         column="a", part=None, scaling=kind, knots=knots, low=-2.0, high=3.0, fill=fill
     )

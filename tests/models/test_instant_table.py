@@ -7,7 +7,12 @@ from torch import Tensor
 from addnorm.models import instant_table
 from addnorm.models.bins import bin_means
 from addnorm.models.instant import InstantModel
-from addnorm.models.instant_table import PIECES, InstantPredictor, make_predictor
+from addnorm.models.instant_table import (
+    PIECES,
+    InstantPredictor,
+    content_order,
+    make_predictor,
+)
 from tests.models.test_instant import NEAR, make
 
 
@@ -145,3 +150,18 @@ def test_the_network_reads_a_sample_of_a_large_table(monkeypatch: pytest.MonkeyP
         again = predictor(every.flip(0)).outputs(*asked)
     assert known.count == 10 and known.solved is not None and known.solved.known[0].shape[1] == 40
     assert torch.allclose(again, before, atol=NEAR)
+
+
+def test_rows_are_ordered_by_their_content_alone() -> None:
+    """A factorial design: all columns have the same values equally often, and rows differ."""
+    codes = 2 + torch.cartesian_prod(*[torch.arange(3)] * 4)
+    numbers = torch.tensor([0.5, -0.5, float("nan")])[codes[:, :2] - 2]
+    target = torch.randint(0, 2, (81,), generator=torch.Generator().manual_seed(0))
+    order = content_order(numbers, codes, target)
+    assert target[order].diff().min() >= 0
+    wanted = torch.cat((numbers, codes), dim=1)[order]
+    for seed in range(3):
+        rows = torch.randperm(81, generator=torch.Generator().manual_seed(seed))
+        again = content_order(numbers[rows].flip(1), codes[rows].flip(1), target[rows])
+        found = torch.cat((numbers[rows], codes[rows]), dim=1)[again]
+        assert torch.equal(found.nan_to_num(7.0), wanted.nan_to_num(7.0))

@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,13 @@ import torch
 from sklearn.datasets import load_iris, make_moons
 
 from addnorm.models.instant_table import InstantPredictor
-from addnorm.tabular import InstantClassifier, InstantRegressor, instant
+from addnorm.tabular import (
+    InstantClassifier,
+    InstantRegressor,
+    instant,
+    load_estimator,
+    save_estimator,
+)
 from addnorm.tabular.instant import PACKAGE_WEIGHTS, load_network, own_temperature
 
 CARD = PACKAGE_WEIGHTS.with_name("instant_card.md")
@@ -77,6 +84,44 @@ def test_the_order_of_several_categorical_columns_changes_nothing(
         predict = model.predict if is_regressor else model.predict_proba
         answers.append(predict(X[50:, columns]))
     assert np.allclose(*answers, rtol=0, atol=NEAR)
+
+
+@pytest.mark.parametrize("estimator", (InstantClassifier, InstantRegressor))
+@pytest.mark.parametrize("values", ("01", "abc"))
+def test_the_order_of_rows_that_differ_in_where_their_values_stand(
+    estimator: Any, values: str
+) -> None:
+    """(a, b) and (b, a) are other rows. Equal targets, so that content alone orders the rows."""
+    rng = np.random.default_rng(0)
+    X = rng.choice(list(values), (72, 4)).astype(object)
+    y = np.where(rng.random(72) < 0.2, X[:, 0] != "0", X[:, 1] == values[0])
+    target = y.astype(float) if estimator is InstantRegressor else y
+    answers = []
+    for rows in (np.arange(60), rng.permutation(60)):
+        model = estimator(members=1).fit(X[rows], target[rows])
+        trust = model.report_.get("process", 1.0)
+        predict = model.predict if estimator is InstantRegressor else model.predict_proba
+        answers.append((model.temperature_, trust, *predict(X[60:]).flatten()))
+    assert np.allclose(*answers, rtol=0, atol=NEAR)
+
+
+@pytest.mark.parametrize("unit", (1e-300, 1e-200, 1e140))
+def test_numbers_of_any_size_are_predicted_alike(unit: float) -> None:
+    X = np.random.default_rng(0).normal(size=(30, 2))
+    usual, other = (InstantRegressor(members=1).fit(X, X[:, 0] * u) for u in (1.0, unit))
+    assert np.allclose(other.predict(X) / unit, usual.predict(X), rtol=0, atol=NEAR)
+
+
+def test_one_absurd_cell_does_not_hide_a_column(tmp_path: Path) -> None:
+    X = np.random.default_rng(0).normal(size=(120, 2))
+    y = X[:, 0] > 0
+    X[3, 0] = 1e15
+    model = InstantClassifier(members=1).fit(X[:60], y[:60])
+    assert model.score(X[60:], y[60:]) > 0.8
+    save_estimator(model, tmp_path / "saved")
+    assert np.array_equal(
+        load_estimator(tmp_path / "saved").predict_proba(X), model.predict_proba(X)
+    )
 
 
 def test_it_predicts_classes_that_a_line_cannot_separate() -> None:

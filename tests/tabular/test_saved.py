@@ -247,6 +247,7 @@ NUMBER, CATEGORY, FITTED = "encoder.numbers.0.", "encoder.categories.0.", "fitte
         (NUMBER + "knots", [0.0, None], r"\[0\].knots must be finite numbers: got \(0.0, None\)"),
         (NUMBER + "scaling", "log", r"\[0\].scaling must be one of quantile, .*: got 'log'"),
         (NUMBER + "scaling", "robust", r"\[0\].knots must be a centre and a scale above 0: got"),
+        (NUMBER + "scaling", "standard", r"\[0\].knots must be a centre and a scale above 0: got"),
         (NUMBER + "scaling", "none", r"\[0\].knots must be empty for scaling none: got"),
         (NUMBER + "low", None, r"\[0\].low must be a finite number: got None"),
         (

@@ -115,6 +115,7 @@ class ScaleGraph(nn.Module):
             z = within((x - rule.knots[0]) / rule.knots[1], -1e100, 1e100)
             scaled = z / (1 + (z / 3) ** 2).sqrt()
         elif rule.scaling == "standard":
+            x = within(x, *rule.knots[2:]) if len(rule.knots) > 2 else x
             scaled = within((x - rule.knots[0]) / rule.knots[1], -1e6, 1e6)
         else:
             scaled = within(x, -1e6, 1e6)

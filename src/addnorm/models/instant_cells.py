@@ -82,10 +82,10 @@ def column_identities(stats: ColumnStats, count: int, seed: int = 0) -> Tensor:
     they follow the column wherever it stands, the order of the rows changes nothing, and other
     columns get others. (In TabPFN they are drawn anew for each prediction: Hollmann et al. 2025.)
     """
-    bits = (stats.ordered.float() + 0.0).view(torch.int32).to(torch.int64)
+    bits = bits_of(stats.ordered)
     places = torch.arange(bits.shape[-1], device=bits.device) * _GOLDEN
-    column = _mix(_mix(bits + places).sum(dim=-1) + seed)
-    draws = _mix(column[..., None] + torch.arange(1, count + 1, device=bits.device) * _GOLDEN)
+    column = mix_bits(mix_bits(bits + places).sum(dim=-1) + seed)
+    draws = mix_bits(column[..., None] + torch.arange(1, count + 1, device=bits.device) * _GOLDEN)
     share = ((draws & (2**24 - 1)).float() + 0.5) / 2**24
     return math.sqrt(2) * torch.special.erfinv(2 * share - 1)
 
@@ -94,7 +94,12 @@ _GOLDEN = -7046029254386353131
 """2^64 / golden ratio, as a signed number: consecutive multiples are far apart."""
 
 
-def _mix(x: Tensor) -> Tensor:
+def bits_of(x: Tensor) -> Tensor:
+    """Return the bits of numbers in single precision as whole numbers; -0 has those of 0."""
+    return (x.float() + 0.0).view(torch.int32).to(torch.int64)
+
+
+def mix_bits(x: Tensor) -> Tensor:
     """Return 64 bits, each of which depends on all of x (splitmix64: Steele et al. 2014)."""
     x = (x ^ ((x >> 30) & (2**34 - 1))) * -4658895280553007687
     x = (x ^ ((x >> 27) & (2**37 - 1))) * -7723592293110705685

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from addnorm.data.table.encode import EncodedTable
 from addnorm.data.table.frame import Array
+from addnorm.data.table.scaling import deviation
 from addnorm.errors import ConfigError, InputError, nearest
 from addnorm.metrics import (
     class_table,
@@ -202,9 +203,9 @@ class TableRegressor(RegressorMixin, TableEstimator):  # type: ignore[misc]
         return to_targets(y)
 
     def _learn_scale(self, target: Array, weight: Array) -> None:
-        self.mean_ = float(np.average(target, weights=weight if weight.any() else None))
-        variance = np.average((target - self.mean_) ** 2, weights=weight if weight.any() else None)
-        self.scale_ = float(variance**0.5) or 1.0
+        weights = weight if weight.any() else None
+        self.mean_ = float(np.average(target, weights=weights))
+        self.scale_ = deviation(target, weights) or 1.0
         if self.has_bins:
             self.target_bins_ = make_target_bins(target, weight)
             self.edges_ = tuple(self.target_bins_.edges.tolist())

@@ -316,6 +316,9 @@ def _check_knots(rule: NumberRule, where: str) -> None:
     elif rule.scaling == "quantile":
         is_sorted = len(knots) > 1 and _are_ascending(knots)
         _require_field(is_sorted, where, "two or more numbers in ascending order", knots)
+    elif rule.scaling == "standard" and len(knots) == 4:
+        is_bounded = knots[1] > 0 and _are_ascending(knots[2:])
+        _require_field(is_bounded, where, "a centre, a scale above 0, and ordered bounds", knots)
     else:
         is_pair = len(knots) == 2 and knots[1] > 0
         _require_field(is_pair, where, "a centre and a scale above 0", knots)

@@ -645,7 +645,10 @@ class Table(Task):
         estimator: Any = copy.copy(self.estimator)
         estimator.model_ = load_estimator(path / BEST).model_
         notes = estimator.notes_of(self.split) if isinstance(estimator, InstantEstimator) else []
-        fitted = FitResult(progress, notes[len(self.split.notes) :], stopped=not progress.finished)
+        notes = notes[len(self.split.notes) :]
+        for note in notes:
+            say(note)
+        fitted = FitResult(progress, notes, stopped=not progress.finished)
         with without_warnings():
             estimator.finish(self.split, fitted)
         report = estimator.report_

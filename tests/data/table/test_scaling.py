@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from addnorm.data.table.frame import Array
-from addnorm.data.table.scaling import SCALINGS
+from addnorm.data.table.scaling import SCALINGS, deviation
 
 RNG = np.random.default_rng(5)
 
@@ -91,6 +91,26 @@ def test_standard_scaling_and_none_are_cut_at_a_million() -> None:
     assert scaled("standard", train, values) == pytest.approx([0, 2 / spread, 1e6, -1e6])
     assert scaled("none", train, values) == [3.0, 5.0, 1e6, -1e6]
     assert scaled("standard", np.full(3, 7.0), np.array([7.0, 9.0])) == [0.0, 2.0]
+
+
+@pytest.mark.parametrize("sentinel", (999_999_999.0, 1e30, 1e300, -1e12))
+def test_one_absurd_cell_leaves_the_others_apart(sentinel: float) -> None:
+    train = np.append(RNG.normal(size=99), sentinel)
+    values = np.array(scaled("standard", train), dtype=np.float32)
+    assert len(set(values.tolist())) == 100
+    assert (np.argsort(values) == np.argsort(train)).all()
+    assert np.abs(values).max() < 11  # √99: as far out as one of a hundred can be
+    assert scaled("standard", train, train[-1:] / 10) == pytest.approx(values[-1:])
+
+
+def test_numbers_whose_squares_are_no_float() -> None:
+    train = RNG.normal(size=50)
+    for unit in (1e-300, 1e-200, 1e-160, 1e140):
+        assert scaled("standard", train * unit) == pytest.approx(scaled("standard", train))
+    weights = RNG.uniform(size=50)
+    wanted = np.cov(train, aweights=weights, ddof=0) ** 0.5
+    assert deviation(train * 1e-200, weights) == pytest.approx(wanted * 1e-200)
+    assert deviation(np.full(4, 0.1)) == 0
 
 
 @pytest.mark.parametrize("kind", SCALINGS)

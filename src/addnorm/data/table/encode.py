@@ -61,7 +61,7 @@ class NumberRule:
     """None for a column of numbers; otherwise a part of a date, or a score of a text."""
     scaling: str
     knots: tuple[float, ...]
-    """The fitted parameters of the scaling: quantiles, or centre and scale."""
+    """The fitted parameters of the scaling: quantiles, or centre and scale (and bounds)."""
     low: float
     high: float
     """The finite range, to which infinities are clipped."""

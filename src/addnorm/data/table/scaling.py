@@ -42,19 +42,40 @@ def _to_robust(values: Array, knots: Sequence[float]) -> Array:
 
 
 def _fit_standard(values: Array) -> tuple[float, ...]:
+    """Return mean and deviation; then the bounds of values, if some lie absurdly far out.
+
+    One cell of 999,999,999 would make the others equal, in single precision.
+    """
     ordered = np.sort(values)  # so that the order of rows does not change the last bit
-    return float(ordered.mean()), float(ordered.std()) or 1.0
+    middle, width = _fit_robust(ordered)
+    bounds = (middle - FAR_OUT * width, middle + FAR_OUT * width)
+    kept = np.clip(ordered, *bounds)
+    fitted = float(kept.mean()), deviation(kept) or 1.0
+    return fitted if (kept == ordered).all() else (*fitted, *bounds)
 
 
 def _to_standard(values: Array, knots: Sequence[float]) -> Array:
-    """(x − mean) / standard deviation, clipped to ± 1e6."""
-    return np.clip((values - knots[0]) / knots[1], -1e6, 1e6)
+    """(x − mean) / standard deviation, clipped to ± 1e6, and x to bounds if there are any."""
+    inside = np.clip(values, knots[2], knots[3]) if len(knots) > 2 else values
+    return np.clip((inside - knots[0]) / knots[1], -1e6, 1e6)
+
+
+def deviation(values: Array, weights: Array | None = None) -> float:
+    """Return √(mean of (x − mean)²), also of numbers whose squares are too small for a float."""
+    mean = np.average(values, weights=weights)
+    for unit in (1.0, float(np.abs(values - mean).max())):
+        found = float(np.average(((values - mean) / (unit or 1.0)) ** 2, weights=weights) ** 0.5)
+        if found >= 1e-150:  # whose square has all its digits
+            break
+    return found * unit
 
 
 def _no_knots(values: Array) -> tuple[float, ...]:
     return ()
 
 
+FAR_OUT = 10_000.0
+"""Interquartile ranges from the median beyond which standard scaling takes the bound instead."""
 FitScaling = Callable[[Array], tuple[float, ...]]
 ApplyScaling = Callable[[Array, Sequence[float]], Array]
 SCALINGS: dict[str, tuple[FitScaling, ApplyScaling]] = {
