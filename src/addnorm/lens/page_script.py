@@ -290,7 +290,7 @@ function (root, data) {
         }, svg);
       });
     });
-    tip.textContent = "Rows are queries, columns keys, the darkest cell is " + percent(most) +
+    tip.textContent = "Rows are queries, columns keys, the strongest cell is " + percent(most) +
       "; point at a cell.";
     let last = null;
     const point = (event) => {
