@@ -186,6 +186,8 @@ def explain_table(
     """
     rows = estimator.rows(X, y)
     table, target = rows.table, rows.target
+    if not len(table):
+        raise InputError("a table to explain must have one row or more: got none.")
     rng = np.random.default_rng(seed)
     if len(table) > MAX_EXPLAINED_ROWS:
         drawn = torch.from_numpy(rng.choice(len(table), MAX_EXPLAINED_ROWS, replace=False))
