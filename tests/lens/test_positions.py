@@ -220,3 +220,27 @@ def test_a_probe_of_states_tells_what_is_lost() -> None:
 def test_a_page_has_no_more_positions_than_a_table() -> None:
     model = make("decoder", positions="learned", length=9)
     assert "9 positions" in positions_page(model).html()
+
+
+def test_hyper_connections_without_shortcuts_keep_their_weights() -> None:
+    """What a box writes into its streams, b F(x), has the b that it measures from all of them."""
+    model, (ids,) = make("encoder", addnorm="hyper"), inputs("encoder")
+    stream = look(model, ids, "stream").stream["encoder.input"]
+    with without_shortcuts(model):
+        seen = look(model, ids, ("stream", "branches"))
+    box, branch = find_sublayers(model)[0].box, seen.branches["encoder.0.attention"]
+    whole, shortcut = (box(stream, lambda x, y=y: y) for y in (branch, torch.zeros_like(branch)))
+    close(seen.stream["encoder.0.attention"], whole - shortcut, 1e-9)
+
+
+def test_relative_positions_leave_what_all_queries_have() -> None:
+    """Without positions a score is (q + u)·k, as if r, the sinusoids of distances, were 0."""
+    model, (ids,) = make("decoder", positions="relative"), inputs("decoder")
+    with without_positions(model):
+        found = look(model, ids, "maps")
+    with torch.no_grad():
+        for step in find_sublayers(model):
+            if step.heads:
+                step.sublayer.local.project.weight.zero_()
+    for place, each in look(model, ids, "maps").maps.items():
+        close(found.maps[place], each, 1e-9)
