@@ -52,6 +52,17 @@ def test_rows_that_attend_to_rows_are_explained_one_draw_at_a_time() -> None:
     assert result.contributions.shape == (3, 4) and bool(result.contributions.isfinite().all())
 
 
+@pytest.mark.parametrize("repeats", (False, True))
+def test_few_draws_estimate_the_mean_over_all(repeats: bool) -> None:
+    """Rows of a table are compared with others, not with themselves, whatever their order."""
+    model, rows = table_model("ft"), tokens_of(table_model("ft"), 200)
+    if repeats:  # the first column repeats every 25 rows, as in a file of days in several shops
+        rows[:, 0] = rows[:25, 0].repeat(8, 1)
+    few = column_contributions(model, rows, rows, draws=4).contributions.abs().mean(dim=0)
+    many = column_contributions(model, rows, rows, draws=64).contributions.abs().mean(dim=0)
+    assert bool((few > 0.9 * many).all()) and bool((few < 1.7 * many).all())
+
+
 def test_interactions_by_hand() -> None:
     model = table_model("ft")
     rows, rest = tokens_of(model, 2), tokens_of(model, 5)

@@ -15,6 +15,7 @@ from addnorm.lens.explanation import SequenceExplanation
 from addnorm.lens.look import look
 from addnorm.lens.page import MAX_MAP_BYTES, page_data
 from addnorm.lens.stream import decompose
+from addnorm.tasks import base
 from tests.conftest import close, inputs, make
 from tests.lens.planted import planted
 
@@ -170,3 +171,14 @@ def test_large_maps_are_averaged() -> None:
         assert sum(len(each["data"]) for each in data["maps"]) < 1.4 * MAX_MAP_BYTES
         html = large.page().html()
         assert len(html.encode()) < 2_000_000 and "256 of the 600 tokens" in html
+
+
+def test_memory_is_stated_of_what_runs_and_not_of_what_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(base, "explanation_bytes", lambda *_: 2**29)
+    base.state_memory(None, None, 2**28, said.append)
+    assert not said  # the error says it
+    base.state_memory(None, None, 2**30, said.append)
+    assert said == ["this explanation needs about 512 MB."]

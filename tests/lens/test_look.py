@@ -2,10 +2,12 @@
 
 import re
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+from addnorm import lens
 from addnorm.errors import InputError
 from addnorm.layers.addnorm import ADDNORMS
 from addnorm.lens.look import KINDS, look
@@ -190,3 +192,8 @@ def test_mistakes_are_explained(want: str, message: str) -> None:
 def test_a_model_of_others_is_refused() -> None:
     with pytest.raises(InputError, match="needs a model of addnorm"):
         look(torch.nn.Linear(2, 2), torch.zeros(1, 2))
+
+
+def test_names_in_the_docs_are_there_without_further_imports() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "lens.md").read_text("utf-8")
+    assert set(re.findall(r"`lens\.([a-z_]+)", text)) <= {*lens.__all__}

@@ -141,3 +141,13 @@ def test_mistakes_are_explained() -> None:
         edited(model, [Edit(place="decoder.0.attention.4")]),
     ):
         pass
+
+
+def test_positions_that_do_not_exist_are_refused() -> None:
+    model, (ids,) = make("decoder"), inputs("decoder")
+    metric = logit_metric(3)
+    last, same = (ablate(model, ids, metric, positions=[p]).values for p in (-1, 5))
+    assert torch.equal(last, same)
+    for wrong in ([6], [-7], []):
+        with pytest.raises(InputError, match="positions must be one or more of 0 to 5"):
+            ablate(model, ids, metric, positions=wrong)

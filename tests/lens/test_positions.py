@@ -5,8 +5,11 @@ import torch
 
 from addnorm import ModelConfig, build
 from addnorm.errors import InputError
-from addnorm.layers.positions import POSITIONS, Rotary
+from addnorm.layers.addnorm import ADDNORMS
+from addnorm.layers.context import Context
+from addnorm.layers.positions import POSITIONS, Rotary, sinusoids
 from addnorm.lens.look import look
+from addnorm.lens.places import find_sublayers
 from addnorm.lens.positions import (
     by_offset,
     index_vectors,
@@ -15,13 +18,16 @@ from addnorm.lens.positions import (
     positions_page,
     principal_components,
     probe,
+    probe_states,
     rotary_matrix,
     rotary_scores,
     rotation,
+    score_bias,
     without_positions,
     without_shortcuts,
 )
-from tests.conftest import close, inputs, make
+from tests.conftest import Model, close, inputs, make
+from tests.lens.test_look import table_model
 
 
 @pytest.mark.parametrize("offset", (0, 1, 7, -3))
@@ -87,10 +93,6 @@ def test_without_positions_no_position_can_be_told() -> None:
 def test_an_encoder_without_positions_reads_a_set(positions: str) -> None:
     """Its outputs are permuted as the tokens are, and differ from those with positions."""
     model, (ids,) = make("encoder", positions=positions), inputs("encoder")
-    if positions == "relative":
-        with pytest.raises(InputError, match="no part for them: got relative"):
-            without_positions(model).__enter__()
-        return
     before, scheme = look(model, ids, ()).hidden["encoder"], model.encoder.positions
     with without_positions(model):
         one = look(model, ids, ()).hidden["encoder"]
@@ -134,17 +136,111 @@ def test_without_shortcuts_tokens_grow_alike() -> None:
         alike = look(model, ids, ()).hidden["encoder"]
         lost = probe(alike.flatten(0, 1), ids.flatten())
     assert own > 0.7 and lost < 0.5 * own
-    assert torch.equal(look(model, ids, ()).output, look(model, ids, ()).output)
-    with (
-        pytest.raises(InputError, match="post-norm"),
-        without_shortcuts(make("encoder", addnorm="pre")),
-    ):
-        pass
+
+
+def final_states(model: Model, args: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    return list(look(model, args, ()).hidden.values())[-1]
+
+
+@pytest.mark.parametrize("mode", ("encoder", "decoder", "encoder-decoder"))
+@pytest.mark.parametrize("addnorm", ADDNORMS)
+def test_shortcuts_are_removed_from_every_arrangement(addnorm: str, mode: str) -> None:
+    """Nothing arrives but through the branches: with those of the first block 0, no token does."""
+    model, args = make(mode, addnorm=addnorm), inputs(mode)
+    before = final_states(model, args)
+    with without_shortcuts(model):
+        shortest = final_states(model, args)
+        assert bool(shortest.isfinite().all())
+        assert torch.equal(shortest, before) == (addnorm == "none")
+        handles = [
+            step.sublayer.register_forward_hook(lambda _, args, output: torch.zeros_like(output))
+            for step in find_sublayers(model)
+            if step.layer == 0
+        ]
+        blank = final_states(model, args)
+        for handle in handles:
+            handle.remove()
+    close(blank, blank[:1, :1].expand_as(blank), 1e-9)
+    assert torch.equal(final_states(model, args), before)  # the model is as it was
+
+
+def test_pre_norm_without_shortcuts_is_its_formula() -> None:
+    """x ← F(N(x)), and of the parallel arrangement x ← Σᵢ Fᵢ(Nᵢ(x))."""
+    for addnorm in ("pre", "parallel"):
+        model, (ids,) = make("encoder", addnorm=addnorm), inputs("encoder")
+        seen = look(model, ids, "stream")
+        with without_shortcuts(model):
+            got = look(model, ids, "branches")
+        attention = got.branches["encoder.0.attention"]
+        ffn = got.branches["encoder.0.ffn"]
+        block = model.encoder.stack.blocks[0]
+        read = attention if addnorm == "pre" else seen.stream["encoder.input"][0]
+        own = block.sublayers["ffn"](block.addnorms["ffn"].norm(read), Context())
+        close(ffn, own, 1e-9)
 
 
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_every_scheme_has_a_page(positions: str) -> None:
     text = positions_page(make("decoder", positions=positions), 16).html()
-    drawn = positions in ("sinusoidal", "learned", "rotary", "index", "concatenated")
-    assert ("<svg" in text) == drawn and "Positions" in text
-    assert ("acts on scores" in text) != drawn
+    assert ("<svg" in text) == (positions != "none")
+    assert ("acts on scores" in text) == (positions in ("linear-bias", "buckets", "relative"))
+    assert ("no positions" in text) == (positions == "none")
+    assert "What the states still tell" in text
+    assert ("without positions" in text) == (positions != "none")
+
+
+def test_score_biases_are_those_of_the_scheme() -> None:
+    model = make("decoder", positions="linear-bias")
+    step = find_sublayers(model)[0]
+    bias = score_bias(model.decoder.positions, step.sublayer, 5)
+    assert float(bias[1, 4, 1]) == pytest.approx(-3 / 2**4)
+    model = make("decoder", positions="relative")
+    attention, scheme = find_sublayers(model)[0].sublayer, model.decoder.positions
+    table = sinusoids(torch.arange(5), 16, 1e4, "halves").double()
+    r = attention.local.project(table).view(5, 4, 4)
+    by_hand = torch.einsum("hs,khs->hk", attention.local.v, r) / 2
+    close(score_bias(scheme, attention, 5)[:, 4].flip(1), by_hand.detach(), 1e-9)
+
+
+def test_a_probe_of_states_tells_what_is_lost() -> None:
+    torch.manual_seed(0)
+    sizes = {"vocab": 19, "width": 32, "heads": 4, "depth": 6, "dropout": 0.0, "addnorm": "pre"}
+    told = probe_states(build(ModelConfig(mode="encoder", **sizes)).eval())
+    assert told is not None and told.chance == (1 / 16, 1 / 8)
+    assert told.position > 0.3 and told.without["positions"][0] < 0.15
+    assert told.token > 0.9 and told.without["shortcuts"][0] < 0.15
+    assert told.without["shortcuts"][1] < 0.5 * told.token
+    bare = probe_states(build(ModelConfig(mode="encoder", positions="none", **sizes)).eval())
+    assert bare is not None and bare.position < 0.15 and list(bare.without) == ["shortcuts"]
+    assert probe_states(table_model("ft").eval()) is None
+    with pytest.raises(InputError, match="evaluation mode"):
+        probe_states(build(ModelConfig(mode="encoder", **sizes)).train())
+
+
+def test_a_page_has_no_more_positions_than_a_table() -> None:
+    model = make("decoder", positions="learned", length=9)
+    assert "9 positions" in positions_page(model).html()
+
+
+def test_hyper_connections_without_shortcuts_keep_their_weights() -> None:
+    """What a box writes into its streams, b F(x), has the b that it measures from all of them."""
+    model, (ids,) = make("encoder", addnorm="hyper"), inputs("encoder")
+    stream = look(model, ids, "stream").stream["encoder.input"]
+    with without_shortcuts(model):
+        seen = look(model, ids, ("stream", "branches"))
+    box, branch = find_sublayers(model)[0].box, seen.branches["encoder.0.attention"]
+    whole, shortcut = (box(stream, lambda x, y=y: y) for y in (branch, torch.zeros_like(branch)))
+    close(seen.stream["encoder.0.attention"], whole - shortcut, 1e-9)
+
+
+def test_relative_positions_leave_what_all_queries_have() -> None:
+    """Without positions a score is (q + u)·k, as if r, the sinusoids of distances, were 0."""
+    model, (ids,) = make("decoder", positions="relative"), inputs("decoder")
+    with without_positions(model):
+        found = look(model, ids, "maps")
+    with torch.no_grad():
+        for step in find_sublayers(model):
+            if step.heads:
+                step.sublayer.local.project.weight.zero_()
+    for place, each in look(model, ids, "maps").maps.items():
+        close(found.maps[place], each, 1e-9)

@@ -351,3 +351,9 @@ def test_identical_rows_have_zero_contributions(classes: FTTransformerClassifier
     contributions, end, start = expected_gradients(classes.model_, table)
     assert torch.allclose(contributions, torch.zeros_like(contributions), atol=1e-6)
     assert torch.allclose(end, start, atol=1e-5)
+
+
+def test_a_table_without_rows_is_refused(numbers: FTTransformerRegressor) -> None:
+    none = X.take(np.array([], dtype=int))
+    with pytest.raises(InputError, match="must have one row or more: got none"):
+        explain_table(numbers, none, Z[:0])

@@ -11,6 +11,7 @@ Examples
 True
 """
 
+from addnorm.lens import circuits, columns, positions, tuned_lens
 from addnorm.lens.attention import head_statistics, rollout
 from addnorm.lens.attribution import integrated_gradients
 from addnorm.lens.look import Look, look
@@ -22,11 +23,15 @@ __all__ = [
     "Look",
     "ablate",
     "attribute_logits",
+    "circuits",
+    "columns",
     "decompose",
     "head_statistics",
     "integrated_gradients",
     "logit_lens",
     "look",
     "patch",
+    "positions",
     "rollout",
+    "tuned_lens",
 ]

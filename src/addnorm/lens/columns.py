@@ -117,7 +117,8 @@ def column_contributions(
     tokens, background
         Rows to explain and rows to compare them with, both from `embed_columns`.
     draws
-        Background rows for each row; the row's index determines which ones.
+        Background rows for each row; the row's index determines which ones. If the background is
+        the rows themselves, none is compared with itself, unless all are drawn.
     steps
         Nodes of the integral.
     """
@@ -132,12 +133,16 @@ def column_contributions(
         output = outputs.gather(1, index)[:, 0]
     contributions = torch.zeros(tokens.shape[:2], dtype=tokens.dtype)
     baseline = torch.zeros(count, dtype=tokens.dtype)
+    # In a shuffled order, so that what repeats from row to row is drawn as everything else is.
+    order = torch.randperm(len(background), generator=torch.Generator().manual_seed(0))
+    place = order.argsort()[torch.arange(count) % len(background)]
     # Rows of one batch may attend to one another (SAINT): there, one draw at a time.
     together = 1 if model.along_rows else max(1, CHUNK // count)
     for first in range(0, draws, together):
         chunk = range(first, min(first + together, draws))
-        rows = [(row + draw * len(background) // draws) for draw in chunk for row in range(count)]
-        start = background[torch.tensor(rows) % len(background)]
+        steps_on = [(2 * draw + 1) * len(background) // (2 * draws) for draw in chunk]
+        drawn = torch.cat([(place + step) % len(background) for step in steps_on])
+        start = background[order[drawn]]
         end, index_of_end = tokens.repeat(len(chunk), 1, 1), index.repeat(len(chunk), 1)
         integral, start_output = _integrate(model, start, end, index_of_end, steps)
         contributions += integral.view(len(chunk), count, -1).sum(dim=0)

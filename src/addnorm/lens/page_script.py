@@ -3,7 +3,8 @@
 PAGE_STYLE = """
 .lens .words{display:flex;flex-wrap:wrap;gap:.3rem;margin:.25rem 0 1rem}
 .lens .word{border:1px solid var(--line);border-radius:5px;padding:.1rem .45rem;font:inherit;
-background:transparent;color:var(--ink);min-height:1.9rem;white-space:pre}
+background:transparent;color:var(--ink);min-height:1.9rem;white-space:pre-wrap;
+max-width:100%;overflow-wrap:anywhere;text-align:start}
 .lens button.word{cursor:pointer}
 .lens button.word[aria-pressed=true]{border-color:var(--c0);box-shadow:inset 0 0 0 1px var(--c0)}
 .lens button.word.near{border-style:dashed;border-color:var(--c0)}
@@ -290,7 +291,7 @@ function (root, data) {
         }, svg);
       });
     });
-    tip.textContent = "Rows are queries, columns keys, the darkest cell is " + percent(most) +
+    tip.textContent = "Rows are queries, columns keys, the strongest cell is " + percent(most) +
       "; point at a cell.";
     let last = null;
     const point = (event) => {

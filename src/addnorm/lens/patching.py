@@ -23,6 +23,7 @@ from addnorm.lens.places import (
     NamedSublayer,
     as_tensors,
     call,
+    check_positions,
     find_step,
     find_sublayers,
     require_eval,
@@ -106,7 +107,7 @@ def _overwrite(written: Tensor, edit: Edit, columns: slice) -> Tensor:
     if edit.positions is None:
         result[..., columns] = value
     else:
-        where = list(edit.positions)
+        where = check_positions(edit.positions, written.shape[1])
         result[:, where, columns] = value[:, where]
     return result
 

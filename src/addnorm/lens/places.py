@@ -153,6 +153,16 @@ def count_members(model: nn.Module) -> int:
     return int(getattr(model.config, "members", 1))
 
 
+def check_positions(positions: Sequence[int], length: int) -> Tensor:
+    """Return positions counted from the start, or raise InputError if there is none such."""
+    indices = [p + length if p < 0 else p for p in positions]
+    if not indices or min(indices) < 0 or max(indices) >= length:
+        raise InputError(
+            f"positions must be one or more of 0 to {length - 1}: got {list(positions)}."
+        )
+    return torch.tensor(indices)
+
+
 def require_eval(model: nn.Module, what: str) -> None:
     """Raise InputError unless the model is in evaluation mode: dropout would change every pass."""
     if model.training:

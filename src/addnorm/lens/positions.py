@@ -10,16 +10,33 @@ probe        how well a linear map tells something from hidden states
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from addnorm.errors import InputError
-from addnorm.layers.addnorm import Post
-from addnorm.layers.positions import NoPositions, Positions, Relative, Rotary, Sinusoidal
-from addnorm.lens.places import find_sides, find_sublayers
+from addnorm.layers.addnorm import AddNorm, NoResidual, Parallel, Stream
+from addnorm.layers.attention import Attention
+from addnorm.layers.positions import (
+    Learned,
+    NoPositions,
+    Positions,
+    RelativePart,
+    Rotary,
+    Sinusoidal,
+)
+from addnorm.lens.attribution import token_embedding
+from addnorm.lens.frozen import Constant, mixing_norms, replace_modules
+from addnorm.lens.look import look
+from addnorm.lens.places import find_sides, find_sublayers, require_eval
 from addnorm.report import Page, heat_map, line_chart, scatter_chart
+
+PROBED_TOKENS = 8
+"""Different tokens in the random texts of a probe."""
+DRAWN_HEADS = 8
+"""Heads whose curves are drawn."""
 
 
 def position_vectors(scheme: Positions, length: int, width: int) -> Tensor:
@@ -142,16 +159,16 @@ def probe(features: Tensor, targets: Tensor, *, penalty: float = 1e-3) -> float:
 
 @contextmanager
 def without_shortcuts(model: nn.Module) -> Iterator[nn.Module]:
-    """Remove every shortcut of a post-norm model within the block: x ← N(F(x)).
+    """Remove every shortcut of a model within the block: a box passes on its branch alone.
 
-    What positions can then no longer tell, a probe shows: without shortcuts, attention averages
-    tokens until they are all alike (Dong et al. 2021, 2103.03404).
+    In post-norm x ← N(F(x)), in pre-norm x ← F(N(x)), and so on: the branch reads what it always
+    reads, then the box's own `forward` joins it to a stream of zeros. What can then no longer be
+    told, a probe shows: without shortcuts, attention averages tokens until they are all alike (Dong
+    et al. 2021, 2103.03404).
     """
-    steps = find_sublayers(model)
-    if not all(isinstance(step.box, Post) for step in steps):
-        raise InputError("shortcuts can be removed from a post-norm model: build with post.")
     handles: list[Any] = []
     written: dict[nn.Module, Tensor] = {}
+    weighed: dict[nn.Module, Tensor] = {}
 
     def before(box: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         stream, f = args
@@ -162,17 +179,53 @@ def without_shortcuts(model: nn.Module) -> Iterator[nn.Module]:
 
         return stream, branch
 
-    def after(box: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        return box.norm(written.pop(box))  # type: ignore[operator]
+    def after(box: nn.Module, args: tuple[Any, ...], output: Stream) -> Stream:
+        branch = written.pop(box)
+        weights: dict[nn.Module, nn.Module] = {
+            norm: Constant(weighed.pop(norm)) for norm in mixing_norms(box)
+        }
+        twin = replace_modules(box, weights)
+        assert isinstance(twin, AddNorm)  # its `forward` is called without the hooks
+        return twin.forward(_without_shortcut(twin, args[0]), lambda x: branch)
+
+    def note(norm: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        weighed[norm] = output
 
     try:
-        for step in steps:
+        for step in find_sublayers(model):
             handles.append(step.box.register_forward_pre_hook(before))
             handles.append(step.box.register_forward_hook(after))
+            handles += [norm.register_forward_hook(note) for norm in mixing_norms(step.box)]
         yield model
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _without_shortcut(box: AddNorm, stream: Stream) -> Stream:
+    """Return what a box passes on besides its branch, if there are no shortcuts."""
+    if isinstance(box, Parallel):  # the branches of a block read the same x; their sum starts at 0
+        x, total = stream
+        return (x, torch.zeros_like(total)) if box.place.first else stream
+    return _zeros(stream)
+
+
+def _zeros(stream: Any) -> Any:
+    """Return a stream of zeros; what is no vector of a position, such as a scalar, stays."""
+    if isinstance(stream, tuple):
+        return tuple(_zeros(part) for part in stream)
+    return torch.zeros_like(stream) if isinstance(stream, Tensor) and stream.ndim > 2 else stream
+
+
+class _ContentOnly(NoPositions):
+    """A scheme that adds nothing and acts on no score; what it learned for all queries stays."""
+
+    def __init__(self, scheme: Positions) -> None:
+        super().__init__(0, 0, 0, 0, causal=False)
+        self.scheme = scheme
+
+    def shift_queries(self, q: Tensor, local: nn.Module) -> Tensor:
+        return self.scheme.shift_queries(q, local)
 
 
 @contextmanager
@@ -184,19 +237,79 @@ def without_positions(model: nn.Module) -> Iterator[nn.Module]:
     fails (Vaswani et al. 2017, §3.5). A decoder can still count what its causal mask shows.
     """
     sides = list(find_sides(model).values())
-    if any(isinstance(side.positions, Relative) for side in sides):
-        raise InputError(
-            "positions can be left out where attention itself has no part for them: got relative "
-            "positions. Build with positions='none' to compare."
-        )
     schemes = [side.positions for side in sides]
     try:
-        for side in sides:
-            side.positions = NoPositions(0, 0, 0, 0, causal=False)
+        for side, scheme in zip(sides, schemes, strict=True):
+            side.positions = _ContentOnly(scheme)
         yield model
     finally:
         for side, scheme in zip(sides, schemes, strict=True):
             side.positions = scheme
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What a probe tells from the final hidden states, as shares of right answers.
+
+    Parameters
+    ----------
+    position, token
+        Of a model as it is: at which position, and above which token, a state is.
+    chance
+        Of guessing: (position, token).
+    without
+        The same two of the model without its positions and without its shortcuts, as far as it has
+        them: (position, token).
+    """
+
+    position: float
+    token: float
+    chance: tuple[float, float]
+    without: dict[str, tuple[float, float]]
+
+
+def probe_states(model: nn.Module, *, length: int = 16, texts: int = 64) -> Told | None:
+    """Return what can be told from a model's states, with and without positions and shortcuts.
+
+    It reads texts of a few tokens at random; None of a model that reads no token ids.
+    """
+    require_eval(model, "probe_states")
+    sides = find_sides(model)
+    tables = [token_embedding(model, side) for side in sides]
+    if not all(tables):
+        return None
+    length = min(length, *(_most_positions(side.positions) for side in sides.values()))
+    if length < 2:
+        return None
+    generator = torch.Generator().manual_seed(0)
+    pad, ids = getattr(model.config, "pad", None), []
+    for table in tables:
+        assert table is not None
+        usual = torch.tensor([i for i in range(table.vocab) if i != pad])
+        few = usual[torch.randperm(len(usual), generator=generator)[:PROBED_TOKENS]]
+        drawn = torch.randint(len(few), (texts, length), generator=generator)
+        ids.append(few[drawn])
+    place, token = torch.arange(length).repeat(texts), drawn.flatten()
+
+    def tell() -> tuple[float, float]:
+        states = look(model, ids, ()).hidden[list(sides)[-1]]
+        states = states[:, -length:].flatten(0, 1)  # without a token that stands before the text
+        return probe(states, place), probe(states, token)
+
+    own, without = tell(), {}
+    if not all(isinstance(side.positions, NoPositions) for side in sides.values()):
+        with without_positions(model):
+            without["positions"] = tell()
+    if not all(isinstance(step.box, NoResidual) for step in find_sublayers(model)):
+        with without_shortcuts(model):
+            without["shortcuts"] = tell()
+    chance = (1 / length, 1 / len(few))
+    return Told(position=own[0], token=own[1], chance=chance, without=without)
+
+
+def _most_positions(scheme: Positions) -> int:
+    """Return how many positions a scheme has."""
+    return scheme.length if isinstance(scheme, Learned) else 2**31
 
 
 # ── Pictures ──────────────────────────────────────────────────────────────────────────────────────
@@ -206,6 +319,7 @@ def positions_page(model: nn.Module, length: int = 64) -> Page:
     """Return a page with pictures of a model's positions, beside plain indices."""
     side, module = list(find_sides(model).items())[-1]
     scheme, width = module.positions, find_sublayers(model)[-1].box.place.width
+    length = min(length, _most_positions(scheme))
     page = Page(
         "Positions", f"{type(scheme).__name__} of the {side or 'table'}, {length} positions"
     )
@@ -249,9 +363,68 @@ def positions_page(model: nn.Module, length: int = 64) -> Page:
         series = {name: list(enumerate(each.tolist())) for name, each in curves.items()}
         picture = line_chart(series, title="Mean dot product", x="offset", y="of offset 0")
         page.figure(picture, "How alike two positions are, by how far apart they are.")
+    elif scheme.has_bias:
+        _add_bias(page, scheme, model, length)
     else:
-        page.text("This scheme adds nothing to the embedding: it acts on scores, or not at all.")
+        page.text(
+            "This model has no positions. An encoder without them reads a set: its states follow "
+            "the tokens when these change places. A decoder can count what its causal mask shows."
+        )
+    told = None if model.training else probe_states(model)
+    if told is not None:
+        _add_probe(page, told)
     return page
+
+
+def score_bias(scheme: Positions, attention: Attention, length: int) -> Tensor:
+    """Return what a scheme adds to the scores of the mean query, (heads, query, key).
+
+    Of relative positions this is v · W r, the term that is the same for all queries.
+    """
+    local, q = attention.local, torch.zeros(1, attention.heads, length, attention.head_width)
+    if isinstance(local, RelativePart):
+        q = local.u.detach()[None, :, None].expand(-1, -1, length, -1)
+    places = torch.arange(length)
+    with torch.no_grad():
+        bias = scheme.bias(q, places, places, local, attention.head_width**-0.5)
+    assert bias is not None
+    return bias[0]
+
+
+def _add_bias(page: Page, scheme: Positions, model: nn.Module, length: int) -> None:
+    """Add what is added to the scores, by offset, of the first layer's heads."""
+    first = next(
+        step
+        for step in reversed(find_sublayers(model))
+        if step.layer == 0 and isinstance(step.sublayer, Attention) and step.role != "memory"
+    )
+    assert isinstance(first.sublayer, Attention)
+    bias = score_bias(scheme, first.sublayer, length)[:DRAWN_HEADS]
+    offsets = range(1 - length, 1 if first.side == "decoder" else length)
+    series = {
+        f"head {head}": [(k, float(each.diagonal(k).mean())) for k in offsets]
+        for head, each in enumerate(bias)
+    }
+    page.section("By offset")
+    page.text("This scheme adds nothing to the embedding: it acts on scores.")
+    picture = line_chart(series, title="Added to the score", x="key − query", y="score")
+    where = f" in {first.name}, for a mean query" if scheme.bias_per_layer else ""
+    page.figure(picture, f"What is added to a score{where}, by how far the key is ahead.")
+
+
+def _add_probe(page: Page, told: Told) -> None:
+    """Add what a linear map tells from the states."""
+    rows = [("the model", told.position, told.token)]
+    rows += [(f"without {what}", *shares) for what, shares in told.without.items()]
+    page.section("What the states still tell")
+    page.text(
+        "A linear map is fitted to the final states of random texts, to tell the position and the "
+        "token at it. Without positions an encoder cannot tell the one; without shortcuts, deep "
+        "stacks lose both."
+    )
+    shown = [(name, *(f"{share:.0%}" for share in shares)) for name, *shares in rows]
+    shown.append(("guessing", *(f"{share:.0%}" for share in told.chance)))
+    page.table(("", "position", "token"), shown, "Right answers on held-out states.")
 
 
 def _add_rotation(page: Page, matrix: Tensor, what: str) -> None:

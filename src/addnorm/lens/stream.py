@@ -34,6 +34,7 @@ from addnorm.lens.places import (
     ModelInputs,
     NamedSublayer,
     as_tensors,
+    check_positions,
     count_members,
     find_norms,
     find_sides,
@@ -170,7 +171,7 @@ def _replay_pieces(
         names += [f"{step.name}.{name}" for name in (box_offset(step.box),) if name]
     # Along a sequence an instance norm mixes positions: then all are kept to the end.
     kept = torch.arange(total.shape[1], device=total.device)
-    wanted = kept if positions is None else _check_positions(positions, total.shape[1])
+    wanted = kept if positions is None else check_positions(positions, total.shape[1])
     mixes = any(capture.measured[norm].centre == -2 for norm in side_norms)
     kept = kept if mixes else wanted.to(kept.device)
     count, slots = len(names), {name: slot for slot, name in enumerate(names)}
@@ -283,15 +284,6 @@ def _branch_pieces(capture: Look, step: NamedSublayer, heads: bool) -> dict[str,
         parts = nn.functional.pad(parts, (0, 0, 0, whole.shape[1] - parts.shape[2]))
     names = [*(f"{step.name}.{head}" for head in range(step.heads)), f"{step.name}.bias"]
     return dict(zip(names, parts, strict=True))
-
-
-def _check_positions(positions: Sequence[int], length: int) -> Tensor:
-    indices = [p + length if p < 0 else p for p in positions]
-    if not indices or min(indices) < 0 or max(indices) >= length:
-        raise InputError(
-            f"positions must be one or more of 0 to {length - 1}: got {list(positions)}."
-        )
-    return torch.tensor(indices)
 
 
 def _check_size(

@@ -91,7 +91,8 @@ svg text.strong{fill:var(--over)}
 """
 PHONE = """
 main{padding:2rem 1rem 3rem}h1{font-size:1.6rem}h2{margin-top:2.25rem}
-.facts dd{font-size:1.35rem}td[dir]:last-child{min-width:9rem}td.long{min-width:12rem}
+.facts dd{font-size:1.35rem}td[dir]:last-child{min-width:9rem}
+td.long{min-width:12rem;overflow-wrap:anywhere}
 .wide>svg{min-width:0!important}
 th,td{padding-right:.6rem}table{font-size:.8rem}
 """

@@ -41,6 +41,8 @@ MAX_EXPLAINED_ROWS = 500
 """Of more rows, this many are drawn at random."""
 BACKGROUND_ROWS, MIN_BACKGROUND_ROWS = 64, 10
 """Rows that one row is compared with, and how many other rows a table must have to supply them."""
+MIN_DRAWS, PAIRS = 4, 2000
+"""Background rows for each row of a table: at least this many, and of few rows so many pairs."""
 OLD_DISTRIBUTIONS = (
     "and evenly: the model was saved without frequencies, so give a file with more rows"
 )
@@ -184,6 +186,8 @@ def explain_table(
     """
     rows = estimator.rows(X, y)
     table, target = rows.table, rows.target
+    if not len(table):
+        raise InputError("a table to explain must have one row or more: got none.")
     rng = np.random.default_rng(seed)
     if len(table) > MAX_EXPLAINED_ROWS:
         drawn = torch.from_numpy(rng.choice(len(table), MAX_EXPLAINED_ROWS, replace=False))
@@ -192,7 +196,8 @@ def explain_table(
     permutation = permutation_importance(
         estimator.model_, table, target, column_of_token, rng, repeats
     ).mean(axis=0)
-    contributions = expected_gradients(estimator.model_, table)[0]
+    draws = min(BACKGROUND_ROWS, max(MIN_DRAWS, PAIRS // len(table)))
+    contributions = expected_gradients(estimator.model_, table, draws=draws)[0]
     gradient = _sum_by_column(contributions, column_of_token, len(names)).abs().mean(dim=0).numpy()
     pairs_of = _interactions(estimator, table, table, gradient, rows=INTERACTION_ROWS)
     others = _shap_values(estimator, table, table, pairs_of, INTERACTION_ROWS, shap)

@@ -36,7 +36,7 @@ from addnorm.layers.init import measure_
 from addnorm.layers.span import mean_span
 from addnorm.lens.explain import explain_sequence, explanation_bytes
 from addnorm.lens.explanation import SequenceExplanation
-from addnorm.lens.look import LARGE_CAPTURE
+from addnorm.lens.look import LARGE_CAPTURE, LIMIT
 from addnorm.models.adapters import (
     Adapter,
     adapt_,
@@ -746,9 +746,9 @@ class TrainedText(Trained):
         if is_blank(chosen):
             raise InputError(f"a text to explain must not be blank: text {number} is.")
         arguments = self.explain_arguments(chosen, **options)
-        state_memory(self.model, arguments["inputs"], say)
-        arguments |= {} if limit is None else {"limit": limit}
-        return explain_sequence(self.model, **arguments)
+        limit = LIMIT if limit is None else limit
+        state_memory(self.model, arguments["inputs"], limit, say)
+        return explain_sequence(self.model, **arguments, limit=limit)
 
     def explain_arguments(self, text: str) -> dict[str, Any]:
         """Return the arguments of `explain_sequence` for a text that is one input."""
@@ -815,10 +815,10 @@ def choose_row(count: int, row: int | None, what: str, say: Say) -> int:
     return number
 
 
-def state_memory(model: Any, inputs: Any, say: Say) -> None:
-    """Say how much memory an explanation needs, if that is much."""
+def state_memory(model: Any, inputs: Any, limit: int, say: Say) -> None:
+    """Say how much memory an explanation needs, if that is much and not refused for its size."""
     size = explanation_bytes(model, inputs)
-    if size > LARGE_CAPTURE:
+    if LARGE_CAPTURE < size <= limit:
         say(f"this explanation needs about {size / 2**20:,.0f} MB.")
 
 

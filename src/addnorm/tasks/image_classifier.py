@@ -18,6 +18,7 @@ from addnorm.files import read_document, write_document
 from addnorm.lens.explain import explain_image
 from addnorm.lens.explanation import Background, SequenceExplanation
 from addnorm.lens.image import displayed_pixels
+from addnorm.lens.look import LIMIT
 from addnorm.metrics import classification_metrics
 from addnorm.models.saved import load_model
 from addnorm.models.transformer import Encoder
@@ -124,10 +125,10 @@ class TrainedImages(Trained):
         number = choose_row(len(pixels), row, "image", say)
         one = pixels[number - 1 : number]
         inputs = normalise_images(one, self.assets, self.config.model)
-        state_memory(self.model, inputs, say)
+        limit = LIMIT if limit is None else limit
+        state_memory(self.model, inputs, limit, say)
         mean, name = mean_image(self.assets, self.config.model)
         title = f"image {number}" + (f" of {Path(images).name}" if is_path else "")
-        options: dict[str, Any] = {} if limit is None else {"limit": limit}
         return explain_image(
             self.model.eval(),
             inputs,
@@ -136,7 +137,7 @@ class TrainedImages(Trained):
             name_of=self.labels.__getitem__,
             title=title,
             notes=[] if labels is None else [f"Its label is {labels[number - 1]}."],
-            **options,
+            limit=limit,
         )
 
     def evaluate(self, *data: Any, say: Say = say_nothing, **options: Any) -> Metrics:
