@@ -8,8 +8,8 @@ grid  6+6 blocks, 200 steps: three rates × three warm-up lengths (Xiong et al. 
 deep  18+18 blocks, 150 steps, three seeds: post, pre, Admin, and another arrangement in the
       decoder alone or the encoder alone (Liu et al. 2020, 2004.08249, §3.2).
 long  6+6 blocks, three seeds, each arrangement with the rate that was best for it in the grid, for
-      each budget of --steps, and post-norm with a third of its rate: where does post-norm reach
-      pre-norm?
+      each budget of --steps, and post-norm with a third of its rate (one seed): where does
+      post-norm reach pre-norm?
 budget  the same for other pairs, widths and batches, each arrangement with its best rate of the
       grid on Tatoeba, three seeds, and with a third of it, one seed.
 
@@ -226,8 +226,9 @@ def long(results: Results, data: tuple[Pairs, Pairs, int], steps: int, seeds: in
     for kind in ("post", "pre"):
         found = [r for r in results.where(part="grid", kind=kind) if r["warmup"]]
         rates[kind] = min(found, key=lambda row: row["loss"])["rate"] if found else 1e-3
-    tried = [*rates.items(), ("post", rates["post"] / 3)]  # long trainings may want a smaller rate
-    for kind, rate, seed in [(*entry, seed) for seed in range(seeds) for entry in tried]:
+    entries = [(kind, rate, seed) for seed in range(seeds) for kind, rate in rates.items()]
+    entries.append(("post", rates["post"] / 3, 0))  # a longer training may want a smaller rate
+    for kind, rate, seed in entries:
         row = {"part": "long", "kind": kind, "rate": rate, "steps": steps, "seed": seed}
         results.measure(
             row,
@@ -237,7 +238,7 @@ def long(results: Results, data: tuple[Pairs, Pairs, int], steps: int, seeds: in
             ),
         )  # fmt: skip
     curves = {}
-    for kind, rate in tried:
+    for kind, rate, _ in [*entries[:2], entries[-1]]:
         rows = results.where(part="long", kind=kind, rate=rate, steps=steps)
         curves[f"{kind}, rate {rate:.2g}"] = mean_curve(rows)
         summarise(f"{steps} steps, {kind}, rate {rate:.2g}", rows)

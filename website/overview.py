@@ -1,4 +1,4 @@
-"""Draw the picture at the top of the README: `python -m website.overview`, or `make overview`.
+"""Draw the picture at the top of the README: `python -m website.overview`, or `make atlas`.
 
 Three panels of real output: the boxes of two arrangements, traced from their code; the gradient of
 each of 64 blocks for several arrangements, at initialisation; and the attention of a translator of
@@ -18,13 +18,14 @@ from addnorm import ModelConfig
 from addnorm.data.text.collate import collate_pairs
 from addnorm.models.drawing import draw
 from addnorm.report import write_picture
+from addnorm.report.chart_frame import spread_labels
 from addnorm.report.svg import Picture, Svg, pixels
 from website.atlas_measure import profile
 
 ROOT = Path(__file__).parent.parent
 OUT = ROOT / "docs/pictures/overview.svg"
 WIDTH, HEIGHT, TOP = 1080, 430, 64
-SHOWN = ("post", "pre", "deepnorm", "scaled", "none")
+SHOWN = ("res-post", "post", "deepnorm", "pre")
 """Arrangements whose gradients are compared."""
 PHRASE = "five old books"
 
@@ -48,7 +49,7 @@ def draw_boxes(picture: Picture, left: float) -> None:
 
 def draw_gradients(picture: Picture, left: float, curves: dict[str, Sequence[float]]) -> None:
     """Add the gradient of each block, on a logarithmic scale, each curve with its name."""
-    width, height, bottom = 230, 280, TOP + 300
+    width, height, bottom = 190, 280, TOP + 300
     values = [value for curve in curves.values() for value in curve if value > 0]
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
     step = max(1, math.ceil((high - low) / 6))
@@ -60,18 +61,15 @@ def draw_gradients(picture: Picture, left: float, curves: dict[str, Sequence[flo
         picture.line(left, y(10.0**power), left + width, y(10.0**power), "grid")
         label = "1" if power == 0 else f"1e{power}"
         picture.text(left - 6, y(10.0**power) + 4, label, "tick", "end")
-    ends = []
-    for number, (name, curve) in enumerate(curves.items()):
+    for number, curve in enumerate(curves.values()):
         points = [
             f"{pixels(left + width * (i + 0.5) / len(curve))} {pixels(y(v))}"
             for i, v in enumerate(curve)
         ]
         picture.path("M" + "L".join(points), f"curve c{number}")
-        ends.append((y(curve[0]), name, number))
-    at = -math.inf
-    for place, name, number in sorted(ends):
-        at = max(at + 15, place)
-        picture.text(left + 8, at - 5, name, f"mark c{number}")
+    ends = spread_labels([y(curve[-1]) for curve in curves.values()], 16, bottom - height, bottom)
+    for number, (name, end) in enumerate(zip(curves, ends, strict=True)):
+        picture.text(left + width + 6, end + 4, name, f"mark c{number}")
     picture.text(left, bottom + 18, "block 1", "tick")
     picture.text(left + width, bottom + 18, "block 64", "tick", "end")
 
@@ -120,21 +118,21 @@ def main() -> int:
     picture = Picture(WIDTH, HEIGHT, "What addnorm does", "Arrangements, gradients, attention.")
     headings = {
         24: "Choose where the norms stand …",
-        496: "… see what it does at 64 blocks …",
+        468: "… see what it does at 64 blocks …",
         790: "… train, and see why.",
     }
     for left, text in headings.items():
         picture.text(left, 26, text, "name")
     captions = {
         24: "traced from the code of each arrangement",
-        496: "norm of the gradient in each block, at initialisation",
+        468: "norm of the gradient in each block, at initialisation",
         790: "attention of a translator to a phrase it never saw",
     }
     for left, text in captions.items():
         picture.text(left, 44, text, "tick")
     draw_boxes(picture, 4)
     curves = {name: profile(64, mode="decoder", addnorm=name).gradients for name in SHOWN}
-    draw_gradients(picture, 512, curves)
+    draw_gradients(picture, 506, curves)
     draw_attention(picture, 790, *attention())
     print(write_picture(picture.close(), OUT))
     return 0
