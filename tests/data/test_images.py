@@ -201,6 +201,7 @@ def test_a_shape_that_no_memory_holds_is_refused(tmp_path: Path) -> None:
         as_images(np.broadcast_to(np.uint8(0), (2, 1, 60_000)), "images")
 
 
+@pytest.mark.filterwarnings("default")
 def test_large_images_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from PIL import Image
 

@@ -155,19 +155,10 @@ def read_image(path: Path) -> NDArray[Any]:
     """
     pillow = require("PIL.Image", "images")
     try:
-        with warnings.catch_warnings(), pillow.open(path) as image:
+        with warnings.catch_warnings():
             warnings.simplefilter("error", pillow.DecompressionBombWarning)
-            if image.mode.startswith("I;16"):
-                pixels = np.asarray(image).astype(np.float32) / 257
-            elif image.mode in ("I", "F"):
-                pixels = np.asarray(image).astype(np.float32)
-            else:
-                grey = image.mode in ("1", "L", "LA")
-                if "A" in image.getbands() or "transparency" in image.info:
-                    image = image.convert("RGBA")
-                    white = pillow.new("RGBA", image.size, "white")
-                    image = pillow.alpha_composite(white, image)
-                pixels = np.asarray(image.convert("L" if grey else "RGB"))
+            with pillow.open(path) as image:
+                pixels = _pixels(pillow, image)
     except pillow.DecompressionBombWarning:
         raise InputError(
             f"{str(path)!r} must have fewer pixels: got more than {pillow.MAX_IMAGE_PIXELS:,}. "
@@ -178,17 +169,30 @@ def read_image(path: Path) -> NDArray[Any]:
     return pixels[..., None] if pixels.ndim == 2 else pixels
 
 
+def _pixels(pillow: Any, image: Any) -> NDArray[Any]:
+    """Return the pixels of an open image: grey ones (height, width), coloured ones with three."""
+    if image.mode.startswith("I;16"):
+        return np.asarray(image).astype(np.float32) / 257
+    if image.mode in ("I", "F"):
+        return np.asarray(image).astype(np.float32)
+    grey = image.mode in ("1", "L", "LA")
+    if "A" in image.getbands() or "transparency" in image.info:
+        image = image.convert("RGBA")
+        image = pillow.alpha_composite(pillow.new("RGBA", image.size, "white"), image)
+    return np.asarray(image.convert("L" if grey else "RGB"))
+
+
 def read_images(path: str | Path) -> tuple[NDArray[Any], list[str] | None]:
     """Return images, (count, channels, side, side), and their labels if the data have any."""
     path = Path(path)
+    if not path.exists():
+        raise SavedError(f"there is no file or folder {str(path)!r}. Check the path.")
     if path.is_dir():
         return read_folder(path)
     if path.suffix.lower() in SUFFIXES:
         return as_images(read_image(path)[None], f"{str(path)!r}"), None
     if path.suffix.lower() != ".npz":
         raise InputError(f"images are in a folder or an .npz file: got {str(path)!r}.")
-    if not path.is_file():
-        raise SavedError(f"there is no file {str(path)!r}. Check the path.")
     return read_npz(path)
 
 
