@@ -182,12 +182,13 @@ def main() -> None:
         __doc__,
         text={"type": Path, "help": "a plain text"},
         steps={"type": int, "nargs": "+", "default": [200, 1600], "help": "lengths of training"},
+        schemes={"nargs": "+", "choices": list(POSITIONS), "default": list(POSITIONS)},
     )
     results = Results(args.out, "positions")
     ids, vocab = read(args.text.read_text() if args.text else repository_text())
     budgets, rows = ([3], 4) if args.quick else (args.steps, 64)
     for steps in budgets:
-        for scheme in POSITIONS:
+        for scheme in args.schemes:
             results.measure(
                 {"scheme": scheme, "steps": steps, "seed": 0},
                 lambda k=scheme, n=steps: measure(k, ids, vocab, n, 0, rows),  # type: ignore[misc]
