@@ -1,13 +1,16 @@
 """Draw the picture at the top of the README: `python -m website.overview`, or `make atlas`.
 
-Three panels of real output: the boxes of two arrangements, traced from their code; the gradient of
-each of 64 blocks for several arrangements, at initialisation; and the attention of a translator of
-phrases, trained here in seconds, to a phrase that it has never seen.
+Real output alone: the boxes of two arrangements, traced from their code; the gradient of each of
+64 blocks for several arrangements, at initialisation; what the clinic predicts of two of them after
+a rehearsal; and the attention of a translator of phrases, trained here in seconds, to a phrase that
+it has never seen.
 """
 
+import json
 import math
 import re
 import runpy
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +31,10 @@ WIDTH, HEIGHT, TOP = 1080, 430, 64
 SHOWN = ("res-post", "post", "deepnorm", "pre")
 """Arrangements whose gradients are compared."""
 PHRASE = "five old books"
+REHEARSED = ("post", "pre")
+"""Arrangements that the clinic is asked about."""
+PLAN = "12 + 12 blocks, rate 0.003"
+SETTINGS = ("model.width=64", "model.heads=4", "model.vocab=200", "model.depth=12")
 
 
 def nest(picture: Picture, drawing: Svg, place: tuple[float, float], scale: float) -> None:
@@ -74,12 +81,34 @@ def draw_gradients(picture: Picture, left: float, curves: dict[str, Sequence[flo
     picture.text(left + width, bottom + 18, "block 64", "tick", "end")
 
 
+def draw_verdicts(picture: Picture, left: float, verdicts: dict[str, str]) -> None:
+    """Add one line for each arrangement: whether it will train."""
+    for number, (name, verdict) in enumerate(verdicts.items()):
+        works = verdict.startswith("will train")
+        sign, kind = ("✓", "mark c2") if works else ("✗", "mark bad")
+        y = TOP + 12 + 22 * number
+        picture.text(left, y, sign, kind)
+        picture.text(left + 20, y, name, "mark")
+        picture.text(left + 56, y, verdict, "value")
+
+
+def predict(*settings: str) -> str:
+    """Return what `addnorm clinic` predicts of a translator, and its losses in the rehearsal."""
+    changes = [part for setting in settings for part in ("--set", setting)]
+    command = [sys.executable, "-m", "addnorm", "clinic", "base", *changes]
+    command += ["--lr", "3e-3", "--quick", "--json"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    evidence = json.loads(run.stdout)["evidence"]  # the exit code says whether it found something
+    losses = evidence["rehearsals"]["planned"]["losses"]
+    return f"{evidence['prediction']['answer']}: loss {losses[0]:.2f} to {losses[-1]:.2f}"
+
+
 def draw_attention(
     picture: Picture, left: float, weights: Sequence[Sequence[float]], tokens: tuple[list[str], ...]
 ) -> None:
     """Add the attention of each output word to the input words."""
     source, target = tokens
-    size, top = 52, TOP + 66
+    size, top = 52, TOP + 156
     left += 74
     for c, word in enumerate(source):
         picture.text(left + size * (c + 0.5), top - 8, word, "value", "middle")
@@ -115,24 +144,29 @@ def attention() -> tuple[list[list[float]], tuple[list[str], list[str]]]:
 
 def main() -> int:
     """Measure, train, draw; return the exit code."""
-    picture = Picture(WIDTH, HEIGHT, "What addnorm does", "Arrangements, gradients, attention.")
-    headings = {
-        24: "Choose where the norms stand …",
-        468: "… see what it does at 64 blocks …",
-        790: "… train, and see why.",
+    picture = Picture(
+        WIDTH,
+        HEIGHT,
+        "What addnorm does",
+        "Arrangements, gradients, the clinic's answer, attention.",
+    )
+    texts = {
+        (24, 26): ("Choose where the norms stand …", "traced from the code of each arrangement"),
+        (468, 26): (
+            "… see what it does at 64 blocks …",
+            "norm of the gradient in each block, at initialisation",
+        ),
+        (790, 26): ("… ask whether it will train …", f"64 steps rehearsed of {PLAN}"),
+        (790, 160): ("… train, and see why.", "attention of a translator to a phrase it never saw"),
     }
-    for left, text in headings.items():
-        picture.text(left, 26, text, "name")
-    captions = {
-        24: "traced from the code of each arrangement",
-        468: "norm of the gradient in each block, at initialisation",
-        790: "attention of a translator to a phrase it never saw",
-    }
-    for left, text in captions.items():
-        picture.text(left, 44, text, "tick")
+    for (left, y), (heading, caption) in texts.items():
+        picture.text(left, y, heading, "name")
+        picture.text(left, y + 18, caption, "tick")
     draw_boxes(picture, 4)
     curves = {name: profile(64, mode="decoder", addnorm=name).gradients for name in SHOWN}
     draw_gradients(picture, 506, curves)
+    verdicts = {name: predict(f"model.addnorm={name}", *SETTINGS) for name in REHEARSED}
+    draw_verdicts(picture, 790, verdicts)
     draw_attention(picture, 790, *attention())
     print(write_picture(picture.close(), OUT))
     return 0
