@@ -99,8 +99,9 @@ def predict(*settings: str) -> str:
     command += ["--lr", "3e-3", "--quick", "--json"]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     evidence = json.loads(run.stdout)["evidence"]  # the exit code says whether it found something
-    losses = evidence["rehearsals"]["planned"]["losses"]
-    return f"{evidence['prediction']['answer']}: loss {losses[0]:.2f} to {losses[-1]:.2f}"
+    prediction = evidence["prediction"]
+    losses = re.search(r"loss goes from [\d.]+ to [\d.]+", prediction["reason"])
+    return prediction["answer"] + (": " + losses[0].replace("goes from ", "") if losses else "")
 
 
 def draw_attention(

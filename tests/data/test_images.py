@@ -151,7 +151,7 @@ def test_grey_images_among_coloured_ones_are_coloured(tmp_path: Path) -> None:
     assert images.shape == (2, 3, 8, 8) and labels == ["a", "b"]
     assert (images[0] == grey).all()
     (tmp_path / "1.png").write_bytes((tmp_path / "a/1.png").read_bytes())
-    with pytest.raises(InputError, match=r"'1.png' is beside them. Move it"):
+    with pytest.raises(InputError, match=r"'1.png' is in none of them\. Move it"):
         read_images(tmp_path)
 
 

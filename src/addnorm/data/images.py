@@ -111,7 +111,7 @@ def read_folder(path: Path) -> tuple[NDArray[Any], list[str] | None]:
     if folders and loose:
         raise InputError(
             f"{str(path)!r} must have its images in folders, one for each class: "
-            f"{loose[0].name!r} is beside them. Move it into the folder of its class."
+            f"{loose[0].name!r} is in none of them. Move it into the folder of its class."
         )
     images, labels = [], []
     first: tuple[Path, tuple[int, ...]] | None = None
