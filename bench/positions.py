@@ -1,12 +1,12 @@
 """Position schemes: what they add, dot products by offset, and loss beyond the training length.
 
-    python -m bench.positions --out FOLDER [--text tinyshakespeare.txt] [--quick]
+    python -m bench.positions --out FOLDER [--text tinyshakespeare.txt] [--steps 200 1600] [--quick]
 
 A character model (decoder, 2 blocks, width 64, 4 heads) is trained on windows of 64 characters with
 every scheme, then reads 16 to 512 characters before the same 32 held-out characters: the last 32 of
 each window are predicted, so that all lengths are compared on the same targets (Press et al. 2022,
-2108.12409, fig. 1). Without a text the documentation of this repository is read. The first 90 % of
-the text train, the rest is held out.
+2108.12409, fig. 1), after each number of steps. Without a text the documentation of this repository
+is read. The first 90 % of the text train, the rest is held out.
 """
 
 from pathlib import Path
@@ -130,10 +130,14 @@ def pictures(results: Results) -> None:
         print(f"{name}: the offset explains {share:.0%} of the variance of the dot products")
 
 
-def summary(results: Results) -> None:
+def summary(results: Results, steps: int) -> None:
+    """Print and draw the losses after this many steps."""
+    print(f"after {steps} steps:")
     curves = {}
     for scheme in POSITIONS:
-        rows = [dict(map(tuple, row["losses"])) for row in results.where(scheme=scheme)]
+        rows = [
+            dict(map(tuple, row["losses"])) for row in results.where(scheme=scheme, steps=steps)
+        ]
         points = []
         for length in LENGTHS:
             losses = [row[length] for row in rows if row.get(length) is not None]
@@ -145,19 +149,23 @@ def summary(results: Results) -> None:
             spread = deviation([row[TRAINED] for row in rows])
             print(f"{scheme:12} {shown}   (± {spread:.3f} at {TRAINED})")
     results.write(
-        "positions-extrapolation",
+        f"positions-extrapolation-{steps}",
         line_chart(
             curves,
-            title=f"Loss of the same characters after longer contexts; trained on {TRAINED}",
+            title=f"After {steps:,} steps on windows of {TRAINED} characters",
             x="characters read",
             y="held-out loss",
             log_x=True,
             most=3.2,
         ),
     )
+
+
+def learned_scores(results: Results, steps: int) -> None:
+    """Draw what training has made of the scores that depend on the distance alone."""
     kinds = {"buckets": "T5's buckets", "relative": "Transformer-XL"}
     for scheme, name in kinds.items():
-        found = results.where(scheme=scheme, seed=0)
+        found = results.where(scheme=scheme, seed=0, steps=steps)
         if found and found[0]["bias"]:
             heads = {
                 f"head {h}": [(float(d), value) for d, value in enumerate(curve)]
@@ -169,18 +177,26 @@ def summary(results: Results) -> None:
 
 
 def main() -> None:
-    args = arguments("positions", __doc__, text={"type": Path, "help": "a plain text"})
+    args = arguments(
+        "positions",
+        __doc__,
+        text={"type": Path, "help": "a plain text"},
+        steps={"type": int, "nargs": "+", "default": [200, 1600], "help": "lengths of training"},
+        schemes={"nargs": "+", "choices": list(POSITIONS), "default": list(POSITIONS)},
+    )
     results = Results(args.out, "positions")
     ids, vocab = read(args.text.read_text() if args.text else repository_text())
-    steps, seeds, rows = (3, 1, 4) if args.quick else (200, 1, 64)
-    for seed in range(seeds):
-        for scheme in POSITIONS:
+    budgets, rows = ([3], 4) if args.quick else (args.steps, 64)
+    for steps in budgets:
+        for scheme in args.schemes:
             results.measure(
-                {"scheme": scheme, "steps": steps, "seed": seed},
-                lambda k=scheme, s=seed: measure(k, ids, vocab, steps, s, rows),  # type: ignore[misc]
+                {"scheme": scheme, "steps": steps, "seed": 0},
+                lambda k=scheme, n=steps: measure(k, ids, vocab, n, 0, rows),  # type: ignore[misc]
             )
     pictures(results)
-    summary(results)
+    for steps in budgets:
+        summary(results, steps)
+    learned_scores(results, max(budgets))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Warm-up and depth: post-norm against pre-norm over rates, warm-up lengths, depths and budgets.
 
     python -m bench.warmup --out FOLDER [--pairs eng-fra_24k.tsv.gz] [--part grid] [--quick]
+    python -m bench.warmup --out FOLDER --pairs FILE --part budget --width 16 --rows 128
 
 grid  6+6 blocks, 200 steps: three rates × three warm-up lengths (Xiong et al. 2020, 2002.04745,
       fig. 2).
@@ -9,11 +10,13 @@ deep  18+18 blocks, 150 steps, three seeds: post, pre, Admin, and another arrang
 long  6+6 blocks, three seeds, each arrangement with the rate that was best for it in the grid, for
       each budget of --steps, and post-norm with a third of its rate (one seed): where does
       post-norm reach pre-norm?
+budget  the same for other pairs, widths and batches, each arrangement with its best rate of the
+      grid on Tatoeba, three seeds, and with a third of it, one seed.
 
 Translation of the pairs (English, French); without a file, of synthetic pairs to be reversed. Width
 32, 4 heads, 32 pairs in a batch, words as tokens, Adam with β₂ = 0.98, rate after the warm-up
-constant (grid, deep) or falling as a cosine (long); dropout 0.1 in `long`. The last 500 pairs are
-held out.
+constant (grid, deep) or falling as a cosine (long, budget); dropout 0.1 in the last two. The last
+500 pairs are held out.
 """
 
 import gzip
@@ -35,6 +38,8 @@ PAD, BEGIN, END, UNKNOWN = range(4)
 Pairs = list[tuple[list[int], list[int]]]
 WIDTH, ROWS = 32, 32
 RATES, WARMUPS = (1e-3, 3e-3, 1e-2), (0, 50, 150)
+BEST = {"post": 3e-3, "pre": 1e-2}
+"""The best rate of each arrangement in the grid."""
 DEEP = {
     "post": ("post", None),
     "post, decoder pre": ("post", "pre"),
@@ -44,8 +49,11 @@ DEEP = {
 }
 
 
-def read_pairs(path: Path | None, held: int) -> tuple[Pairs, Pairs, int]:
-    """Return training pairs, held-out pairs (the last ones) and the number of tokens."""
+def read_pairs(path: Path | None, held: int, least: int = 2) -> tuple[Pairs, Pairs, int]:
+    """Return training pairs, held-out pairs (the last ones) and the number of tokens.
+
+    Words that occur fewer times than `least` are unknown ones.
+    """
     if path is None:
         rng = random.Random(0)
         texts = [" ".join(rng.choices("abcdefgh", k=rng.randint(2, 6))) for _ in range(600)]
@@ -55,7 +63,7 @@ def read_pairs(path: Path | None, held: int) -> tuple[Pairs, Pairs, int]:
         rows = [(line.split("\t")[0], line.split("\t")[1]) for line in lines]
     words = [[re.findall(r"\w+|[^\w\s]", side.lower()) for side in row] for row in rows]
     counts = Counter(w for row in words[:-held] for side in row for w in side)
-    numbers = {w: i for i, (w, n) in enumerate(counts.most_common(), UNKNOWN + 1) if n > 1}
+    numbers = {w: i for i, (w, n) in enumerate(counts.most_common(), UNKNOWN + 1) if n >= least}
     ids: Pairs = []
     for one, other in words:
         source, target = ([numbers.get(w, UNKNOWN) for w in side] for side in (one, other))
@@ -111,18 +119,20 @@ def train(
     schedule: str = "constant",
     dropout: float = 0.0,
     every: int = 100,
+    width: int = WIDTH,
+    rows: int = ROWS,
 ) -> Row:
     """Train a translator; return the held-out loss every some steps, by step."""
     training, held, vocab = data
     torch.manual_seed(seed)
     config = ModelConfig(
-        vocab=vocab, pad=PAD, width=WIDTH, heads=4, ffn_width=4 * WIDTH, depth=depth, length=64,
+        vocab=vocab, pad=PAD, width=width, heads=4, ffn_width=4 * width, depth=depth, length=64,
         addnorm=arrangement[0], decoder_addnorm=arrangement[1], dropout=dropout,
     )  # fmt: skip
     model = build(config)
-    source = batches(training, seed, ROWS)
+    source = batches(training, seed, rows)
     if config.has_admin:
-        measure_(model, lambda: loss_of(model, *next(batches(training, seed + 1, ROWS))))
+        measure_(model, lambda: loss_of(model, *next(batches(training, seed + 1, rows))))
     optimizer = torch.optim.Adam(model.parameters(), lr=rate, betas=(0.9, 0.98), eps=1e-9)
     factor = SCHEDULES[schedule]
     curve = []
@@ -238,16 +248,52 @@ def long(results: Results, data: tuple[Pairs, Pairs, int], steps: int, seeds: in
     )
 
 
+def budget(
+    results: Results, data: tuple[Pairs, Pairs, int], settings: Row, steps: int, seeds: int
+) -> None:
+    """Train both arrangements with the pairs, width and rows of a batch that settings name."""
+
+    def measure(kind: str, rate: float, seed: int) -> Row:
+        row = {"part": "budget", **settings, "steps": steps}
+        row |= {"kind": kind, "rate": rate, "seed": seed}
+        return results.measure(
+            row,
+            lambda: train(
+                data, (kind, None), 6, rate, steps // 5, steps, seed, "cosine", 0.1,
+                max(1, steps // 10), settings["width"], settings["rows"],
+            ),
+        )  # fmt: skip
+
+    main = [(kind, rate, seed) for seed in range(seeds) for kind, rate in BEST.items()]
+    lower = [(kind, rate / 3, 0) for kind, rate in BEST.items()]
+    found: dict[str, list[Row]] = {}
+    for kind, rate, seed in main + lower:
+        found.setdefault(f"{kind}, rate {rate:.2g}", []).append(measure(kind, rate, seed))
+    name = f"{settings['pairs']}, width {settings['width']}, {settings['rows']} × {steps:,} pairs"
+    for label, rows in found.items():
+        summarise(f"{name}, {label}", rows)
+    curves = {label: mean_curve(rows) for label, rows in found.items()}
+    results.write(
+        f"warmup-{settings['pairs']}-{settings['width']}-{settings['rows']}-{steps}",
+        line_chart(curves, title=f"6+6 blocks: {name}", y="held-out loss"),
+    )
+
+
 def main() -> None:
     args = arguments(
         "warmup",
         __doc__,
         pairs={"type": Path, "help": "tab-separated pairs, .gz"},
-        part={"choices": ["grid", "deep", "long"], "nargs": "*"},
-        steps={"type": int, "nargs": "*", "default": [400, 1600], "help": "of the part long"},
+        part={"choices": ["grid", "deep", "long", "budget"], "nargs": "*"},
+        steps={"type": int, "nargs": "*", "default": [400, 1600], "help": "of long and budget"},
+        width={"type": int, "default": WIDTH, "help": "of the part budget"},
+        rows={"type": int, "default": ROWS, "help": "pairs in a batch of the part budget"},
+        least={"type": int, "default": 2, "help": "words that occur less often are unknown"},
     )
-    results, parts = Results(args.out, "warmup"), args.part or ["grid", "deep", "long"]
-    data = read_pairs(args.pairs, 100 if args.quick or args.pairs is None else 500)
+    results = Results(args.out, "warmup")
+    parts = args.part or ["grid", "deep", "long", *(["budget"] if args.quick else [])]
+    held = 100 if args.quick or args.pairs is None else 500
+    data = read_pairs(args.pairs, held, args.least)
     if "grid" in parts:
         grid(results, data, 2 if args.quick else 200)
     if "deep" in parts:
@@ -255,6 +301,11 @@ def main() -> None:
     if "long" in parts:
         for steps in [3] if args.quick else args.steps:
             long(results, data, steps, 1 if args.quick else 3)
+    if "budget" in parts:
+        name = args.pairs.name.partition(".")[0] if args.pairs else "reversed"
+        settings = {"pairs": name, "width": args.width, "rows": args.rows}
+        for steps in [3] if args.quick else args.steps:
+            budget(results, data, settings, steps, 1 if args.quick else 3)
 
 
 if __name__ == "__main__":

@@ -13,9 +13,9 @@ SCRIPTS = {
     "before": "before-race",
     "flow": "flow-shortcut-0",
     "layer_cost": "cost-length-seconds",
-    "positions": "positions-extrapolation",
+    "positions": "positions-extrapolation-3",
     "residual_depth": "residual-surface-plain",
-    "warmup": "warmup-deep",
+    "warmup": "warmup-reversed-32-32-3",
 }
 """Scripts of bench/, and a picture that each writes."""
 

@@ -13,7 +13,7 @@ import addnorm
 from addnorm.cli.main import main
 from addnorm.config import Config
 from addnorm.errors import InputError
-from addnorm.tasks.image_classifier import mean_image, reduce_mean
+from addnorm.tasks.image_classifier import mean_image, normalise_images, reduce_mean
 from addnorm.tasks.images import Images
 from addnorm.training.loop import Loop
 
@@ -178,3 +178,12 @@ def test_the_mean_image_is_stored_small(data: Path, tmp_path: Path) -> None:
     assert reduced.shape == (1, 32, 32) and reduced[0, 0, 0] == (0 + 1 + 64 + 65) / 4 + 2048
     old, name = mean_image({**assets, "mean_image": None}, task.config.model)
     assert not old.any() and name == "an image of the mean colour"
+
+
+def test_a_model_of_colours_reads_grey_images(data: Path, tmp_path: Path) -> None:
+    task = bound(data)
+    pixels = task.images[:3]
+    assets = {"mean": [10.0, 20.0, 30.0], "scale": [1.0, 2.0, 4.0]}
+    model = task.config.model.replace(channels=3)
+    coloured = normalise_images(pixels.repeat(3, axis=1), assets, model)
+    assert torch.equal(normalise_images(pixels, assets, model), coloured)

@@ -45,6 +45,16 @@ def test_translations_are_ranked_by_chrf() -> None:
     assert sample_ranks([3]) == {"Worst": [3]}
 
 
+def test_bleu_of_texts_that_are_too_short_for_it_is_left_out() -> None:
+    page = Page("Run")
+    add_translations(page, ["zwei alte Bücher"], ["two old books"], ["two old books"])
+    html = page.html()
+    assert ">chrF<" in html and ">BLEU<" not in html and "BLEU counts: it is left out" in html
+    page = Page("Run")
+    add_translations(page, ["ein Haus"], [""], ["a small old house"])  # 0 because it is wrong
+    assert ">BLEU<" in page.html() and "left out" not in page.html()
+
+
 def test_without_sacrebleu_there_are_translations_without_scores(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

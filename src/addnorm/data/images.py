@@ -1,6 +1,9 @@
 """Images with labels, from a folder or an .npz file, and their random distortion in training."""
 
+import lzma
+import warnings
 import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,12 +19,19 @@ from addnorm.errors import InputError, SavedError, require
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".pgm", ".ppm", ".tif", ".tiff")
 """Files of a folder that are images."""
 MAX_IMAGE_BYTES = 4 * 2**30
-"""Bytes that an .npz file may unpack to."""
+"""Bytes that an .npz file may unpack to, and that images may have once they are squares."""
+BROKEN_ARCHIVE = (
+    *(OSError, ValueError, zipfile.BadZipFile, EOFError, KeyError, zlib.error, lzma.LZMAError),
+    *(NotImplementedError, RuntimeError, MemoryError),  # unknown compression, encrypted, too large
+)
+"""What reading an array from a damaged .npz file may raise."""
 
 
 def as_images(values: Any, name: str) -> NDArray[Any]:
     """Return images as (count, channels, side, side), padded with 0 to squares."""
     images = np.asarray(values)
+    if images.dtype.kind == "b":
+        images = images.astype(np.uint8)
     if images.dtype.kind not in "uif" or images.ndim not in (3, 4) or 0 in images.shape:
         raise InputError(
             f"{name} must be numbers of shape (images, height, width) or (images, height, width, "
@@ -30,12 +40,20 @@ def as_images(values: Any, name: str) -> NDArray[Any]:
     if images.ndim == 3:
         images = images[..., None]
     if images.shape[3] not in (1, 3, 4):
+        first = images.shape[1] in (1, 3, 4)
         raise InputError(
             f"{name} must have 1, 3 or 4 channels in the last place: got shape {images.shape}."
+            + (" Try transpose(0, 2, 3, 1)." if first else "")
         )
     if images.dtype.kind == "f" and not np.isfinite(images).all():
         raise InputError(f"{name} must be finite numbers: got NaN or infinity.")
     side = max(images.shape[1:3])
+    size = images.shape[0] * side**2 * images.shape[3] * images.itemsize
+    if size > MAX_IMAGE_BYTES:
+        raise InputError(
+            f"{name} must have at most {MAX_IMAGE_BYTES:,} bytes as squares: {images.shape[0]:,} "
+            f"of {side:,} × {side:,} pixels have {size:,}. Resize them, or take fewer."
+        )
     room = [(0, 0), (0, side - images.shape[1]), (0, side - images.shape[2]), (0, 0)]
     return np.pad(images, room).transpose(0, 3, 1, 2)
 
@@ -65,7 +83,7 @@ def read_npz(path: Path) -> tuple[NDArray[Any], list[str] | None]:
             labels = None if labels_name is None else _read_array(archive, labels_name)
     except InputError:
         raise
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError, KeyError) as error:
+    except BROKEN_ARCHIVE as error:
         raise SavedError(f"{str(path)!r} is not an .npz file of arrays: {error}.") from None
     found = as_images(images, f"the images of {str(path)!r}")
     if labels is None:
@@ -75,59 +93,106 @@ def read_npz(path: Path) -> tuple[NDArray[Any], list[str] | None]:
             f"{str(path)!r} must have one label for each image: {len(found)} images, labels of "
             f"shape {labels.shape}."
         )
+    if labels.dtype.kind == "f" and not np.isfinite(labels).all():
+        raise InputError(f"the labels of {str(path)!r} must be known: got NaN or infinity.")
+    if labels.dtype.kind == "S":
+        labels = np.char.decode(labels, "utf-8", "replace")
     return found, [str(label) for label in labels.tolist()]
 
 
 def read_folder(path: Path) -> tuple[NDArray[Any], list[str] | None]:
-    """Return the images of a folder; labels are the names of its folders, if it has any."""
-    folders = sorted(child for child in path.iterdir() if child.is_dir())
-    groups = [(folder.name, folder) for folder in folders] or [("", path)]
+    """Return the images of a folder; labels are the names of its folders, if it has any.
+
+    Hidden files and folders are passed over. If some images have colours, grey ones get them, too.
+    """
+    entries = [child for child in sorted(path.iterdir()) if not child.name.startswith(".")]
+    folders = [child for child in entries if child.is_dir()]
+    loose = [file for file in entries if is_image(file)]
+    if folders and loose:
+        raise InputError(
+            f"{str(path)!r} must have its images in folders, one for each class: "
+            f"{loose[0].name!r} is in none of them. Move it into the folder of its class."
+        )
     images, labels = [], []
     first: tuple[Path, tuple[int, ...]] | None = None
-    for label, folder in groups:
+    for folder in folders or [path]:
         for file in sorted(folder.iterdir()):
-            if file.suffix.lower() not in SUFFIXES:
+            if not is_image(file):
                 continue
             pixels = read_image(file)
-            first = first or (file, pixels.shape)
-            if pixels.shape != first[1]:
+            first = first or (file, pixels.shape[:2])
+            if pixels.shape[:2] != first[1]:
                 raise InputError(
-                    f"all images must have one size: {first[0].name!r} has {first[1][:2]}, "
-                    f"{file.name!r} has {pixels.shape[:2]}. Resize them first."
+                    f"all images must have one size: {first[0].name!r} has {first[1]} (height, "
+                    f"width), {file.name!r} has {pixels.shape[:2]}. Resize them first."
                 )
             images.append(pixels)
-            labels.append(label)
+            labels.append(folder.name)
     if not images:
         raise InputError(
             f"{str(path)!r} has no images ({', '.join(SUFFIXES[:4])}, …). Expected one folder for "
             "each class, with its images."
         )
+    channels = max(pixels.shape[2] for pixels in images)
+    images = [
+        pixels if pixels.shape[2] == channels else pixels.repeat(channels, axis=2)
+        for pixels in images
+    ]
     return as_images(np.stack(images), f"the images of {str(path)!r}"), labels if folders else None
 
 
+def is_image(path: Path) -> bool:
+    """Return whether a path is an image by its name: hidden ones are not."""
+    named = path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+    return named and not path.is_dir()
+
+
 def read_image(path: Path) -> NDArray[Any]:
-    """Return the pixels of an image file, (height, width, 1 or 3), from 0 to 255."""
+    """Return the pixels of an image file, (height, width, 1 or 3), from 0 to 255.
+
+    What is transparent is white. Pixels of 16 bits become fractions; those of 32 bits, which have
+    no known range, stay as they are.
+    """
     pillow = require("PIL.Image", "images")
     try:
-        with pillow.open(path) as image:
-            grey = image.mode in ("1", "L", "I", "I;16", "F")
-            pixels = np.asarray(image.convert("L" if grey else "RGB"))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pillow.DecompressionBombWarning)
+            with pillow.open(path) as image:
+                pixels = _pixels(pillow, image)
+    except pillow.DecompressionBombWarning:
+        raise InputError(
+            f"{str(path)!r} must have fewer pixels: got more than {pillow.MAX_IMAGE_PIXELS:,}. "
+            "Resize it first."
+        ) from None
     except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
         raise InputError(f"{str(path)!r} is not an image that can be read: {error}.") from None
     return pixels[..., None] if pixels.ndim == 2 else pixels
 
 
+def _pixels(pillow: Any, image: Any) -> NDArray[Any]:
+    """Return the pixels of an open image: grey ones (height, width), coloured ones with three."""
+    if image.mode.startswith("I;16"):
+        return np.asarray(image).astype(np.float32) / 257
+    if image.mode in ("I", "F"):
+        return np.asarray(image).astype(np.float32)
+    grey = image.mode in ("1", "L", "LA")
+    if "A" in image.getbands() or "transparency" in image.info:
+        image = image.convert("RGBA")
+        image = pillow.alpha_composite(pillow.new("RGBA", image.size, "white"), image)
+    return np.asarray(image.convert("L" if grey else "RGB"))
+
+
 def read_images(path: str | Path) -> tuple[NDArray[Any], list[str] | None]:
     """Return images, (count, channels, side, side), and their labels if the data have any."""
     path = Path(path)
+    if not path.exists():
+        raise SavedError(f"there is no file or folder {str(path)!r}. Check the path.")
     if path.is_dir():
         return read_folder(path)
     if path.suffix.lower() in SUFFIXES:
         return as_images(read_image(path)[None], f"{str(path)!r}"), None
     if path.suffix.lower() != ".npz":
         raise InputError(f"images are in a folder or an .npz file: got {str(path)!r}.")
-    if not path.is_file():
-        raise SavedError(f"there is no file {str(path)!r}. Check the path.")
     return read_npz(path)
 
 

@@ -190,8 +190,13 @@ def reduce_mean(pixels: NDArray[Any]) -> list[Any]:
 
 
 def normalise_images(images: NDArray[Any], assets: ImageAssets, c: ModelConfig) -> Tensor:
-    """Return (x − mean) / scale of each channel, with which the model was trained."""
+    """Return (x − mean) / scale of each channel, with which the model was trained.
+
+    Grey images are what they are in colours for a model of colours.
+    """
     expected = (c.channels, c.image, c.image)
+    if images.shape[1] == 1 and c.channels == 3:
+        images = images.repeat(3, axis=1)
     if images.shape[1:] != expected:
         raise InputError(
             f"the model was trained on images of shape {expected} (channels, height, width): got "

@@ -122,7 +122,8 @@ def add_translations(
     page.section("Translations")
     count = f"{len(outputs):,} held-out pair{'s'[: len(outputs) != 1]}"
     try:
-        scores = [("BLEU", bleu(outputs, references)), ("chrF", chrf(outputs, references))]
+        scores = {"BLEU": bleu(outputs, references), "chrF": chrf(outputs, references)}
+        short = bleu(references, references)["score"] == 0
         quality = sentence_chrf(outputs, references)
     except ExtraError:
         page.text("Without the package sacrebleu there are no scores: pip install 'addnorm[text]'.")
@@ -132,9 +133,14 @@ def add_translations(
         )
         return
     exact = sum(map(str.__eq__, outputs, references)) / len(outputs)
-    facts = [(name, f"{score['score']:.1f}") for name, score in scores]
+    if short:
+        del scores["BLEU"]
+        page.text(
+            "No reference has four words, the longest sequences that BLEU counts: it is left out."
+        )
+    facts = [(name, f"{score['score']:.1f}") for name, score in scores.items()]
     page.facts([*facts, ("equal to the reference", f"{exact:.1%}"), ("translated", count)])
-    signatures = ", ".join(f"{name} {score['signature']}" for name, score in scores)
+    signatures = ", ".join(f"{name} {score['signature']}" for name, score in scores.items())
     page.text(f"Greedy decoding; {signatures}")
     ranked = sorted(range(len(outputs)), key=lambda row: quality[row])
     for name, rows in sample_ranks(ranked).items():
