@@ -107,7 +107,7 @@ def test_a_date_after_the_first_thousand_rows_is_checked() -> None:
 
 
 def test_what_keeps_a_column_from_being_dates_is_named() -> None:
-    """One cell of a thousand, or another form: else the column is left out, and nobody knows why."""
+    """One cell of a thousand, or another form: else nobody knows why the column is left out."""
     days = [f"{1 + i % 28:02}.{1 + i // 28:02}.2024" for i in range(300)]
     note = infer_column([*days, "31.02.2024"]).note
     assert "300 of 301 are dates like day/month/year, but '31.02.2024' is not" in note

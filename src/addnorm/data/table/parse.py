@@ -229,7 +229,7 @@ def detect_date_form(column: Array) -> str | None:
 
 
 def most_dates(texts: Sequence[str]) -> tuple[str, int, str] | None:
-    """Return the form in which most texts are dates, how many, and one that is none ("" if all are).
+    """Return the form in which most texts are dates, how many, and one that is none ("" if all).
 
     None if fewer than half are dates.
 
