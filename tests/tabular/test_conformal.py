@@ -97,6 +97,18 @@ def test_without_held_out_rows_an_interval_has_at_least_its_probability() -> Non
     assert NumberDistribution([[1.0]], [2.0, 2.0]).interval(0.9).tolist() == [[2.0, 2.0]]
 
 
+@pytest.mark.parametrize("kind", ("clipped", "zeros", "counts"))
+def test_the_probability_of_an_interval_is_that_between_its_ends(kind: str) -> None:
+    """Also where knots of the calibration divide the bin of a value."""
+    raw, y = draw_with_values(kind, 300, 0, 1.4)
+    one = calibrated(raw, calibration_knots(raw.pit(y)))
+    for level in (0.05, 0.37, 0.8, 0.91, 0.99):
+        low, high = one.quantile(((1 - level) / 2, (1 + level) / 2)).T
+        below = one.cdf(low) - one.cdf(low - 1e-9)  # the probability of the value `low`, if any
+        expected = one.cdf(high) - one.cdf(low) + below
+        assert one._probability_of(np.full(300, level)) == pytest.approx(expected, abs=1e-6)
+
+
 def test_held_out_scores_are_levels_from_which_on_targets_are_inside() -> None:
     for kind in ("clipped", "zeros", "counts"):
         one, y = draw_with_values(kind, 200, 0, 1.0)

@@ -14,6 +14,7 @@ nothing to transform back: for a skewed target, exp of a mean logarithm would be
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from torch import Tensor
 from addnorm.data.table.frame import Array
 from addnorm.errors import ConfigError, InputError
 from addnorm.metrics import interval_metrics, pinball_loss, regression_metrics
-from addnorm.models.bins import bin_means, cdf_of, crps_of, quantiles_of
+from addnorm.models.bins import bin_means, cdf_of, crps_of, cumulative, quantiles_of
 
 TARGET_BINS = 64
 """Bins of a target, besides the values that are bins of their own."""
@@ -208,9 +209,35 @@ class NumberDistribution:
         return quantiles_of(self._p, self._e, torch.cat(((1 - t) / 2, (1 + t) / 2), dim=1))
 
     def _probability_of(self, spread: Array) -> Array:
-        """Return the probability of the closed interval between those quantiles."""
-        below, upto = cdf_of(self._p, self._e, self._ends(spread + TOLERANCE))
-        return np.asarray((upto[:, 1] - below[:, 0]).numpy())
+        """Return the probability of the closed interval between those quantiles.
+
+        It is (1 + t)/2 − (1 − t)/2 = t, but where an end is one value all of its probability.
+        """
+        t = torch.from_numpy(np.minimum(spread + TOLERANCE, 1.0))[:, None]
+        ends = torch.cat(((1 - t) / 2, (1 + t) / 2), dim=1)
+        below, low, high = self._jumps
+        place = torch.searchsorted(below, ends, right=True).clamp(1, low.shape[1]) - 1
+        first = torch.minimum(ends[:, 0], low.gather(1, place[:, :1])[:, 0])
+        last = torch.maximum(ends[:, 1], high.gather(1, place[:, 1:])[:, 0])
+        return np.asarray((last - first).numpy())
+
+    @cached_property
+    def _jumps(self) -> tuple[Tensor, Tensor, Tensor]:
+        """F at each edge, and of each bin P(Y < v) and P(Y ≤ v) if it is one value v, else 1 and 0.
+
+        Neighbouring bins of the same value are one: a knot of the calibration may divide it.
+        """
+        below, edges = cumulative(self._p), self._e
+        count, is_same = edges.shape[-1], edges.diff() == 0
+        index = torch.arange(count).expand(edges.shape)
+        none = torch.zeros_like(is_same[..., :1])
+        first = index.masked_fill(torch.cat((none, is_same), dim=-1), 0).cummax(dim=-1).values
+        last = index.masked_fill(torch.cat((is_same, none), dim=-1), count).flip(-1)
+        last = last.cummin(dim=-1).values.flip(-1)
+        first, last = (places[..., :-1].expand(len(below), -1) for places in (first, last))
+        low = torch.where(is_same, below.gather(1, first), 1.0)
+        high = torch.where(is_same, below.gather(1, last), 0.0)
+        return below, low, high
 
     def _spread_of(self, probability: Array) -> Array:
         """Return the least t of each row whose interval has at least a probability."""
