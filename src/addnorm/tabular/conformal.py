@@ -78,8 +78,8 @@ def calibration_knots(pit: Array) -> Knots:
 def widening_knots(scores: Array) -> Knots:
     """Return (stated, used) levels of intervals from the scores of held-out rows; none for few.
 
-    >>> widening_knots(np.linspace(0, 0.38, 39))[9]
-    (0.9, 0.35)
+    >>> widening_knots(np.arange(39) / 64)[10]
+    (0.9, 0.546875)
     """
     count = len(scores)
     if count < MIN_CALIBRATION_ROWS:
@@ -94,29 +94,28 @@ def widening_knots(scores: Array) -> Knots:
 
 def is_widening(knots: Any) -> bool:
     """Whether knots are levels of intervals: stated ones ascend, used ones do not descend."""
-    if not _are_pairs(knots):
-        return False
-    if not knots:
-        return True
-    table = np.array(knots)
-    steps = np.diff(table, axis=0)
-    rises = bool((steps[:, 0] > 0).all() and (steps[:, 1] >= 0).all())
-    return bool(rises and (table[0] == 0).all() and (table[-1] == 1).all())
+    steps = _steps_of(knots)
+    return steps is not None and bool((steps[:, 0] > 0).all() and (steps[:, 1] >= 0).all())
 
 
 def is_calibration(knots: Any) -> bool:
     """Whether knots are those of a calibration: finite pairs that ascend from 0 to 1, or none."""
-    if not _are_pairs(knots):
-        return False
-    if not knots:
-        return True
-    table = np.array(knots)
-    ascends = bool((np.diff(table, axis=0) > 0).all())
-    return bool(ascends and (table[0] == 0).all() and (table[-1] == 1).all())
+    steps = _steps_of(knots)
+    return steps is not None and bool((steps > 0).all())
 
 
-def _are_pairs(knots: Any) -> bool:
-    return isinstance(knots, tuple) and all(
+def _steps_of(knots: Any) -> Array | None:
+    """Return the steps from knot to knot, (knots − 1, 2), if they go from (0, 0) to (1, 1).
+
+    None if they do not, or are not pairs of numbers; no knots have no steps.
+    """
+    if not isinstance(knots, tuple) or not all(
         isinstance(pair, tuple) and len(pair) == 2 and all(type(x) is float for x in pair)
         for pair in knots
-    )
+    ):
+        return None
+    if not knots:
+        return np.empty((0, 2))
+    table = np.array(knots)
+    has_ends = bool((table[0] == 0).all() and (table[-1] == 1).all())
+    return np.diff(table, axis=0) if has_ends else None

@@ -40,7 +40,7 @@ LEAST = 1e-12
 """A bin without width is a value if it has a greater probability."""
 INTERVALS = (0.8, 0.9, 0.95)
 """Intervals whose coverage is reported."""
-TOLERANCE, HALVINGS = 1e-9, 34
+LEVEL_ERROR, HALVINGS = 1e-9, 34
 """Rounding that two levels may differ by; steps of halving that find a level, to 2⁻³⁴."""
 Knots = tuple[tuple[float, float], ...]
 """Pairs of levels that ascend from 0 to 1."""
@@ -200,7 +200,7 @@ class NumberDistribution:
         P(Y < y) ≤ (1 + t)/2. The level is the probability of the intervals of all smaller t.
         """
         below, upto = (part.numpy() for part in cdf_of(self._p, self._e, self._numbers(y)))
-        spread = np.maximum(1 - 2 * upto, 2 * below - 1) - 2 * TOLERANCE
+        spread = np.maximum(1 - 2 * upto, 2 * below - 1) - 2 * LEVEL_ERROR
         return np.where(spread > 0, self._probability_of(np.maximum(spread, 0.0)), 0.0)
 
     def _ends(self, spread: Array) -> Tensor:
@@ -213,7 +213,7 @@ class NumberDistribution:
 
         It is (1 + t)/2 − (1 − t)/2 = t, but where an end is one value all of its probability.
         """
-        t = torch.from_numpy(np.minimum(spread + TOLERANCE, 1.0))[:, None]
+        t = torch.from_numpy(np.minimum(spread + LEVEL_ERROR, 1.0))[:, None]
         ends = torch.cat(((1 - t) / 2, (1 + t) / 2), dim=1)
         below, low, high = self._jumps
         place = torch.searchsorted(below, ends, right=True).clamp(1, low.shape[1]) - 1
@@ -244,9 +244,9 @@ class NumberDistribution:
         low, high = np.zeros(len(self)), np.ones(len(self))
         for _ in range(HALVINGS):
             middle = (low + high) / 2
-            is_enough = self._probability_of(middle) >= probability + TOLERANCE
+            is_enough = self._probability_of(middle) >= probability + LEVEL_ERROR
             low, high = np.where(is_enough, low, middle), np.where(is_enough, middle, high)
-        return high + TOLERANCE
+        return high + LEVEL_ERROR
 
     def cdf(self, y: ArrayLike) -> Array:
         """Return the probability of at most y: one number, or one for each row."""
