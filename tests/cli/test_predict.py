@@ -432,14 +432,17 @@ def test_intervals_and_quantiles_are_columns(
     levels = ("--intervals", "0.8,0.95", "--quantiles", "0.5,0.1")
     run("predict", tmp_path / "run", path, *levels, "--point", "median")
     names, *lines = csv.reader(capsys.readouterr().out.splitlines())
-    assert names == ["y (predicted)", *(f"y ({q} %)" for q in ("2.5", "10", "50", "90", "97.5"))]
+    ends = (f"{level} % {end}" for level in (80, 95) for end in ("low", "high"))
+    assert names == ["y (predicted)", *(f"y ({end})" for end in (*ends, "10 %", "50 %"))]
     table = [[float(cell) for cell in line] for line in lines]
     assert len(table) == 150
-    assert all(row[1:] == sorted(row[1:]) and row[0] == row[3] for row in table)
+    for point, low80, high80, low95, high95, tenth, middle in table:
+        assert low95 <= low80 <= point == middle <= high80 <= high95
+        assert low80 == pytest.approx(tenth)
     opened: Any = Run.open(tmp_path / "run")
     low, high = opened.predict_interval(str(path), 0.95).T
-    assert low.tolist() == pytest.approx([row[1] for row in table])
-    assert high.tolist() == pytest.approx([row[5] for row in table])
+    assert low.tolist() == pytest.approx([row[3] for row in table])
+    assert high.tolist() == pytest.approx([row[4] for row in table])
     assert opened.predict_quantiles(str(path), [0.5])[:, 0].tolist() == [row[0] for row in table]
     assert len(opened.predict_distribution(str(path))) == 150
 

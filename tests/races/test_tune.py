@@ -62,6 +62,13 @@ def test_a_higher_score_can_be_better() -> None:
     assert result.best.number == 0 and "No settings were better" in result.verdict()
 
 
+def test_defaults_alone_are_no_comparison() -> None:
+    """No other settings were tried, so none can have been worse."""
+    only = [Trial(0, number, {}, 0.4, 5.0, 2.0) for number in (1, 2, 3)]
+    result = TuneResult(tuple(only))
+    assert "enough for the defaults only" in result.verdict()
+
+
 def test_the_time_is_divided_among_the_rounds() -> None:
     fits = Fits(seconds=2.0)
     trials = halve(CANDIDATES, fits, seconds=24.0)

@@ -86,8 +86,12 @@ def test_the_density_integrates_to_the_bins() -> None:
 
 def test_quantiles_and_intervals() -> None:
     one = uneven()
-    low, high = one.interval(0.8).T
-    assert one.quantile([0.1, 0.9]) == pytest.approx(np.stack((low, high), axis=1))
+    plain = NumberDistribution(one.probabilities, np.linspace(0.0, 5.0, 6))
+    assert plain.interval(0.8) == pytest.approx(plain.quantile([0.1, 0.9]))
+    low, high = one.interval(0.8).T  # a bin of one value: an interval that ends there has all of it
+    ends = one.quantile([0.1, 0.9]).T
+    assert (low >= ends[0] - 1e-6).all() and (high <= ends[1] + 1e-6).all()
+    assert (one.cdf(high) - one.cdf(low) + one.probabilities[:, 0] * (low == 0) >= 0.799999).all()
     assert one.quantile(0.3).shape == (6,) and one.quantile([0.3]).shape == (6, 1)
     assert (np.diff(one.quantile(np.linspace(0.01, 0.99, 50)), axis=1) >= 0).all()
     assert one.quantile(0.5).min() >= 0.0, "no number is below the first bin"

@@ -56,12 +56,23 @@ def test_results_have_metrics_reliability_and_columns() -> None:
     heads = re.findall(r"<th [^>]*>(.*?)</th>", html)
     assert heads[:6] == ["", "log loss", "fit s", "model", "version", "settings"]
     rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in html.split("<tr>")[2:4]]
-    assert rows == [["Our Model · test.csv", "0.5", "–"], ["boosting", "–", "3"]]
+    assert rows == [["OurModel · test.csv", "0.5", "–"], ["boosting", "–", "3"]]
     assert ">x 1.2<" in html and ">defaults<" in html
     assert "Predicted probability and frequency" in html
     assert "The probability is that of the predicted class, on" in html
     for cell in ("age", "number", "7 values", "code", "ignore"):
         assert f">{cell}<" in html
+
+
+def test_figures_are_divided_so_that_none_is_cut_off() -> None:
+    """With log loss, Brier score, ECE and both times, the last of eight columns was cut off."""
+    metrics = ("accuracy", "f1", "auc", "log_loss", "brier", "ece", "fit_seconds")
+    row = {"model": "LightGBM", **dict.fromkeys((*metrics, "predict_seconds"), 0.5)}
+    add_results(page := Page("Run"), {"results": [row]}, SCHEMA)
+    heads = re.findall(r"<th [^>]*>(.*?)</th>", page.html())
+    assert heads[:7] == ["", "accuracy", "f1", "auc", "log loss", "brier", "ece"]
+    assert heads[7:10] == ["", "fit s", "predict s"]
+    assert ">LightGBM<" in page.html(), "the name of a library is not divided"
 
 
 def test_the_reliability_of_two_classes_is_that_of_the_second() -> None:
@@ -192,4 +203,4 @@ def test_many_figures_are_several_tables() -> None:
     results = [{"model": "OurModel", **{f"f{i}": float(i) for i in range(11)}}]
     add_results(page := Page("Run"), {"results": results}, SCHEMA)
     heads = re.findall(r"<th [^>]*>(.*?)</th>", page.html())
-    assert heads[:13] == ["", *(f"f{i}" for i in range(8)), "", "f8", "f9", "f10"]
+    assert heads[:13] == ["", *(f"f{i}" for i in range(6)), "", *(f"f{i}" for i in range(6, 11))]

@@ -49,8 +49,11 @@ def test_quantiles_rise_and_counts_are_not_negative(model: FTTransformerRegresso
     assert found.shape == (200, 30) and (np.diff(found, axis=1) >= 0).all() and found.min() >= 0
     assert model.predict(X).min() >= 0, "no training target is below 0"
     assert 0.0 in model.edges_[1:] and 1.0 in model.edges_, "frequent values have their own bin"
-    ends = model.predict_interval(X, 0.8)
-    assert np.array_equal(ends, model.predict_quantiles(X, ((1 - 0.8) / 2, (1 + 0.8) / 2)))
+    ends, wider = model.predict_interval(X, 0.8), model.predict_interval(X, 0.95)
+    assert (wider[:, 0] <= ends[:, 0]).all() and (ends[:, 1] <= wider[:, 1]).all()
+    one = model.predict_distribution(X)
+    assert np.array_equal(ends, one.interval(0.8)), "the same calibrated intervals in both"
+    assert one.widening == model.model_.config.widening and one.widening[0] == (0.0, 0.0)
     with pytest.raises(ConfigError, match="level must lie between 0 and 1: got 90"):
         model.predict_interval(X, 90)
 
@@ -122,6 +125,7 @@ def test_a_saved_distribution_is_loaded_bit_for_bit(
     one, other = again.predict_distribution(X), model.predict_distribution(X)
     assert np.array_equal(one.probabilities, other.probabilities)
     assert np.array_equal(one.edges, other.edges)
+    assert np.array_equal(one.interval(0.9), other.interval(0.9))
 
 
 @pytest.mark.parametrize(
@@ -130,6 +134,7 @@ def test_a_saved_distribution_is_loaded_bit_for_bit(
         ("network", "edges", [0.0, 1.0], "network.edges must be the standardised edges"),
         ("network", "calibration", [[0.0, 0.0]], "network.calibration must be pairs that ascend"),
         ("network", "calibration", [[0.0, 0.0], [1.0, "1"]], "network.calibration must be pairs"),
+        ("network", "widening", [[0.0, 0.0]], "network.widening must be pairs that ascend"),
         ("network", "outputs", 3, "network.outputs must be [0-9]+ for a regressor with"),
         ("fitted", "edges_", [2.0, 1.0], "fitted.edges_ must be finite numbers in ascending order"),
         ("fitted", "edges_", 5, "fitted.edges_ must be finite numbers in ascending order: got 5"),
@@ -159,10 +164,12 @@ def test_a_model_without_a_distribution_is_still_loaded(
     old = copy.copy(model)
     old.edges_ = ()
     config = model.model_.config
-    old.model_ = build_tabular(config.replace(outputs=1, edges=(), calibration=())).eval()
+    plain = config.replace(outputs=1, edges=(), calibration=(), widening=())
+    old.model_ = build_tabular(plain).eval()
     save_estimator(old, tmp_path)
     tensors, content = read_tensors(tmp_path / WEIGHTS, *TABLE_MODEL)
     del content["network"]["edges"], content["network"]["calibration"], content["fitted"]["edges_"]
+    del content["network"]["widening"]
     write_tensors(tmp_path / WEIGHTS, tensors, *TABLE_MODEL, content)
     again: Any = load_estimator(tmp_path)
     table = again.encoder_.encode(again._frame(X, fitting=False))

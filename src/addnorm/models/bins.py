@@ -98,7 +98,8 @@ def cdf_of(probabilities: Tensor, edges: Tensor, y: Tensor) -> tuple[Tensor, Ten
         first = _at(edges, place)
         width = _at(edges, place + 1) - first
         share = (wide - first) / torch.where(width > 0, width, 1.0)
-        share = torch.where(width > 0, share, (wide > first) | right).clamp(0, 1)
+        is_over = (wide >= first) if right else (wide > first)
+        share = torch.where(width > 0, share, is_over).clamp(0, 1)
         sides.append((low + (high - low) * share).view(y.shape))
     return sides[0], sides[1]
 

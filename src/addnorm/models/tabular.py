@@ -83,6 +83,9 @@ class TabularConfig:
         predicts one number.
     calibration
         (stated, observed) of a number's distribution, found on held-out rows; see models/bins.py.
+    widening
+        (stated, used) levels of its intervals, found on held-out rows, if single values of the
+        target have bins of their own.
     """
 
     kind: str
@@ -97,6 +100,7 @@ class TabularConfig:
     folds: int = 1
     edges: tuple[float, ...] = ()
     calibration: tuple[tuple[float, float], ...] = ()
+    widening: tuple[tuple[float, float], ...] = ()
 
     @property
     def head_outputs(self) -> int:
@@ -356,6 +360,7 @@ def fold_configs(config: TabularConfig) -> list[TabularConfig]:
         config.replace(
             folds=1,
             calibration=(),
+            widening=(),
             embedding_options=config.embedding_options
             | ({} if edges is None else {"edges": edges[fold]}),
         )

@@ -95,6 +95,8 @@ class TuneResult:
         best, default = self.best, self.default
         if best.number == 0:
             score = f"{self.metric} {format_score(best.score)}"
+            if len({trial.number for trial in self.trials}) == 1:
+                return f"The time was enough for the defaults only ({score}). Try more minutes."
             return f"No settings were better than the defaults ({score})."
         return (
             f"Best: {best.describe()}. Held-out {self.metric} {format_score(best.score)}; with the "

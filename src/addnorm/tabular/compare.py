@@ -6,6 +6,7 @@ cost CatBoost a point of AUC on some tables. Names, versions and settings are pa
 """
 
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from html import escape
@@ -24,6 +25,8 @@ MAX_CATEGORIES = 255
 """Categories that scikit-learn's gradient boosting accepts in a column."""
 BOOSTING_ROUNDS, BOOSTING_PATIENCE = 1000, 50
 """Trees at most, and rounds without a better held-out loss after which boosting stops."""
+MODULES = {"scikit-learn": "sklearn.ensemble"}
+"""Modules of packages whose names are others."""
 LINEAR_ROUNDS = 1000
 """Iterations of logistic regression at most."""
 
@@ -301,11 +304,14 @@ def compare(
     for baseline in baselines(classes, tune_seconds):
         say(f"fitting {baseline.name} for comparison.")
         try:
-            start = time.perf_counter()
-            predict = baseline.fit(data)
-            fitted = time.perf_counter()
-            figures = measure(predict(test[0]), test[1])
-            done = time.perf_counter()
+            require(MODULES.get(baseline.package, baseline.package), "tables")  # no part of a fit
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of other libraries, about their own future
+                start = time.perf_counter()
+                predict = baseline.fit(data)
+                fitted = time.perf_counter()
+                figures = measure(predict(test[0]), test[1])
+                done = time.perf_counter()
         except Exception as error:  # another library's, on any table: it must not end the run
             reason = (str(error).splitlines() or [""])[0][:200]
             say(f"{baseline.name} failed: {type(error).__name__}: {reason}")

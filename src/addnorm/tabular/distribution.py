@@ -14,6 +14,7 @@ nothing to transform back: for a skewed target, exp of a mean logarithm would be
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from torch import Tensor
 from addnorm.data.table.frame import Array
 from addnorm.errors import ConfigError, InputError
 from addnorm.metrics import interval_metrics, pinball_loss, regression_metrics
-from addnorm.models.bins import bin_means, cdf_of, crps_of, quantiles_of
+from addnorm.models.bins import bin_means, cdf_of, crps_of, cumulative, quantiles_of
 
 TARGET_BINS = 64
 """Bins of a target, besides the values that are bins of their own."""
@@ -39,6 +40,10 @@ LEAST = 1e-12
 """A bin without width is a value if it has a greater probability."""
 INTERVALS = (0.8, 0.9, 0.95)
 """Intervals whose coverage is reported."""
+LEVEL_ERROR, HALVINGS = 1e-9, 34
+"""Rounding that two levels may differ by; steps of halving that find a level, to 2⁻³⁴."""
+Knots = tuple[tuple[float, float], ...]
+"""Pairs of levels that ascend from 0 to 1."""
 FAN_LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 MAX_GROUPS, MIN_GROUP = 40, 10
 """Groups of rows of a fan chart, and the fewest rows of one."""
@@ -112,6 +117,8 @@ class NumberDistribution:
     probabilities : (rows, bins); of a row, they add up to 1.
     edges : (bins + 1,), or (rows, bins + 1) if each row has its own; ascending, in units of the
         target. After calibration each row has its own: its knots are edges, too.
+    widening : (stated, used) levels of intervals, found on held-out rows (conformal.py); () if
+        intervals are used as stated.
 
     Examples
     --------
@@ -120,16 +127,17 @@ class NumberDistribution:
     (array([1.25]), array([1.]), array([0.75]))
     """
 
-    def __init__(self, probabilities: ArrayLike, edges: ArrayLike) -> None:
+    def __init__(self, probabilities: ArrayLike, edges: ArrayLike, widening: Knots = ()) -> None:
         self.probabilities = np.asarray(probabilities, dtype=np.float64)
         self.edges = np.asarray(edges, dtype=np.float64)
+        self.widening = widening
 
     def __len__(self) -> int:
         return len(self.probabilities)
 
     def __getitem__(self, rows: Any) -> "NumberDistribution":
         edges = self.edges if self.edges.ndim == 1 else np.atleast_2d(self.edges[rows])
-        return NumberDistribution(np.atleast_2d(self.probabilities[rows]), edges)
+        return NumberDistribution(np.atleast_2d(self.probabilities[rows]), edges, self.widening)
 
     def __repr__(self) -> str:
         bins, low, high = self.probabilities.shape[1], self.edges.min(), self.edges.max()
@@ -166,9 +174,79 @@ class NumberDistribution:
         return np.asarray(found if np.ndim(levels) else found[:, 0])
 
     def interval(self, level: float = 0.9) -> Array:
-        """Return low and high ends, (rows, 2): as many numbers are expected below as above."""
-        check_levels(level, "level")
-        return self.quantile(((1 - level) / 2, (1 + level) / 2))
+        """Return low and high ends, (rows, 2), between which a share `level` of targets falls.
+
+        The ends belong to the interval. They are the quantiles (1 − t)/2 and (1 + t)/2, where t is
+        the level, or, if single values have probabilities, the least t whose interval has the
+        probability `level`: one that ends at 0, which 4 of 10 rows have, holds all of these.
+        """
+        used = np.full(len(self), float(check_levels(level, "level")[0]))
+        if self.has_values:
+            if self.widening:
+                stated, found = np.array(self.widening).T
+                used = np.interp(used, stated, found)
+            used = self._spread_of(used)
+        return self._ends(used).numpy()
+
+    @property
+    def has_values(self) -> bool:
+        """Whether a bin of one value has a probability."""
+        return bool(((np.diff(self.edges) == 0) & (self.probabilities > LEAST)).any())
+
+    def interval_scores(self, y: ArrayLike) -> Array:
+        """Return, of each row, the level above which its interval contains y.
+
+        y is within the quantiles (1 − t)/2 and (1 + t)/2 if (1 − t)/2 ≤ P(Y ≤ y) and
+        P(Y < y) ≤ (1 + t)/2. The level is the probability of the intervals of all smaller t.
+        """
+        below, upto = (part.numpy() for part in cdf_of(self._p, self._e, self._numbers(y)))
+        spread = np.maximum(1 - 2 * upto, 2 * below - 1) - 2 * LEVEL_ERROR
+        return np.where(spread > 0, self._probability_of(np.maximum(spread, 0.0)), 0.0)
+
+    def _ends(self, spread: Array) -> Tensor:
+        """Return the quantiles (1 − t)/2 and (1 + t)/2 of each row, for its t."""
+        t = torch.from_numpy(np.minimum(spread, 1.0))[:, None]
+        return quantiles_of(self._p, self._e, torch.cat(((1 - t) / 2, (1 + t) / 2), dim=1))
+
+    def _probability_of(self, spread: Array) -> Array:
+        """Return the probability of the closed interval between those quantiles.
+
+        It is (1 + t)/2 − (1 − t)/2 = t, but where an end is one value all of its probability.
+        """
+        t = torch.from_numpy(np.minimum(spread + LEVEL_ERROR, 1.0))[:, None]
+        ends = torch.cat(((1 - t) / 2, (1 + t) / 2), dim=1)
+        below, low, high = self._jumps
+        place = torch.searchsorted(below, ends, right=True).clamp(1, low.shape[1]) - 1
+        first = torch.minimum(ends[:, 0], low.gather(1, place[:, :1])[:, 0])
+        last = torch.maximum(ends[:, 1], high.gather(1, place[:, 1:])[:, 0])
+        return np.asarray((last - first).numpy())
+
+    @cached_property
+    def _jumps(self) -> tuple[Tensor, Tensor, Tensor]:
+        """F at each edge, and of each bin P(Y < v) and P(Y ≤ v) if it is one value v, else 1 and 0.
+
+        Neighbouring bins of the same value are one: a knot of the calibration may divide it.
+        """
+        below, edges = cumulative(self._p), self._e
+        count, is_same = edges.shape[-1], edges.diff() == 0
+        index = torch.arange(count).expand(edges.shape)
+        none = torch.zeros_like(is_same[..., :1])
+        first = index.masked_fill(torch.cat((none, is_same), dim=-1), 0).cummax(dim=-1).values
+        last = index.masked_fill(torch.cat((is_same, none), dim=-1), count).flip(-1)
+        last = last.cummin(dim=-1).values.flip(-1)
+        first, last = (places[..., :-1].expand(len(below), -1) for places in (first, last))
+        low = torch.where(is_same, below.gather(1, first), 1.0)
+        high = torch.where(is_same, below.gather(1, last), 0.0)
+        return below, low, high
+
+    def _spread_of(self, probability: Array) -> Array:
+        """Return the least t of each row whose interval has at least a probability."""
+        low, high = np.zeros(len(self)), np.ones(len(self))
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            is_enough = self._probability_of(middle) >= probability + LEVEL_ERROR
+            low, high = np.where(is_enough, low, middle), np.where(is_enough, middle, high)
+        return high + LEVEL_ERROR
 
     def cdf(self, y: ArrayLike) -> Array:
         """Return the probability of at most y: one number, or one for each row."""

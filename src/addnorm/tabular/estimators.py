@@ -23,7 +23,7 @@ from addnorm.metrics import (
 )
 from addnorm.models.bins import recalibrated
 from addnorm.tabular.base import PREDICT_BATCH, TableEstimator
-from addnorm.tabular.conformal import MIN_CALIBRATION_ROWS, calibration_knots
+from addnorm.tabular.conformal import MIN_CALIBRATION_ROWS, calibration_knots, widening_knots
 from addnorm.tabular.distribution import (
     NumberDistribution,
     check_levels,
@@ -240,11 +240,15 @@ class TableRegressor(RegressorMixin, TableEstimator):  # type: ignore[misc]
             means = outputs.mean(dim=1)[:, 0].double().numpy()
             self.report_["valid"] = regression_metrics(means * self.scale_ + self.mean_, target)
             return
-        self.model_.config = self.model_.config.replace(calibration=())
+        self.model_.config = self.model_.config.replace(calibration=(), widening=())
         before = self._distribution(outputs)
         knots = calibration_knots(before.pit(target, self.seed_))
         self.model_.config = self.model_.config.replace(calibration=knots)
         after = self._distribution(outputs)
+        if after.has_values:
+            widening = widening_knots(after.interval_scores(target))
+            self.model_.config = self.model_.config.replace(widening=widening)
+            after.widening = widening
         self.report_["target"] = self.target_bins_.describe()
         self.report_["uncalibrated"] = number_metrics(before, target)
         self.report_["valid"] = number_metrics(after, target)
@@ -313,7 +317,9 @@ class TableRegressor(RegressorMixin, TableEstimator):  # type: ignore[misc]
                 places.append(own)
             found.append(p)
         ends = torch.cat(places) if places else edges
-        return NumberDistribution(torch.cat(found).numpy(), ends.numpy())
+        return NumberDistribution(
+            torch.cat(found).numpy(), ends.numpy(), self.model_.config.widening
+        )
 
     def predict_quantiles(self, X: Any, levels: Any = (0.05, 0.5, 0.95)) -> Array:
         """Return quantiles of the predicted distribution of each row, (rows, levels)."""

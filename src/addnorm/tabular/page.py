@@ -1,6 +1,5 @@
 """Pages about a model for tables: its results, and explanations of its predictions."""
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ from addnorm.report import (
 from addnorm.tabular.base import TableEstimator
 from addnorm.tabular.explain import Explanation, RowExplanation
 
-MAX_FIGURES = 8
+MAX_FIGURES = 6
 """Columns of a table of figures: more would be cut off on a page of 1,100 pixels."""
 
 
@@ -50,13 +49,12 @@ def add_results(
         for name in row
         if name not in words and not name.startswith(("coverage_", "width_"))
     )
-    for first in range(0, max(len(names), 1), MAX_FIGURES):
-        part = list(names)[first : first + MAX_FIGURES]
+    for part in divide_figures(list(names)):
         page.table(
             ["", *(name.replace("_seconds", " s").replace("_", " ") for name in part)],
             [
                 [
-                    " · ".join(split_words(row[name]) for name in ("model", "on") if name in row),
+                    " · ".join(row[name] for name in ("model", "on") if name in row),
                     *(_figure(row, name) for name in part),
                 ]
                 for row in results
@@ -150,7 +148,7 @@ def _add_intervals(
         ["", "interval", "targets inside", "mean width"],
         [
             [
-                " · ".join(split_words(row[name]) for name in ("model", "on") if name in row),
+                " · ".join(row[name] for name in ("model", "on") if name in row),
                 f"{kind.removeprefix('coverage_')} %",
                 f"{100 * row[kind]:.1f} %",
                 row[kind.replace("coverage", "width")],
@@ -189,13 +187,18 @@ def _figure(row: Mapping[str, Any], name: str) -> float | None:
     return float(f"{value:.3g}") if value is not None and name.endswith("_seconds") else value
 
 
-def split_words(name: str) -> str:
-    """Return a name with spaces between its words, so that it can be broken into lines.
+def divide_figures(names: Sequence[str]) -> list[list[str]]:
+    """Return the names of figures by table; times have one of their own if there are many others.
 
-    >>> split_words("HistGradientBoosting")
-    'Hist Gradient Boosting'
+    >>> divide_figures(["auc", "fit_seconds"])
+    [['auc', 'fit_seconds']]
     """
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)
+    if len(names) <= MAX_FIGURES:
+        return [list(names)]
+    scores = [name for name in names if not name.endswith("_seconds")]
+    times = [name for name in names if name.endswith("_seconds")]
+    parts = [scores[i : i + MAX_FIGURES] for i in range(0, len(scores), MAX_FIGURES)]
+    return [*parts, *([times] if times else [])]
 
 
 def explanation_page(explanation: Explanation, estimator: TableEstimator | None = None) -> Page:

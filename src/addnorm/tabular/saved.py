@@ -45,7 +45,7 @@ from addnorm.models.saved import (
 )
 from addnorm.models.tabular import TabularConfig, TabularModel, build_tabular
 from addnorm.tabular.base import TableEstimator
-from addnorm.tabular.conformal import is_calibration
+from addnorm.tabular.conformal import is_calibration, is_widening
 from addnorm.tabular.estimators import TableClassifier, TableRegressor
 from addnorm.tabular.instant import ALL_ESTIMATORS
 
@@ -221,7 +221,8 @@ def _fitted(content: dict[str, Any]) -> TableEstimator:
 def _network(values: dict[str, Any]) -> TabularConfig:
     trunk, sizes = Config.parse(values["trunk"]).model, tuple(values["categories"])
     pairs = tuple(tuple(pair) for pair in values.get("calibration", ()))
-    head = {"edges": tuple(values.get("edges", ())), "calibration": pairs}
+    levels = tuple(tuple(pair) for pair in values.get("widening", ()))
+    head = {"edges": tuple(values.get("edges", ())), "calibration": pairs, "widening": levels}
     return TabularConfig(**{**values, "trunk": trunk, "categories": sizes, **head})
 
 
@@ -354,6 +355,8 @@ def _check_bins(estimator: TableRegressor, config: TabularConfig) -> None:
     _require_field(
         holds, "network.calibration", "pairs that ascend from 0 to 1", config.calibration
     )
+    holds = is_widening(config.widening) and bool(edges or not config.widening)
+    _require_field(holds, "network.widening", "pairs that ascend from 0 to 1", config.widening)
 
 
 def _require_unedited(directory: Path, estimator: TableEstimator) -> None:

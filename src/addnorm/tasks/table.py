@@ -136,11 +136,17 @@ class NumberColumns:
     intervals: tuple[float, ...] = ()
     quantiles: tuple[float, ...] = ()
 
-    @property
-    def levels(self) -> tuple[float, ...]:
-        """The levels of all quantiles to write, in ascending order."""
-        ends = [(1 + side * level) / 2 for level in self.intervals for side in (-1, 1)]
-        return tuple(sorted({round(level, 9) for level in (*ends, *self.quantiles)}))
+    def score(self, name: str, distribution: NumberDistribution) -> dict[str, Array]:
+        """Return the columns of some rows, by their names."""
+        point = distribution.mean if self.point == "mean" else distribution.median
+        scored = {f"{name} (predicted)": point}
+        for level in sorted(set(self.intervals)):
+            low, high = distribution.interval(level).T
+            scored[f"{name} ({100 * level:.6g} % low)"] = low
+            scored[f"{name} ({100 * level:.6g} % high)"] = high
+        for level in sorted(set(self.quantiles)):
+            scored[f"{name} ({100 * level:.6g} %)"] = distribution.quantile(level)
+        return scored
 
 
 class TrainedTable(Trained):
@@ -310,22 +316,16 @@ class TrainedTable(Trained):
             yield part, scored
 
     def _score_numbers(self, name: str, rows: Frame, extras: "NumberColumns") -> dict[str, Array]:
-        levels = extras.levels
-        if not levels and isinstance(self.estimator, InstantRegressor):
-            levels = (0.05, 0.95)
-        if not levels and extras.point == "mean":
+        if isinstance(self.estimator, InstantRegressor) and extras == NumberColumns(extras.point):
+            extras = NumberColumns(extras.point, quantiles=(0.05, 0.95))
+        if extras == NumberColumns():
             return {f"{name} (predicted)": self._outputs(rows)}
         if self.engine is not None:
             raise ConfigError(
                 f"{self.engine.name} predicts means only: quantiles, intervals and medians need "
                 "--engine torch."
             )
-        distribution = self.estimator.predict_distribution(rows)
-        point = distribution.mean if extras.point == "mean" else distribution.median
-        scored = {f"{name} (predicted)": point}
-        for level in levels:
-            scored[f"{name} ({100 * level:.6g} %)"] = distribution.quantile(level)
-        return scored
+        return extras.score(name, self.estimator.predict_distribution(rows))
 
     def read_targets(self, data: Any, say: Say) -> tuple[Frame, Array]:
         """Return the rows that have a target, and their targets; `say` receives messages."""

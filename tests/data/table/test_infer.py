@@ -106,6 +106,19 @@ def test_a_date_after_the_first_thousand_rows_is_checked() -> None:
     assert infer_column([*days, "never"]).kind == "category"
 
 
+def test_what_keeps_a_column_from_being_dates_is_named() -> None:
+    """One cell of a thousand, or another form: else nobody knows why the column is left out."""
+    days = [f"{1 + i % 28:02}.{1 + i // 28:02}.2024" for i in range(300)]
+    note = infer_column([*days, "31.02.2024"]).note
+    assert "300 of 301 are dates like day/month/year, but '31.02.2024' is not" in note
+    isos = [f"2024-{1 + i // 28:02}-{1 + i % 28:02}" for i in range(200)]
+    assert "300 of 500 are dates, but" not in (note := infer_column([*days, *isos]).note)
+    assert infer_column([*days, *isos]).kind == "date", note
+    american = ["12/25/2024", "12/26/2024"]
+    assert "but '12/25/2024' is not" in infer_column([*days, *isos, *american]).note
+    assert "dates" not in infer_column(["red", "blue", "2024-01-01"] * 20).note
+
+
 @pytest.mark.parametrize(
     ("values", "task"),
     (

@@ -15,6 +15,7 @@ from addnorm.data.table.parse import (
     detect_date_form,
     detect_form,
     is_ambiguous_date,
+    most_dates,
     to_dates,
     to_numbers,
     without_missing,
@@ -91,7 +92,7 @@ def _infer_column(name: str, column: Array, declared: bool) -> Column:
         form = detect_date_form(present)
         if form is not None and (dates := to_dates(present, form)) is not None:
             return _date_column(name, dates, present, missing, form)
-    code_note = _code_note(values)
+    code_note = _code_note(values) + _nearly_dates_note(present)
     numbers, non_numeric, form = _parse_numbers(present)
     is_numeric = len(without_missing(non_numeric)) <= MAX_NON_NUMERIC * len(present) and len(
         non_numeric
@@ -152,6 +153,20 @@ def _code_note(values: Array) -> str:
     if zeros > 0 and (equal_lengths or zeros > MAX_NON_NUMERIC * len(values)):
         return "; digits with leading zeros are treated as codes, not numbers"
     return ""
+
+
+def _nearly_dates_note(present: Array) -> str:
+    """Return how many texts are dates, if most are but not all: such a column is not read."""
+    if present.dtype != object or most_dates(present[:100].tolist()) is None:
+        return ""
+    found = most_dates(present.tolist())
+    if found is None:
+        return ""
+    form, count, other = found
+    return (
+        f"; {count} of {len(present)} are dates{f' like {form}' if form else ''}, but {other!r} is "
+        "not: a column of dates needs one form (write year-month-day, or leave the cell empty)"
+    )
 
 
 def _date_column(name: str, dates: Array, present: Array, missing: str, form: str) -> Column:

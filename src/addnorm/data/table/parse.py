@@ -228,6 +228,23 @@ def detect_date_form(column: Array) -> str | None:
     return DAY_FIRST if all(match["mark"] == "." for match in matches) else MONTH_FIRST
 
 
+def most_dates(texts: Sequence[str]) -> tuple[str, int, str] | None:
+    """Return the form in which most texts are dates, how many, and one that is none ("" if all).
+
+    None if fewer than half are dates.
+
+    >>> most_dates(["2024-05-31", "2024-06-01", "2024-06-31"])
+    ('', 2, '2024-06-31')
+    """
+    values = without_missing(texts)
+    best = ("", 0, "")
+    for form in ("", *DATE_FORMS):
+        others = [text for text in values if _parse_date(text, form) is None]
+        if len(values) - len(others) > best[1]:
+            best = (form, len(values) - len(others), others[0] if others else "")
+    return best if 2 * best[1] >= len(values) and best[1] else None
+
+
 def is_ambiguous_date(texts: Sequence[str]) -> bool:
     """Return whether dates can be read with the day first as well as with the month first."""
     return all(_are_dates(without_missing(texts), form) for form in DATE_FORMS)
