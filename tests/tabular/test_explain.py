@@ -353,6 +353,7 @@ def test_identical_rows_have_zero_contributions(classes: FTTransformerClassifier
     assert torch.allclose(end, start, atol=1e-5)
 
 
+@pytest.mark.trains
 def test_a_table_without_rows_is_refused(numbers: FTTransformerRegressor) -> None:
     none = X.take(np.array([], dtype=int))
     with pytest.raises(InputError, match="must have one row or more: got none"):

@@ -254,7 +254,7 @@ class Told:
     Parameters
     ----------
     position, token
-        Of a model as it is: at which position, and above which token, a state is.
+        Of the model itself: the position of a state, and the token there.
     chance
         Of guessing: (position, token).
     without

@@ -196,8 +196,7 @@ def explain_table(
     permutation = permutation_importance(
         estimator.model_, table, target, column_of_token, rng, repeats
     ).mean(axis=0)
-    draws = min(BACKGROUND_ROWS, max(MIN_DRAWS, PAIRS // len(table)))
-    contributions = expected_gradients(estimator.model_, table, draws=draws)[0]
+    contributions = expected_gradients(estimator.model_, table)[0]
     gradient = _sum_by_column(contributions, column_of_token, len(names)).abs().mean(dim=0).numpy()
     pairs_of = _interactions(estimator, table, table, gradient, rows=INTERACTION_ROWS)
     others = _shap_values(estimator, table, table, pairs_of, INTERACTION_ROWS, shap)
@@ -299,7 +298,7 @@ def expected_gradients(
     table: EncodedTable,
     background: EncodedTable | None = None,
     *,
-    draws: int = 4,
+    draws: int | None = None,
     steps: int = 8,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return contributions by token, (rows, tokens), the outputs and the mean background outputs.
@@ -312,11 +311,13 @@ def expected_gradients(
     model : the network.
     table : rows to explain.
     background : rows to compare them with; the table itself by default.
-    draws : background rows for each row.
+    draws : background rows for each row; by default 4, of few rows up to 64.
     steps : nodes of the integral.
     """
     model.eval()
     other = table if background is None else background
+    if draws is None:
+        draws = min(BACKGROUND_ROWS, max(MIN_DRAWS, PAIRS // max(1, len(table))))
     with torch.no_grad():
         tokens = embed_columns(model, table.numbers, table.codes)
         other_tokens = embed_columns(model, other.numbers, other.codes)
