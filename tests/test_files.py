@@ -177,7 +177,9 @@ def test_a_directory_that_cannot_be_created_is_one_clear_error(tmp_path: Path) -
     make_directory(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b").is_dir()
     write_whole(tmp_path / "file", b"")
-    with pytest.raises(SavedError, match=r"file/x' cannot be created: Not a directory\. Choose another path\.$"):
+    with pytest.raises(
+        SavedError, match=r"file/x' cannot be created: Not a directory\. Choose another path\.$"
+    ):
         make_directory(tmp_path / "file" / "x")
 
 

@@ -519,9 +519,14 @@ def test_a_full_disk_is_a_saved_error(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_path_that_is_a_file(tmp_path: Path) -> None:
     path = tmp_path / "model"
     path.write_text("mine")
-    with pytest.raises(SavedError, match=r"/model' cannot be created: File exists\. Choose another path\.$"):
+    with pytest.raises(
+        SavedError, match=r"/model' cannot be created: File exists\. Choose another path\.$"
+    ):
         small().save(path)
-    with pytest.raises(SavedError, match=r"/model/inner' cannot be created: Not a directory\. Choose another path\.$"):
+    with pytest.raises(
+        SavedError,
+        match=r"/model/inner' cannot be created: Not a directory\. Choose another path\.$",
+    ):
         small().save(path / "inner")
     assert path.read_text() == "mine"
     refuse(path, r"^there is no file '.*/model/model\.safetensors'\. Check the path\.$")

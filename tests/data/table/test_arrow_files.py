@@ -4,6 +4,7 @@ from contextlib import suppress
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -192,6 +193,17 @@ def test_a_stream_of_arrow_is_read_as_a_feather_file(tmp_path: Path) -> None:
     with arrow.ipc.new_stream(str(path), table.schema) as writer:
         writer.write_table(table)
     assert read_frame(path).columns["t"].tolist() == ["a", "b"]
+
+
+def test_a_message_without_lengths() -> None:
+    """The root of a flatbuffer, whose table has no field; then one that ends too early."""
+    from addnorm.data.table.arrow_sizes import LayoutError, message_size
+
+    empty = b"\x08\0\0\0" + b"\x04\0\x04\0" + b"\x04\0\0\0"
+    for metadata, problem in ((empty, "a message has no rows"), (b"", "a message has no lengths")):
+        message = SimpleNamespace(metadata=metadata, body=b"", type="record batch")
+        with pytest.raises(LayoutError, match=problem):
+            message_size(message)
 
 
 @pytest.mark.parametrize("name", ("t.feather", "t.parquet"))

@@ -184,10 +184,7 @@ def feather_sizes(path: Path) -> list[PackedSize]:
     """Return the size of each message of a feather file that has rows or a dictionary."""
     ipc = require("pyarrow.ipc", "tables")
     messages = ipc.MessageReader.open_stream(open_messages(path))
-    try:
-        return [_message_size(message) for message in messages if message.type != "schema"]
-    except (struct.error, OverflowError):
-        raise LayoutError("a message has no lengths") from None
+    return [message_size(message) for message in messages if message.type != "schema"]
 
 
 def open_messages(path: Path) -> Any:
@@ -203,23 +200,23 @@ def open_messages(path: Path) -> Any:
     return content
 
 
-def _message_size(message: Any) -> PackedSize:
+def message_size(message: Any) -> PackedSize:
     """Return the size of a record batch: of its buffers, and of the values of all its nodes.
 
     Message: header type 1, header 2. DictionaryBatch: data 1. RecordBatch: nodes 1, buffers 2,
     compression 3. Nodes and buffers are pairs of 8-byte integers: (values, nulls), (place, bytes).
     """
-    table = _Table.root(memoryview(message.metadata))
-    batch = table.child(2)
-    batch = batch.child(1) if message.type == "dictionary" else batch
-    values = sum(count for count, _ in batch.pairs(1))
-    buffers, body = batch.pairs(2), message.body
-    total = 0
-    for place, size in buffers:
-        if batch.field(3) is not None and size >= 8:
-            (unpacked,) = struct.unpack_from("<q", body.slice(place, 8))
-            size = size if unpacked < 0 else unpacked  # −1: it was not compressed
-        total += size
+    try:
+        batch = _Table.root(memoryview(message.metadata)).child(2)
+        batch = batch.child(1) if message.type == "dictionary" else batch
+        values, total = sum(count for count, _ in batch.pairs(1)), 0
+        for place, size in batch.pairs(2):
+            if batch.field(3) is not None and size >= 8:
+                (unpacked,) = struct.unpack_from("<q", message.body, place)
+                size = size if unpacked < 0 else unpacked  # −1: it was not compressed
+            total += size
+    except (struct.error, OverflowError):
+        raise LayoutError("a message has no lengths") from None
     return PackedSize(total, values, values)
 
 
