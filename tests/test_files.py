@@ -13,7 +13,7 @@ import torch
 
 import addnorm
 from addnorm import files
-from addnorm.errors import SavedError
+from addnorm.errors import InputError, SavedError
 from addnorm.files import (
     dump_document,
     kind_of,
@@ -214,6 +214,14 @@ def test_where_nothing_can_be_written_is_known_before(
         with pytest.raises(SavedError) as caught:
             require_writable(folder)
         assert str(caught.value).endswith(message.format(what))
+
+
+def test_a_name_that_is_not_utf8_is_refused_before_the_work() -> None:
+    name = os.fsdecode(b"runs/\xff")
+    with pytest.raises(SavedError, match=r"^'runs/.*' must be a name in UTF-8\. Rename it\.$"):
+        require_path(name)
+    with pytest.raises(InputError, match=r"a path must have no null character: got 'a\\x00b'\.$"):
+        require_path("a\0b")
 
 
 def test_a_disk_that_becomes_read_only_is_one_clear_error(

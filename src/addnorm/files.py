@@ -102,7 +102,7 @@ def whole(path: Path) -> Iterator[Path]:
         temporary.replace(path)
         sync_directory(path.parent)
     except OSError as error:
-        raise _unwritable(path, error) from None
+        raise unwritable(path, error) from None
     finally:
         with suppress(OSError):  # a disk that became read-only; what counts was raised above
             temporary.unlink(missing_ok=True)
@@ -114,7 +114,8 @@ def write_whole(path: Path, content: bytes) -> None:
         temporary.write_bytes(content)
 
 
-def _unwritable(path: Path, error: OSError, what: str = "written") -> SavedError:
+def unwritable(path: Path, error: OSError, what: str = "written") -> SavedError:
+    """Return the error for a file or directory that cannot be written, with what to try."""
     if isinstance(error, SavedError):
         return error
     hint = _HINTS.get(error.errno or 0, " Choose another path.")
@@ -127,7 +128,7 @@ def make_directory(path: str | Path) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _unwritable(path, error, "created") from None
+        raise unwritable(path, error, "created") from None
     return path
 
 
@@ -145,7 +146,7 @@ def require_writable(path: str | Path) -> Path:
             folder = folder.parent
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
-        raise _unwritable(path, error, "written" if folder == path else "created") from None
+        raise unwritable(path, error, "written" if folder == path else "created") from None
     return path
 
 
@@ -226,6 +227,10 @@ too long for one. To use a text itself, give a list: [text].
         raise InputError(
             f"a path must be a text or a pathlib.Path: got {path!r:.60}. Try 'runs/mine'."
         )
+    try:
+        os.fspath(path).encode()
+    except UnicodeEncodeError:  # a name of other bytes, which no file of a run could hold
+        raise SavedError(f"{str(path)!r} must be a name in UTF-8. Rename it.") from None
     if "\0" in os.fspath(path):
         raise InputError(f"a path must have no null character: got {path!r:.60}.")
     if os.fspath(path) == "":

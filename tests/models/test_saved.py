@@ -507,12 +507,21 @@ def test_an_interrupted_save_leaves_no_temporary_file(
     assert same(load_model(tmp_path), old)
 
 
-def test_a_full_disk_is_a_saved_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    (
+        ("No space left on device (os error 28)", r"written: No space left on device\. Free some"),
+        ("a disk of the future", "written: Error while serializing: I/O error: a disk of"),
+    ),
+)
+def test_a_full_disk_is_a_saved_error(
+    reason: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*args: Any, **kwargs: Any) -> None:
-        raise SafetensorError("Error while serializing: I/O error: No space left on device")
+        raise SafetensorError(f"Error while serializing: I/O error: {reason}")
 
     monkeypatch.setattr("addnorm.models.saved.save_file", full)
-    with pytest.raises(SavedError, match=r"model\.safetensors' cannot be written: .*No space left"):
+    with pytest.raises(SavedError, match=rf"model\.safetensors' cannot be {message}"):
         small().save(tmp_path)
 
 

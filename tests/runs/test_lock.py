@@ -22,6 +22,9 @@ def write_lock(folder: Path, process: int, host: str | None = None) -> None:
     (folder / LOCK_FILE).write_text(json.dumps(holder))
 
 
+ID_TOO_LARGE = b'{"process": 99999999999999999999, "host": "elsewhere", "started": "x"}'
+
+
 def make(path: Path) -> Run:
     return Run.create(path, Config(), RunRecord("language", fingerprint="x"))
 
@@ -62,7 +65,9 @@ def test_without_flock_a_process_that_is_alive_holds_the_lock(
         assert stale is not None
 
 
-@pytest.mark.parametrize("content", (b"", b"[", b"[" * 9000, b"{}", b'{"process": "1"}', b"\xff"))
+@pytest.mark.parametrize(
+    "content", (b"", b"[", b"[" * 9000, b"{}", b'{"process": "1"}', b"\xff", ID_TOO_LARGE)
+)
 def test_a_damaged_lock_file_counts_as_stale(tmp_path: Path, content: bytes) -> None:
     (tmp_path / LOCK_FILE).write_bytes(content)
     with locked(tmp_path) as stale:

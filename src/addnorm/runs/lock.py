@@ -31,6 +31,8 @@ except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
 LOCK_FILE = "run.lock"
+MAX_PROCESS = 2**31
+"""Ids of processes are below this."""
 RECORD_LIMIT = 10_000
 """Bytes of a lock file that are read."""
 
@@ -167,6 +169,7 @@ def _read_holder(handle: int) -> LockHolder | None:
         plain: Any = json.loads(os.pread(handle, RECORD_LIMIT, 0))
         holder = LockHolder(**plain)
         valid = all(isinstance(text, str) for text in (holder.host, holder.started))
-        return holder if valid and type(holder.process) is int else None
+        valid = valid and type(holder.process) is int and 0 < holder.process < MAX_PROCESS
+        return holder if valid else None
     except (OSError, ValueError, TypeError, RecursionError):
         return None
