@@ -280,13 +280,14 @@ def _print_by_type(name: str, rows: dict[str, Any]) -> None:
 def translate(args: argparse.Namespace) -> None:
     """Print the translation of each line; that of a blank line is a blank line."""
     from addnorm.generate import Decoding
+    from addnorm.generate.settings import raise_beam
     from addnorm.runs.engines import engine_for_translation
 
     run, nbest = open_with_verb(args, "translate", int8=args.int8), args.nbest
     if nbest > args.beam > 0:
         say(f"--nbest {nbest} is above --beam {args.beam}: searching with --beam {nbest}.")
     decoding = Decoding(
-        beam=max(args.beam, nbest) if args.beam > 0 else args.beam,
+        beam=raise_beam(args.beam, nbest),
         nbest=nbest,
         penalty=args.penalty,
         alpha=args.alpha,
