@@ -89,9 +89,10 @@ class Mask:
     @classmethod
     def window(cls, size: int) -> "Mask":
         """Return a mask in which a query sees only keys fewer than `size` positions away."""
-        if not isinstance(size, Integral) or isinstance(size, bool) or size < 1:
+        given: object = size
+        if not isinstance(given, Integral) or isinstance(given, bool) or int(given) < 1:
             raise InputError(f"a window must span at least 1 position: got {size!r}. Try 128.")
-        return cls(window_size=int(size))
+        return cls(window_size=int(given))
 
     @classmethod
     def padding(cls, real: Tensor) -> "Mask":
