@@ -90,7 +90,7 @@ class Mask:
     def window(cls, size: int) -> "Mask":
         """Return a mask in which a query sees only keys fewer than `size` positions away."""
         given: object = size
-        if not isinstance(given, Integral) or isinstance(given, bool) or int(given) < 1:
+        if not isinstance(given, Integral) or int(given) < 1:
             raise InputError(f"a window must span at least 1 position: got {size!r}. Try 128.")
         return cls(window_size=int(given))
 
