@@ -6,8 +6,9 @@
 that the host took: a figure is of the bench's own load only where it is near 0.
 
 budget: runs of `addnorm train TASK --minutes N` (--task: a text, labelled texts or a table) beside
-busy processes; reports the duration of the whole command relative to the budget, the learning rate
-at the end relative to its peak, refits and changes of the number of threads. threads: runs through
+busy processes; mixed: six of them, all tasks beside loads that start, stop and alternate, in seven
+minutes. Both report the duration of the whole command relative to the budget, the share of the
+schedule that was completed, refits and changes of the number of threads. threads: runs through
 the Python API for a fixed time with the number of threads chosen by the run, with one thread and
 with all, in turn; reports steps per second of training. A decoder of width 128 and depth 4 on
 generated text; a classifier and a table model of the default sizes. estimators: seconds of `fit`
@@ -26,9 +27,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from addnorm.training.checkpoint import newest
+from addnorm.training.pace import Segment
 
 LOADS: dict[str, tuple[float, float]] = {
     "no load of ours": (0.0, 1.0),
@@ -130,6 +134,15 @@ TASKS: dict[str, tuple[str, Callable[[Path], None], list[str]]] = {
     "table": ("rows.csv", write_table, []),
 }
 """Of each task: the name of its file, the function that writes it, and its settings."""
+MIXED = (
+    ("language", "a load on and off, 10 s each"),
+    ("classify", "a load that starts after half the time"),
+    ("table", "a load that ends after half the time"),
+    ("language", "a load that starts after half the time"),
+    ("classify", "a load on and off, 10 s each"),
+    ("table", "a load on and off, 10 s each"),
+)
+"""Task and load of the runs of the part `mixed`."""
 
 
 def environment() -> dict[str, str]:
@@ -171,13 +184,16 @@ def run_budget(task: str, data: Path, out: Path, minutes: float) -> dict[str, fl
     wall = time.monotonic() - start
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     summary = json.loads((out / "summary.json").read_text())
-    rates = [row["rate"] for row in rows if "rate" in row]
+    saved = newest(out, [])
+    assert saved is not None
+    state = saved.plain["state"]
+    segment = Segment(**state["segments"][-1]) if state["segments"] else None
     changes = [row["change"] for row in rows if "change" in row]
     return {
         "ratio": wall / (60 * minutes),
         "before": summary["seconds"],
         "steps": summary["steps"],
-        "end": rates[-1] / max(rates),
+        "schedule": 1.0 if segment is None else segment.position(state["step"]) / segment.end,
         "refits": changes.count("refit"),
         "threads": changes.count("threads"),
         "evaluations": sum("valid_loss" in row for row in rows),
@@ -253,23 +269,34 @@ def show_estimators(rounds: int, names: list[str]) -> None:
                 )
 
 
-def show_budget(folder: Path, task: str, minutes: float, names: list[str]) -> None:
-    data = folder / TASKS[task][0]
-    TASKS[task][1](data)
+def show_budget(folder: Path, runs: Sequence[tuple[str, str]], minutes: float) -> None:
+    """Print a row for each run, of a task beside a load, then the median and range of all."""
     print(
         "| task | load of the bench | command / budget | s before the summary | steps | "
-        "evaluations | rate at the end / peak | refits | thread changes | CPU of others |"
+        "evaluations | schedule done | refits | thread changes | CPU of others |"
     )
     print("|---|---|---|---|---|---|---|---|---|---|")
-    for number, name in enumerate(names):
+    ratios, shares = [], []
+    for number, (task, name) in enumerate(runs):
+        data = folder / TASKS[task][0]
+        if not data.exists():
+            TASKS[task][1](data)
         with CpuOfOthers() as others, BusyProcess(name, 60 * minutes):
             row = run_budget(task, data, folder / f"budget-{number}", minutes)
+        ratios.append(row["ratio"])
+        shares.append(row["schedule"])
         print(
             f"| {task} | {name} | {row['ratio']:.3f} | {row['before']:.0f} | {row['steps']} | "
-            f"{row['evaluations']} | {row['end']:.3f} | {row['refits']} | {row['threads']} | "
+            f"{row['evaluations']} | {row['schedule']:.3f} | {row['refits']} | {row['threads']} | "
             f"{others.cores:.2f} |",
             flush=True,
         )
+    within = sum(0.9 <= ratio <= 1.1 for ratio in ratios)
+    print(
+        f"\n{len(ratios)} runs: command / budget {statistics.median(ratios):.3f} "
+        f"[{min(ratios):.3f}–{max(ratios):.3f}], {within} within 10 %; schedules done to "
+        f"{min(shares):.3f} at least"
+    )
 
 
 def show_threads(folder: Path, text: Path, seconds: float, rounds: int, names: list[str]) -> None:
@@ -306,7 +333,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=2, help="runs of each number of threads")
     parser.add_argument(
-        "--part", choices=["budget", "threads", "estimators"], help="only this part"
+        "--part", choices=["budget", "mixed", "threads", "estimators"], help="only this part"
     )
     parser.add_argument("--task", choices=TASKS, default="language", help="of the budgets")
     parser.add_argument("--load", action="append", choices=LOADS, help="only these loads")
@@ -316,7 +343,10 @@ def main() -> None:
         folder, text = Path(name), Path(name) / "text.txt"
         names = args.load or ["no load of ours", "one busy process"]
         if args.part in (None, "budget"):
-            show_budget(folder, args.task, args.minutes, args.load or list(LOADS))
+            loads = args.load or list(LOADS)
+            show_budget(folder, [(args.task, load) for load in loads], args.minutes)
+        if args.part == "mixed":
+            show_budget(folder, MIXED, args.minutes)
         if args.part in (None, "threads"):
             write_text(text)
             show_threads(folder, text, args.seconds, args.rounds, names)

@@ -13,7 +13,7 @@ import torch
 
 import addnorm
 from addnorm import files
-from addnorm.errors import SavedError
+from addnorm.errors import InputError, SavedError
 from addnorm.files import (
     dump_document,
     kind_of,
@@ -23,6 +23,8 @@ from addnorm.files import (
     read_document,
     read_text,
     require_path,
+    require_writable,
+    require_writable_file,
     to_json,
     whole,
     write_document,
@@ -175,8 +177,63 @@ def test_a_directory_that_cannot_be_created_is_one_clear_error(tmp_path: Path) -
     make_directory(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b").is_dir()
     write_whole(tmp_path / "file", b"")
-    with pytest.raises(SavedError, match=r"file/x' cannot be created: Not a directory\.$"):
+    with pytest.raises(
+        SavedError, match=r"file/x' cannot be created: Not a directory\. Choose another path\.$"
+    ):
         make_directory(tmp_path / "file" / "x")
+
+
+def test_where_nothing_can_be_written_is_known_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert require_writable(tmp_path / "a" / "b") == tmp_path / "a" / "b"
+    require_writable_file(tmp_path / "page.html")
+    require_writable_file(None)
+    assert not any(tmp_path.iterdir())
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    for path, message in (
+        ("file/run", r"file/run' cannot be created: Not a directory\. Choose another path\.$"),
+        ("link", r"link' is a link to nothing\. Choose another path\.$"),
+    ):
+        with pytest.raises(SavedError, match=message):
+            require_writable(tmp_path / path)
+    for path, message in (
+        (".", r"' is a directory\. Name a file\.$"),
+        ("a/b.html", r"^there is no directory '.*/a'\. Create it: mkdir -p .*/a$"),
+    ):
+        with pytest.raises(SavedError, match=message):
+            require_writable_file(tmp_path / path)
+
+    def refuse_file(dir: Path) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(files.tempfile, "TemporaryFile", refuse_file)
+    message = "' cannot be {}: Read-only file system. Use a directory on another disk."
+    for folder, what in ((tmp_path, "written"), (tmp_path / "a", "created")):
+        with pytest.raises(SavedError) as caught:
+            require_writable(folder)
+        assert str(caught.value).endswith(message.format(what))
+
+
+def test_a_name_that_is_not_utf8_is_refused_before_the_work() -> None:
+    name = os.fsdecode(b"runs/\xff")
+    with pytest.raises(SavedError, match=r"^'runs/.*' must be a name in UTF-8\. Rename it\.$"):
+        require_path(name)
+    with pytest.raises(InputError, match=r"a path must have no null character: got 'a\\x00b'\.$"):
+        require_path("a\0b")
+
+
+def test_a_disk_that_becomes_read_only_is_one_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse_all(path: Path, **options: bool) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "touch", refuse_all)
+    monkeypatch.setattr(Path, "unlink", refuse_all)
+    with pytest.raises(SavedError, match=r"facts\.json' cannot be written: Read-only file system"):
+        write_whole(tmp_path / "facts.json", b"{}")
 
 
 # ── Documents ─────────────────────────────────────────────────────────────────────────────────────

@@ -18,8 +18,9 @@ import re
 import secrets
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import UnionType
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
@@ -101,9 +102,10 @@ def whole(path: Path) -> Iterator[Path]:
         temporary.replace(path)
         sync_directory(path.parent)
     except OSError as error:
-        raise _unwritable(path, error) from None
+        raise unwritable(path, error) from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # a disk that became read-only; what counts was raised above
+            temporary.unlink(missing_ok=True)
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -112,11 +114,12 @@ def write_whole(path: Path, content: bytes) -> None:
         temporary.write_bytes(content)
 
 
-def _unwritable(path: Path, error: OSError) -> SavedError:
+def unwritable(path: Path, error: OSError, what: str = "written") -> SavedError:
+    """Return the error for a file or directory that cannot be written, with what to try."""
     if isinstance(error, SavedError):
         return error
-    hint = _HINTS.get(error.errno or 0, "")
-    return SavedError(f"{str(path)!r} cannot be written: {error.strerror}.{hint}")
+    hint = _HINTS.get(error.errno or 0, " Choose another path.")
+    return SavedError(f"{str(path)!r} cannot be {what}: {error.strerror}.{hint}")
 
 
 def make_directory(path: str | Path) -> Path:
@@ -125,8 +128,39 @@ def make_directory(path: str | Path) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise SavedError(f"{str(path)!r} cannot be created: {error.strerror}.") from None
+        raise unwritable(path, error, "created") from None
     return path
+
+
+def require_writable(path: str | Path) -> Path:
+    """Return the path of a directory to write to; SavedError if that will not be possible.
+
+    The directory itself or, if it does not exist, the one that it would be created in is tried with
+    a file without a name. So a long computation fails before it begins, not at its end.
+    """
+    path = folder = require_path(path)
+    try:
+        if path.is_symlink() and not path.exists():
+            raise SavedError(f"{str(path)!r} is a link to nothing. Choose another path.")
+        while not folder.exists() and folder != folder.parent:
+            folder = folder.parent
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise unwritable(path, error, "written" if folder == path else "created") from None
+    return path
+
+
+def require_writable_file(path: str | Path | None) -> None:
+    """Raise SavedError if a file that is written at the end cannot be; None stands for no file."""
+    if path is None:
+        return
+    path = require_path(path)
+    if path.is_dir():
+        raise SavedError(f"{str(path)!r} is a directory. Name a file.")
+    if not path.parent.exists():
+        folder = str(path.parent)
+        raise SavedError(f"there is no directory {folder!r}. Create it: mkdir -p {folder}")
+    require_writable(path.parent)
 
 
 def require_empty(path: str | Path) -> Path:
@@ -134,7 +168,7 @@ def require_empty(path: str | Path) -> Path:
     path = Path(path)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise SavedError(f"{str(path)!r} is not empty. Choose another directory.")
-    return path
+    return require_writable(path)
 
 
 @contextmanager
@@ -193,6 +227,12 @@ too long for one. To use a text itself, give a list: [text].
         raise InputError(
             f"a path must be a text or a pathlib.Path: got {path!r:.60}. Try 'runs/mine'."
         )
+    try:
+        os.fspath(path).encode()
+    except UnicodeEncodeError:  # a name of other bytes, which no file of a run could hold
+        raise SavedError(f"{str(path)!r} must be a name in UTF-8. Rename it.") from None
+    if "\0" in os.fspath(path):
+        raise InputError(f"a path must have no null character: got {path!r:.60}.")
     if os.fspath(path) == "":
         raise InputError("a path must name a file or a directory: it is empty. Try 'runs/mine'.")
     try:

@@ -399,6 +399,27 @@ def test_a_table_with_damaged_columns_is_not_resumed(
 
 
 @pytest.mark.trains
+@pytest.mark.parametrize(
+    "command",
+    (
+        "predict nothing rows.csv -o",
+        "explain nothing rows.csv --report",
+        "embed nothing rows.csv -o",
+        "clinic nothing --report",
+    ),
+)
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command.split(), str(tmp_path / "none" / "out.npy")]) == 2
+    assert "addnorm: there is no directory '" in capsys.readouterr().err
+
+
+def test_vectors_are_written_as_npy(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["embed", "nothing", "rows.csv", "-o", "vectors.txt"]) == 2
+    assert "addnorm: --out must end in .npy: got 'vectors.txt'." in capsys.readouterr().err
+
+
 def test_predict_does_not_overwrite_its_input(trained_table: Path, tmp_path: Path) -> None:
     where, path = trained_table.parent / "run", tmp_path / "t.csv"
     path.write_text("x,y\n" + "".join(f"{i / 7},{i * 1.5}\n" for i in range(40)))

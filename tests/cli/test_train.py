@@ -323,6 +323,10 @@ def test_directories_that_a_run_cannot_use(
         last = capsys.readouterr().err.splitlines()[-1]
         assert last.startswith(f"addnorm: {str(out)!r} {message}")
         assert sorted(bad.rglob("*")) == before
+    unusable = command("language", bad, bad / "a.source" / "run")
+    unusable[2] = str(bad / "none.txt")
+    assert main(unusable) == 2
+    assert "cannot be created: " in capsys.readouterr().err, "before the data are read"
     assert main(["train", "language", str(bad / "book.txt")]) == 2
     assert "--out must name a directory for the run." in capsys.readouterr().err
 

@@ -228,7 +228,7 @@ def test_mistakes_are_explained() -> None:
         head_weights(model, "decoder.0.attention")
     with pytest.raises(InputError, match="the writer must come before the reader"):
         virtual_weights(model, "decoder.1.ffn", "decoder.0.ffn", "input")
-    with pytest.raises(InputError, match=r"reads with input: got 'query'"):
+    with pytest.raises(InputError, match=r"ffn reads with input: got 'query'"):
         virtual_weights(model, "decoder.0.ffn", "decoder.1.ffn", "query")
     with pytest.raises(InputError, match="not a feed-forward network"):
         neuron(model, "decoder.0.attention", 1)

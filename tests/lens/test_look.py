@@ -178,7 +178,7 @@ def test_a_large_capture_states_its_memory_before_it_runs(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("want", "message"),
     (
-        ("mapps", "no kind 'mapps'. Did you mean 'maps'"),
+        ("mapps", "look has no kind 'mapps'. Did you mean 'maps'"),
         ("maps:decoder.7.attention", "no place of this model is named 'decoder.7.attention'"),
         ("maps:decoder.0.attention.4", "has 4 heads, numbered from 0: got head 4"),
         ("neurons:decoder.0.attention", "no place of this model"),

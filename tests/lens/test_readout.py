@@ -1,5 +1,6 @@
 """Logits of pieces sum to the logit; the last row of the logit lens is the model."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from addnorm.errors import InputError
 from addnorm.layers.addnorm import ADDNORMS
-from addnorm.lens.readout import attribute_logits, logit_lens
+from addnorm.lens.readout import apply_head, attribute_logits, logit_lens
 from addnorm.lens.stream import decompose
 from tests.conftest import MODES, close, inputs, make, slow_off_diagonal
 from tests.lens.planted import PROMOTED, planted
@@ -103,5 +104,8 @@ def test_mistakes_are_explained() -> None:
     with pytest.raises(InputError, match="the head reads the other side"):
         attribute_logits(decompose(model, batch, side="encoder"))
     pooled = make("encoder", head="class", outputs=2, pool="mean")
+    capture: Any = SimpleNamespace(model=torch.nn.Linear(2, 2))
+    with pytest.raises(InputError, match="the lens cannot read out a Linear"):
+        apply_head(capture, torch.zeros(1, 2))
     with pytest.raises(InputError, match="pools positions"):
         attribute_logits(decompose(pooled, inputs("encoder"), positions=[0]))

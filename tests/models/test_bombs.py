@@ -3,11 +3,13 @@
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 
 from addnorm import Config, ModelConfig, build
+from addnorm.data.images import read_npz
 from addnorm.data.table.schema import Schema
-from addnorm.errors import ConfigError, SavedError
+from addnorm.errors import ConfigError, InputError, SavedError
 from addnorm.files import TEXT_MODEL, read_json, read_text
 from addnorm.models.saved import load_model, write_tensors
 from addnorm.section import parse_toml, read_value
@@ -49,6 +51,13 @@ def test_deep_nesting_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(deep)
     with pytest.raises(SavedError, match=r"a\.json' is damaged: it is nested too deeply\. Use a b"):
         read_json(tmp_path / "a.json")
+
+
+def test_an_archive_of_images_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    numpy.savez_compressed(tmp_path / "x.npz", images=numpy.zeros((100, 8, 8)))
+    monkeypatch.setattr("addnorm.data.images.MAX_IMAGE_BYTES", 10_000)
+    with pytest.raises(InputError, match=r"unpacks to 51,\d+ bytes: too many to read\.$"):
+        read_npz(tmp_path / "x.npz")
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,29 @@ def empty_cache(heads: int) -> Cache:
             lambda m: m.cache(2).reorder(torch.tensor([0, 2])),
             r"the rows of this cache are 0 to 1: got 2\. Check the indices\.",
         ),
+        (lambda m: Mask.causal("2"), r"a prefix must be a tensor: got str\. Try Mask\.causal\(3\)"),
+        (lambda m: Mask.window(1.5), r"a window must span at least 1 position: got 1\.5\. Try"),
+        (
+            lambda m: Mask.padding([[True]]),
+            r"a padding mask must be a tensor: got list\. Try token",
+        ),
+        (lambda m: Mask.pattern(None), "a mask pattern must be a tensor: got NoneType"),
+        (lambda m: Mask.grouped([[1]]), "groups must be a tensor: got list"),
+        (lambda m: Mask.causal() & VISIBLE, r"combined with another addnorm\.Mask: got Tensor"),
+        (
+            lambda m: m(IDS, mask=Mask.padding(VISIBLE.to("meta"))),
+            r"a mask must be on the device of the input, cpu: got meta\. Make it of",
+        ),
+        (
+            lambda m: m(IDS.to_sparse()),
+            r"must be dense: got torch.sparse_coo\. Try \.to_dense\(\)",
+        ),
+        (lambda m: m.cache(2, 8.5), r"the length of a cache must be a whole number above 0: got 8"),
+        (lambda m: m.cache(-1), r"the batch of a cache must be a whole number above 0: got -1\."),
+        (
+            lambda m: m.cache(2).reorder(torch.tensor([0, 1], device="meta")),
+            r"the indices must be on the device of the cache, cpu: got meta\. Try \.to\('cpu'\)",
+        ),
         (lambda m: m.cache(2).reorder(torch.tensor([-1, 0])), "are 0 to 1: got -1"),
         (lambda m: m.cache(2).reorder([0, 1]), r"reordered by integers of shape \(rows,\): got \["),
         (lambda m: m.cache(2).reorder(torch.tensor(1)), "got torch.int64 of shape"),
@@ -115,6 +138,17 @@ def test_gradients_of_each_sequence_by_vmap() -> None:
         alone = grad(lambda w: loss(model, w, ids[row]))(weights)  # noqa: B023
         for name in weights:
             torch.testing.assert_close(together[name][row], alone[name])
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_gradients_of_a_model_in_training_mode_by_vmap() -> None:
+    """With dropout, which vmap draws anew for each sequence."""
+    model = make("decoder", dropout=0.5).train()
+    weights = {name: weight.detach() for name, weight in model.named_parameters()}
+
+    gradient = grad(lambda w, x: loss(model, w, x))
+    each = vmap(gradient, (None, 0), randomness="different")(weights, IDS[:1].repeat(2, 1))
+    assert not torch.equal(*each["tokens.weight"])
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")

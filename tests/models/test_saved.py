@@ -507,21 +507,35 @@ def test_an_interrupted_save_leaves_no_temporary_file(
     assert same(load_model(tmp_path), old)
 
 
-def test_a_full_disk_is_a_saved_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    (
+        ("No space left on device (os error 28)", r"written: No space left on device\. Free some"),
+        ("a disk of the future", "written: Error while serializing: I/O error: a disk of"),
+    ),
+)
+def test_a_full_disk_is_a_saved_error(
+    reason: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*args: Any, **kwargs: Any) -> None:
-        raise SafetensorError("Error while serializing: I/O error: No space left on device")
+        raise SafetensorError(f"Error while serializing: I/O error: {reason}")
 
     monkeypatch.setattr("addnorm.models.saved.save_file", full)
-    with pytest.raises(SavedError, match=r"model\.safetensors' cannot be written: .*No space left"):
+    with pytest.raises(SavedError, match=rf"model\.safetensors' cannot be {message}"):
         small().save(tmp_path)
 
 
 def test_a_path_that_is_a_file(tmp_path: Path) -> None:
     path = tmp_path / "model"
     path.write_text("mine")
-    with pytest.raises(SavedError, match=r"/model' cannot be created: File exists\.$"):
+    with pytest.raises(
+        SavedError, match=r"/model' cannot be created: File exists\. Choose another path\.$"
+    ):
         small().save(path)
-    with pytest.raises(SavedError, match=r"/model/inner' cannot be created: Not a directory\.$"):
+    with pytest.raises(
+        SavedError,
+        match=r"/model/inner' cannot be created: Not a directory\. Choose another path\.$",
+    ):
         small().save(path / "inner")
     assert path.read_text() == "mine"
     refuse(path, r"^there is no file '.*/model/model\.safetensors'\. Check the path\.$")
@@ -530,7 +544,7 @@ def test_a_path_that_is_a_file(tmp_path: Path) -> None:
 def test_a_directory_in_place_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").mkdir()
     with pytest.raises(
-        SavedError, match=r"model\.safetensors' cannot be written: Is a directory\.$"
+        SavedError, match=r"model\.safetensors' cannot be written: Is a directory\. Choose"
     ):
         small().save(tmp_path)
     assert files(tmp_path) == {"model.safetensors"}

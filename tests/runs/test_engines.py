@@ -302,7 +302,9 @@ def test_what_an_engine_cannot_do_is_refused(
     )
     with pytest.raises(ConfigError, match=r"this run is for table\. Try torch or onnx\."):
         use_engine(table, "ctranslate2", quiet)
-    with pytest.raises(ConfigError, match="the engine none does not predict"):
+    with pytest.raises(
+        ConfigError, match=r"the engine none does not predict\. Try --engine torch\."
+    ):
         NoEngine().predict({})
     words = ["classify", str(runs["classify"]), str(tmp_path / "none"), "--engine", "ctranslate2"]
     assert main(words) == 2 and "CTranslate2" in capsys.readouterr().err

@@ -22,6 +22,9 @@ def write_lock(folder: Path, process: int, host: str | None = None) -> None:
     (folder / LOCK_FILE).write_text(json.dumps(holder))
 
 
+ID_TOO_LARGE = b'{"process": 99999999999999999999, "host": "elsewhere", "started": "x"}'
+
+
 def make(path: Path) -> Run:
     return Run.create(path, Config(), RunRecord("language", fingerprint="x"))
 
@@ -62,7 +65,9 @@ def test_without_flock_a_process_that_is_alive_holds_the_lock(
         assert stale is not None
 
 
-@pytest.mark.parametrize("content", (b"", b"[", b"[" * 9000, b"{}", b'{"process": "1"}', b"\xff"))
+@pytest.mark.parametrize(
+    "content", (b"", b"[", b"[" * 9000, b"{}", b'{"process": "1"}', b"\xff", ID_TOO_LARGE)
+)
 def test_a_damaged_lock_file_counts_as_stale(tmp_path: Path, content: bytes) -> None:
     (tmp_path / LOCK_FILE).write_bytes(content)
     with locked(tmp_path) as stale:
@@ -83,6 +88,33 @@ def test_a_directory_that_cannot_be_written_is_one_clear_error(
     message = rf"cannot be locked for writing: {error.strerror}\. Change its permissions \(chmod"
     with pytest.raises(SavedError, match=message):
         resume_run(run.path, observers=lambda path: [])
+
+
+def test_a_lock_that_is_no_regular_file_is_refused(tmp_path: Path) -> None:
+    def fifo(path: Path) -> None:
+        os.mkfifo(path)
+
+    def listen(path: Path) -> None:
+        monkey = socket.socket(socket.AF_UNIX)
+        os.chdir(path.parent)  # the path of a socket may have a hundred bytes
+        monkey.bind(path.name)
+        monkey.close()
+
+    def link(path: Path) -> None:
+        path.symlink_to(tmp_path / "mine.txt")
+
+    (tmp_path / "mine.txt").write_text("mine")
+    for make_file in (fifo, listen, link, Path.mkdir):
+        run = make(tmp_path / str(make_file.__name__))
+        make_file(run.path / LOCK_FILE)
+        message = r"run\.lock' must be a regular file, and is not one\. Delete it\.$"
+        with pytest.raises(SavedError, match=message):
+            resume_run(run.path, observers=lambda path: [])
+        assert not stale_lock(run.path)
+        (run.path / "run.json").unlink()
+        with pytest.raises(SavedError, match="is not empty"):
+            require_unused(run.path)
+    assert (tmp_path / "mine.txt").read_text() == "mine"
 
 
 def test_two_cannot_resume_a_run_at_once(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from addnorm.clinic.training_monitor import TrainingMonitor
-from addnorm.errors import ExtraError
+from addnorm.errors import ExtraError, SavedError
 from addnorm.runs import loggers as progress
 from addnorm.runs.loggers import (
     Bar,
@@ -107,6 +107,26 @@ def test_the_journal_is_json_whatever_happens(tmp_path: Path) -> None:
     assert rows[0].keys() == {"step", "loss", "rate", "norm", "tokens", "seconds"}
     (text,) = [row["text"] for row in rows if "text" in row]
     assert text.startswith("step 13: the loss is nan")
+
+
+@pytest.mark.trains
+def test_a_full_disk_is_one_clear_error(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "metrics.jsonl")
+
+    class FullDisk(io.StringIO):
+        def flush(self) -> None:
+            raise OSError(28, "No space left on device")
+
+    class FillsDisk(Observer):
+        def on_step(self, loop: Loop, step: Step) -> None:
+            journal.file.close()
+            journal.file = FullDisk()  # type: ignore[assignment]
+
+    loop, _ = make(3)
+    loop.observers += [FillsDisk(), journal]
+    message = r"metrics\.jsonl' cannot be written: No space left on device\. Free some space"
+    with pytest.raises(SavedError, match=message):
+        loop.run()
 
 
 def test_the_journal_drops_lines_after_the_checkpoint(tmp_path: Path) -> None:

@@ -38,6 +38,22 @@ def test_translations_keep_the_order_of_the_texts(trained: Trained) -> None:
 
 
 @pytest.mark.trains
+def test_a_beam_that_is_no_number_is_one_clear_error(trained: Trained) -> None:
+    run = Run.open(trained["translate"])
+    for beam in ("3", None, 2.5):
+        with pytest.raises(InputError, match="beam must be an integer: got"):
+            run.translate("ba", beam=beam)
+    with pytest.raises(InputError, match="nbest must be 1 or more, and at most beam: got nbest=1"):
+        run.translate("ba", beam=0)
+
+
+@pytest.mark.trains
+def test_no_texts_have_no_vectors(trained: Trained) -> None:
+    run = Run.open(trained["masked"])
+    assert run.embed([]).shape == (0, run.config.model.width)
+
+
+@pytest.mark.trains
 def test_scores_are_those_of_the_model(trained: Trained) -> None:
     run = Run.open(trained["translate"])
     ((best,),) = run.trained.iter_translations(["ba be"], Decoding(beam=1, alpha=0.0))

@@ -6,6 +6,7 @@ from pathlib import Path
 from addnorm.cli.console import say
 from addnorm.cli.flags import add_set
 from addnorm.errors import ConfigError
+from addnorm.files import require_writable, require_writable_file
 
 FOUND_CODE = 3
 """Exit code of --fail-on."""
@@ -101,6 +102,7 @@ def clinic(args: argparse.Namespace) -> int:
         raise ConfigError(f"clinic takes one target: got {args.target!r} and {args.case!r}.")
     if args.warmup is not None and args.lr is None:
         raise ConfigError(f"--warmup {args.warmup} needs a learning rate. Try adding --lr 1e-3.")
+    require_writable_file(args.report)
     keep_memory()
     if args.try_out:
         _try(args)
@@ -172,12 +174,12 @@ def _try(args: argparse.Namespace) -> None:
             f"--try trains, so it needs a run, a TOML file with task and data, or --data: got "
             f"{args.target!r}. Try --data text.txt."
         )
+    out = require_writable(args.out or Path("runs") / f"try-{Path(args.target).stem}")
     request = request.with_settings(*_plan_settings(args), f"train.steps={args.steps}")
     subject = subject_from_request(request, say=say)
     examination = subject.examine(sharpness=not args.quick, say=say)
     for finding in examination.findings:
         say(f"{finding.name}: {finding.evidence}.")
-    out = Path(args.out or Path("runs") / f"try-{Path(args.target).stem}")
     assert subject.config is not None
     entries = remedy_entries(examination.findings, subject.config)
     result = run_entries(request, entries, out, jobs=args.jobs, say=say)

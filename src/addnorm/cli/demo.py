@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from addnorm.cli.console import say
 from addnorm.errors import InputError
-from addnorm.files import to_json
+from addnorm.files import require_writable, to_json
 
 if TYPE_CHECKING:
     from addnorm.demo.phrases import Phrase, Phrases
@@ -68,7 +68,7 @@ def _require_demo_folder(folder: Path) -> Path:
             raise InputError(
                 f"{str(folder)!r} has other files than those of a demo. Choose another --out."
             )
-    return folder
+    return require_writable(folder)
 
 
 def _clear(folder: Path) -> None:

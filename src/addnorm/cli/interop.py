@@ -1,10 +1,11 @@
 """Verbs between addnorm and other libraries: import, export, embed."""
 
 import argparse
+from pathlib import Path
 
 from addnorm.cli.console import say
 from addnorm.errors import ConfigError
-from addnorm.files import to_json
+from addnorm.files import require_writable_file, to_json, whole
 
 
 def add_import_flags(parser: argparse.ArgumentParser) -> None:
@@ -79,14 +80,16 @@ def embed(args: argparse.Namespace) -> None:
     """Print or write one vector for each line."""
     from addnorm.cli.predict import open_with_verb, read_lines_of
 
+    if args.out is not None and not args.out.endswith(".npy"):
+        raise ConfigError(f"--out must end in .npy: got {args.out!r}.")
+    require_writable_file(args.out)
     run = open_with_verb(args, "embed")
     vectors = run.embed(list(read_lines_of(args.file)), say=say)
     if args.out is not None:
         import numpy as np
 
-        if not args.out.endswith(".npy"):
-            raise ConfigError(f"--out must end in .npy: got {args.out!r}.")
-        np.save(args.out, vectors, allow_pickle=False)
+        with whole(Path(args.out)) as temporary, temporary.open("wb") as file:
+            np.save(file, vectors, allow_pickle=False)
         say(f"{len(vectors):,} vectors of {vectors.shape[1]} numbers: {args.out}")
         return
     for row in vectors.tolist():

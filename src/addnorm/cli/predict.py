@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from addnorm.cli.console import say
 from addnorm.errors import ConfigError, InputError
-from addnorm.files import to_json
+from addnorm.files import require_writable_file, to_json
 
 if TYPE_CHECKING:
     from addnorm.data.table.frame import Array
@@ -280,13 +280,14 @@ def _print_by_type(name: str, rows: dict[str, Any]) -> None:
 def translate(args: argparse.Namespace) -> None:
     """Print the translation of each line; that of a blank line is a blank line."""
     from addnorm.generate import Decoding
+    from addnorm.generate.settings import raise_beam
     from addnorm.runs.engines import engine_for_translation
 
     run, nbest = open_with_verb(args, "translate", int8=args.int8), args.nbest
     if nbest > args.beam > 0:
         say(f"--nbest {nbest} is above --beam {args.beam}: searching with --beam {nbest}.")
     decoding = Decoding(
-        beam=max(args.beam, nbest) if args.beam > 0 else args.beam,
+        beam=raise_beam(args.beam, nbest),
         nbest=nbest,
         penalty=args.penalty,
         alpha=args.alpha,
@@ -397,6 +398,7 @@ def predict(args: argparse.Namespace) -> None:
     from addnorm.data.table.reader import open_table_writer
     from addnorm.tasks.table import UnknownValues
 
+    require_writable_file(args.out)
     trained = open_with_verb(args, "predict").trained
     if args.out is not None and Path(args.out).resolve() == Path(args.file).resolve():
         raise ConfigError(f"-o must differ from the file that is read: both are {args.out!r}.")
@@ -468,6 +470,7 @@ def _read_levels(flag: str, text: str | None) -> tuple[float, ...]:
 
 def explain(args: argparse.Namespace) -> None:
     """Print an explanation of the output for a text, an image, the rows of a table, or one row."""
+    require_writable_file(args.report)
     run = open_with_verb(args, "explain")
     if run.task != "table":
         _explain_sequence(run.trained, args, is_image=run.task == "images")

@@ -64,7 +64,7 @@ class TrainingMonitor:
                 "Try run.parallel=ddp."
             )
         self.path = self.path or loop.run_directory
-        if self.path is not None and (self.path / SIGNALS_FILE).is_file():
+        if self.path is not None and (self.path / SIGNALS_FILE).exists():
             lines = read_text(self.path / SIGNALS_FILE, JOURNAL_LIMIT).splitlines(keepends=True)
             kept = [line for line in lines if _step(line) <= loop.state.step]
             write_whole(self.path / SIGNALS_FILE, "".join(kept).encode())

@@ -168,3 +168,13 @@ class Decoding:
         penalty = PENALTIES[self.penalty]
         values = [1.0, *(penalty(length, self.alpha) for length in range(1, longest + 1))]
         return torch.tensor(values, dtype=torch.float64)
+
+
+def raise_beam(beam: int, nbest: int) -> int:
+    """Return the beam, raised to `nbest` if it is smaller; `Decoding` refuses what is no beam.
+
+    >>> raise_beam(2, 4), raise_beam(5, 4), raise_beam(0, 4)
+    (4, 5, 0)
+    """
+    are_numbers = isinstance(beam, int) and isinstance(nbest, int)
+    return max(beam, nbest) if are_numbers and beam > 0 else beam

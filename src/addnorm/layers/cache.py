@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from addnorm.errors import InputError
+from addnorm.layers.embeddings import has_values
 from addnorm.layers.masks import check_shape
 
 
@@ -53,6 +54,11 @@ class Cache:
         device: torch.device,
         owner: str | None = None,
     ) -> None:
+        for name, count in (("batch", batch), ("length", length)):
+            if not isinstance(count, int) or count < 1:
+                raise InputError(
+                    f"the {name} of a cache must be a whole number above 0: got {count!r}."
+                )
         self.owner = owner
         shape = (depth, 2, batch, heads, length, head_width)
         self.store = torch.empty(shape, dtype=dtype, device=device)
@@ -167,6 +173,13 @@ class Cache:
                 f"the rows of a cache are reordered by integers of shape (rows,): got {shown}. Try "
                 "torch.tensor([0, 0, 1])."
             )
+        if index.device.type != self.store.device.type:
+            raise InputError(
+                f"the indices must be on the device of the cache, {self.store.device}: got "
+                f"{index.device}. Try .to({str(self.store.device)!r})."
+            )
+        if not has_values(index):
+            return
         low, high = (int(end) for end in index.aminmax())
         if low < 0 or high >= self.batch:
             raise InputError(

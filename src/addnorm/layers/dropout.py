@@ -1,10 +1,16 @@
 """Dropout with cheap random bits: torch's distribution, several times faster on a CPU."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+_are_transforms_active: Callable[[], bool] = getattr(
+    torch._C, "_are_functorch_transforms_active", lambda: False
+)
+"""Whether vmap, grad or another transform of torch.func is active."""
 
 
 class Dropout(nn.Module):
@@ -13,7 +19,7 @@ class Dropout(nn.Module):
     Srivastava et al. 2014. On a CPU torch draws one float per element; here four elements share one
     64-bit draw from the same generator, 16 bits each. So p is rounded to a multiple of 1/65536, and
     the remaining values are divided by exactly the rounded 1 − p, which keeps the mean exact. On
-    other devices and when compiled, torch's own dropout is used.
+    other devices, when compiled and within torch.func, torch's own dropout is used.
     """
 
     def __init__(self, p: float) -> None:
@@ -23,7 +29,7 @@ class Dropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return x
-        if x.device.type != "cpu" or torch.compiler.is_compiling():
+        if x.device.type != "cpu" or torch.compiler.is_compiling() or _are_transforms_active():
             return F.dropout(x, self.p)
         return _BitDropout.apply(x, self.p)  # type: ignore[no-untyped-call]
 

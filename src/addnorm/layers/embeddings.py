@@ -24,9 +24,11 @@ def has_values(x: Tensor) -> bool:
 
 
 def check_tensor(x: object, name: str, example: str) -> None:
-    """Raise InputError unless `x` is a tensor."""
+    """Raise InputError unless `x` is a tensor, and not a sparse one."""
     if not isinstance(x, Tensor):
         raise InputError(f"{name} must be a tensor: got {type(x).__name__}. Try {example}.")
+    if x.layout != torch.strided:
+        raise InputError(f"{name} must be dense: got {x.layout}. Try .to_dense().")
 
 
 def check_device(x: Tensor, weight: Tensor, name: str) -> None:

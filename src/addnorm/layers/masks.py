@@ -7,13 +7,14 @@ hold; it becomes a tensor only when a kernel needs one, and then only for the pa
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from html import escape
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from addnorm.errors import InputError
-from addnorm.layers.embeddings import has_values
+from addnorm.layers.embeddings import INTEGERS, check_tensor, has_values
 
 if TYPE_CHECKING:
     from addnorm.layers.positions import Positions
@@ -72,9 +73,11 @@ class Mask:
     @classmethod
     def causal(cls, prefix: int | Tensor | None = None) -> "Mask":
         """Return a causal mask: a query sees itself, earlier keys and all keys of the prefix."""
-        if prefix is not None and not isinstance(prefix, Tensor):
+        if isinstance(prefix, int | float):
             prefix = torch.tensor(prefix)
-        if prefix is not None and (prefix.is_floating_point() or prefix.ndim > 1):
+        if prefix is not None:
+            check_tensor(prefix, "a prefix", "Mask.causal(3)")
+        if prefix is not None and (prefix.dtype not in INTEGERS or prefix.ndim > 1):
             raise InputError(
                 "a prefix must be integers of shape (batch,): "
                 f"got {prefix.dtype} of shape {tuple(prefix.shape)}."
@@ -86,9 +89,10 @@ class Mask:
     @classmethod
     def window(cls, size: int) -> "Mask":
         """Return a mask in which a query sees only keys fewer than `size` positions away."""
-        if size < 1:
-            raise InputError(f"a window must span at least 1 position: got {size}. Try 128.")
-        return cls(window_size=size)
+        given: object = size
+        if not isinstance(given, Integral) or int(given) < 1:
+            raise InputError(f"a window must span at least 1 position: got {size!r}. Try 128.")
+        return cls(window_size=int(given))
 
     @classmethod
     def padding(cls, real: Tensor) -> "Mask":
@@ -105,6 +109,7 @@ class Mask:
         """
         key = query if key is None else key
         for numbers in (query, key):
+            check_tensor(numbers, "groups", "torch.tensor([[0, 0, 1]])")
             if numbers.is_floating_point() or numbers.ndim != 2:
                 raise InputError(
                     "groups must be integers of shape (batch, length): "
@@ -115,6 +120,7 @@ class Mask:
     @classmethod
     def pattern(cls, pairs: Tensor) -> "Mask":
         """Return any mask: (query, key) or (batch, query, key), True where the key is visible."""
+        check_tensor(pairs, "a mask pattern", "torch.tensor(pairs) == 1")
         if pairs.ndim == 2:
             pairs = pairs[None]
         shape = "(query, key) or (batch, query, key)"
@@ -123,6 +129,11 @@ class Mask:
 
     def __and__(self, other: "Mask") -> "Mask":
         """Return both masks combined: a key is visible only if it is visible in each of them."""
+        if not isinstance(other, Mask):
+            raise InputError(
+                f"a mask is combined with another addnorm.Mask: got {type(other).__name__}. Try "
+                "mask & Mask.padding(tokens != pad)."
+            )
         if self.groups is not None and other.groups is not None:
             raise InputError("two grouped masks cannot be combined. Number the groups once.")
         return Mask(
@@ -153,6 +164,15 @@ class Mask:
         """Whether there is no condition but padding, or none at all."""
         rest = (self.window_size, self.groups, self.pairs)
         return not self.hides_future and all(part is None for part in rest)
+
+    def check_device(self, device: torch.device) -> None:
+        """Raise InputError unless the tensors of the mask are on a device; a prefix is moved."""
+        for part in (self.real, *(self.groups or ()), self.pairs):
+            if part is not None and part.device.type != device.type:
+                raise InputError(
+                    f"a mask must be on the device of the input, {device}: got {part.device}. "
+                    f"Make it of tensors on {str(device)!r}."
+                )
 
     def check(self, batch: int, query: int, key: int) -> None:
         """Raise InputError if the tensors of the mask do not fit these numbers."""
@@ -431,6 +451,7 @@ def check_shape(tensor: Tensor | None, name: str, shape: tuple[int, ...]) -> Non
 
 
 def _require_boolean(mask: Tensor, name: str, dims: int, shape: str, advice: str) -> None:
+    check_tensor(mask, name, advice)
     if mask.dtype != torch.bool:
         raise InputError(
             f"{name} must be boolean, True where a key is visible: got {mask.dtype}. Try {advice}."

@@ -6,6 +6,8 @@ readable form; loading requires that the two agree. Nothing that is read is exec
 """
 
 import json
+import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from addnorm.files import (
     parse_document,
     read_text,
     require_regular,
+    unwritable,
     whole,
     write_whole,
 )
@@ -156,6 +159,9 @@ def write_tensors(
         with whole(path) as temporary:
             save_file(plain, temporary, metadata={METADATA_KEY: text})
     except (SafetensorError, ValueError) as error:  # a full disk is a SafetensorError, too
+        if code := re.search(r"\(os error (\d+)\)", str(error)):
+            number = int(code[1])
+            raise unwritable(path, OSError(number, os.strerror(number))) from None
         raise SavedError(f"{str(path)!r} cannot be written: {error}.") from None
 
 

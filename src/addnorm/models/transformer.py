@@ -124,6 +124,8 @@ class Base(nn.Module):
         """Return `mask`, by default that of the padding in `ids`, with the configured window."""
         check_tensor(ids, "the input of a model", "torch.tensor([[1, 2, 3]])")
         check_mask(mask)
+        if mask is not None:
+            mask.check_device(ids.device)
         weight = next(self.tokens.parameters(), None)
         if weight is not None:
             check_device(ids, weight, "the input of a model")

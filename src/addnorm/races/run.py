@@ -20,7 +20,7 @@ import torch
 
 from addnorm.config import Config
 from addnorm.errors import AddnormError, ConfigError, SavedError
-from addnorm.files import read_json, to_json, write_whole
+from addnorm.files import make_directory, read_json, require_writable, to_json, write_whole
 from addnorm.races.entries import UNCHANGED, Entry, entries_of
 from addnorm.runs.request import RunRequest, as_settings, make_request
 from addnorm.runs.run import RECORD, Run
@@ -200,7 +200,7 @@ def run_entries(
         raise ConfigError(
             f"a race needs at least one entry and one seed: got {len(entries)} and {seeds}."
         )
-    out = Path(out)
+    out = require_writable(out)
     cores = os.cpu_count() or 1
     count = len(entries) * seeds
     jobs = max(1, min(jobs or cores, count))
@@ -254,7 +254,7 @@ def _steps_for(
         assert times is not None
         seconds += times.step / len(entries)
     steps = max(1, int(TRAINING_SHARE * 60 * minutes / rounds / seconds))
-    out.mkdir(parents=True, exist_ok=True)
+    make_directory(out)
     write_whole(path, to_json({"steps": steps}).encode())
     return steps
 

@@ -14,6 +14,7 @@ therefore a run that was killed while it was created, and its files can be delet
 import json
 import os
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -30,6 +31,8 @@ except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
 LOCK_FILE = "run.lock"
+MAX_PROCESS = 2**31
+"""Ids of processes are below this."""
 RECORD_LIMIT = 10_000
 """Bytes of a lock file that are read."""
 
@@ -71,9 +74,8 @@ def locked(directory: Path) -> Iterator[LockHolder | None]:
 
 def stale_lock(directory: Path) -> bool:
     """Return whether a directory has a lock file that no process holds."""
-    path = directory / LOCK_FILE
     try:
-        handle = os.open(path, os.O_RDWR)
+        handle = _open_lock(directory / LOCK_FILE)
     except OSError:
         return False
     try:
@@ -84,13 +86,7 @@ def stale_lock(directory: Path) -> bool:
 
 def _acquire(path: Path) -> tuple[int, LockHolder | None]:
     while True:
-        try:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise SavedError(
-                f"{str(path.parent)!r} cannot be locked for writing: {error.strerror}. Change its "
-                "permissions (chmod u+w), or use another directory."
-            ) from None
+        handle = _open_lock(path, os.O_CREAT)
         holder = _read_holder(handle)
         if not _lock(handle, holder):
             os.close(handle)
@@ -107,6 +103,32 @@ def _acquire(path: Path) -> tuple[int, LockHolder | None]:
             sync_directory(path.parent)
             return handle, holder
         os.close(handle)  # the process before this one has deleted it
+
+
+def _open_lock(path: Path, flags: int = 0) -> int:
+    """Return a handle of a lock file, which must be a regular file: not a link, FIFO or device."""
+    links = getattr(os, "O_NOFOLLOW", 0)  # the file that a link leads to must not be overwritten
+    try:
+        handle = os.open(path, os.O_RDWR | links | flags, 0o644)
+    except OSError as error:
+        if os.path.lexists(path) and not _is_regular(path.lstat()):
+            raise _irregular_lock(path) from None
+        raise SavedError(
+            f"{str(path.parent)!r} cannot be locked for writing: {error.strerror}. Change its "
+            "permissions (chmod u+w), or use another directory."
+        ) from None
+    if not _is_regular(os.fstat(handle)):
+        os.close(handle)
+        raise _irregular_lock(path)
+    return handle
+
+
+def _is_regular(status: os.stat_result) -> bool:
+    return stat.S_ISREG(status.st_mode)
+
+
+def _irregular_lock(path: Path) -> SavedError:
+    return SavedError(f"{str(path)!r} must be a regular file, and is not one. Delete it.")
 
 
 def _lock(handle: int, holder: LockHolder | None) -> bool:
@@ -147,6 +169,7 @@ def _read_holder(handle: int) -> LockHolder | None:
         plain: Any = json.loads(os.pread(handle, RECORD_LIMIT, 0))
         holder = LockHolder(**plain)
         valid = all(isinstance(text, str) for text in (holder.host, holder.started))
-        return holder if valid and type(holder.process) is int else None
+        valid = valid and type(holder.process) is int and 0 < holder.process < MAX_PROCESS
+        return holder if valid else None
     except (OSError, ValueError, TypeError, RecursionError):
         return None

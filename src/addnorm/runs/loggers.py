@@ -6,6 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO, cast
 
@@ -15,7 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.progress import TaskID as BarID
 
 from addnorm.errors import require
-from addnorm.files import JOURNAL_LIMIT, read_text, to_json, write_whole
+from addnorm.files import JOURNAL_LIMIT, read_text, to_json, unwritable, write_whole
 from addnorm.training.loop import Loop, Observer, Step
 
 LINE_EVERY = 10.0
@@ -210,11 +211,15 @@ class Journal(Observer):
             self.changes.append(row)
 
     def on_end(self, loop: Loop) -> None:
-        self.file.close()
+        with suppress(OSError):  # of a line that could not be written, which was reported
+            self.file.close()
 
     def _write(self, **row: Any) -> None:
-        self.file.write(to_json(row, indent=None) + "\n")
-        self.file.flush()
+        try:
+            self.file.write(to_json(row, indent=None) + "\n")
+            self.file.flush()
+        except OSError as error:
+            raise unwritable(self.path, error) from None
 
 
 class Board(Observer):

@@ -35,6 +35,7 @@ from addnorm.files import (
     read_text,
     require_path,
     require_regular,
+    require_writable,
     sweep_temporaries,
     write_document,
     write_whole,
@@ -433,7 +434,7 @@ def sweep_unfinished(path: Path) -> None:
 
 
 def require_unused(path: str | Path) -> Path:
-    """Return a path for a new run; SavedError unless it is free or an empty directory.
+    """Return a path for a new run; SavedError unless it is free or empty, and can be written to.
 
     A directory whose run was killed before run.json was written counts as free.
     """
@@ -455,7 +456,7 @@ def require_unused(path: str | Path) -> Path:
         raise SavedError(
             f"{str(path)!r} is not empty. Choose another --out: it has {sorted(others)[0]!r}."
         )
-    return path
+    return require_writable(path)
 
 
 def runs_in(folder: str | Path) -> list[Path]:

@@ -100,6 +100,8 @@ class TrainedEncoder(TrainedText):
         rows = [row[:max_tokens] for row in rows]
         device = next(model.parameters()).device
         vectors = np.empty((len(rows), model.config.width), dtype=np.float32)
+        if not rows:
+            return vectors
         for part in Batches(text_lengths(rows), TOKENS_PER_EMBED_BATCH).epoch(0):
             delimited = [[special.begin, *rows[i], special.end] for i in part]
             inputs = pad(delimited, special.pad).to(device)

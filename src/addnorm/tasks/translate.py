@@ -15,6 +15,7 @@ from addnorm.data.text.pairs import Pairs, limit_tokens, read_pairs
 from addnorm.data.text.split import overlap, split_by_source
 from addnorm.errors import InputError
 from addnorm.generate import Decoding, Hypothesis, translate
+from addnorm.generate.settings import raise_beam
 from addnorm.layers.masks import Mask
 from addnorm.metrics import bleu, chrf, rouge
 from addnorm.models.transformer import EncoderDecoder
@@ -145,7 +146,7 @@ class TrainedTranslator(TrainedText):
         Each translation is an `Answer`: a str with `score`, `pieces` and `engine`. That of a blank
         text is empty, with score 0 and no pieces; it stands alone in its list, whatever `nbest` is.
         """
-        decoding = Decoding(beam=max(beam, nbest), nbest=nbest, **options)
+        decoding = Decoding(beam=raise_beam(beam, nbest), nbest=nbest, **options)
         found = None if self.find_engine is None else self.find_engine(engine, decoding)
         best = self.iter_translations(list_of_texts(texts), decoding, engine=found)
         return [answers if nbest > 1 else answers[0] for answers in best]

@@ -32,7 +32,7 @@ from addnorm.files import FAILED_STEP_BATCH, FAILED_STEP_MODEL, parse_typed
 from addnorm.models.saved import write_tensors
 from addnorm.training import checkpoint, parallel
 from addnorm.training.optimizer import set_rate
-from addnorm.training.pace import Extension, Pace, Segment, refit
+from addnorm.training.pace import Extension, Pace, Segment, complete, refit
 from addnorm.training.schedule import Schedule
 from addnorm.training.threads import ThreadTuner
 
@@ -384,6 +384,8 @@ class Loop:
                 limit - self.segment.began, self.settings.part_limit
             )
         late = bool(limit) and not done and total + reserve > limit
+        if late and self.settings.refit and total < limit:
+            late = not self._complete_schedule()
         if late:
             self.log(f"time limit reached after {state.step} step{'s'[: state.step != 1]}.")
         state.finished = done or late
@@ -406,9 +408,19 @@ class Loop:
             part_limit=settings.part_limit,
         )
         if segment is not None:
-            state.segments.append(segment)
-            facts = {"steps": segment.last_step, "evaluate_every": segment.evaluate_every}
-            self.notify("on_change", "refit", {**facts, "step_seconds": state.pace.step})
+            self._append_refit(segment)
+
+    def _complete_schedule(self) -> bool:
+        """End the schedule in a few last steps; return False if there is no time for one."""
+        segment = complete(self.segment, self.state.pace, self.state.step)
+        if segment is not None and segment is not self.segment:
+            self._append_refit(segment)
+        return segment is not None
+
+    def _append_refit(self, segment: Segment) -> None:
+        self.state.segments.append(segment)
+        facts = {"steps": segment.last_step, "evaluate_every": segment.evaluate_every}
+        self.notify("on_change", "refit", {**facts, "step_seconds": self.state.pace.step})
 
     def _measure_slowdown(self) -> None:
         """Store how much longer the window took than its CPU time: 1 on idle cores."""

@@ -11,7 +11,7 @@ last value at the end of the time, whatever the load of the machine does.
 """
 
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, inf
 
 RECENT = 3
@@ -26,6 +26,9 @@ MAX_SUMMARY = 8.0
 """Most seconds to keep for the summary."""
 SUMMARY_CPU = 0.5
 """Seconds of CPU time from the last evaluation to the end of the process, besides evaluations."""
+GRACE = 0.02
+"""Share of the budget that a refit leaves free, and that a run may take longer to end its schedule.
+"""
 REFIT_TOLERANCE = 0.02
 """Relative change of the remaining steps below which nothing is refitted."""
 
@@ -106,15 +109,17 @@ class Pace:
 
     @property
     def evaluation(self) -> float:
-        """Seconds that an evaluation and a checkpoint are expected to take.
+        """Seconds that an evaluation and a checkpoint are expected to take at the usual pace."""
+        return self.evaluation_at(self.step)
 
-        The median of the last evaluations, or the last one if it took longer; at most as many
-        steps at their present pace as it took when it was measured, because a load slows both.
+    def evaluation_at(self, step: float) -> float:
+        """Return the seconds of an evaluation and a checkpoint while a step takes `step` seconds.
+
+        As many steps as the last evaluations took, by their median: a load slows both.
         """
-        seconds = _high(self.evaluations)
-        if self.ratios and self.steps:
-            seconds = min(seconds, statistics.median(self.ratios) * self.step)
-        return seconds + _high(self.saves)
+        if self.ratios and step:
+            return statistics.median(self.ratios) * step + _high(self.saves)
+        return _high(self.evaluations) + _high(self.saves)
 
     def summary(self, budget: float, part_limit: float = inf) -> float:
         """Return the seconds to keep for the summary, which comes after the last evaluation.
@@ -195,7 +200,7 @@ def refit(
     """Return the segment that ends with the time budget, or None if the present one does.
 
     With n steps of t seconds and k evaluations of e seconds, the last one included, in the r
-    seconds that remain before the summary:
+    seconds that remain before the summary, without the share GRACE:
 
         n t + k e = r,    k = min(40 r / budget, r / 5e), and at least 1
 
@@ -214,13 +219,15 @@ def refit(
     >>> plan = Segment(steps=1000, end=1000.0, evaluate_every=100, until=100.0)
     >>> slower = refit(plan, Pace(steps=[0.2]), step=100, seconds=20.0)
     >>> slower.steps, slower.start, slower.end, slower.evaluate_every
-    (398, 100.0, 1000.0, 13)
+    (388, 100.0, 1000.0, 13)
     """
-    budget, cost, one = now.until - now.began, pace.step, pace.evaluation
-    left = now.until - seconds - pace.summary(budget, part_limit)
-    remaining = now.last_step - step
+    budget, remaining = now.until - now.began, now.last_step - step
+    # An end that comes too early cannot be undone, but one that comes too late can be refitted.
+    cost = min(pace.step, pace.steps[-1]) if 0 < remaining <= RECENT else pace.step
     if cost <= 0 or remaining <= 0:
         return None
+    one = pace.evaluation_at(cost)
+    left = now.until - seconds - pace.summary(budget, part_limit) - GRACE * budget
     if evaluate_every:
         steps = (left - one) / (cost + one / evaluate_every)
         count = max(1.0, steps / evaluate_every)
@@ -228,7 +235,7 @@ def refit(
         count = EVALUATIONS * left / budget
         count = max(1.0, min(count, MAX_EVALUATING * left / one) if one else count)
         steps = (left - count * one) / cost
-    whole = max(1, round(steps))
+    whole = max(1, round(steps), min(remaining, last_steps(now, cost)))
     if max_steps is not None:
         whole = max(1, min(whole, max_steps - step))
     every = evaluate_every or max(1, ceil(whole / count))
@@ -244,6 +251,30 @@ def refit(
         extension=now.extension,
         began=now.began,
         until=now.until,
+    )
+
+
+def last_steps(now: Segment, cost: float) -> int:
+    """Return the steps of `cost` seconds in which a run that is late may end its schedule."""
+    return int(GRACE * (now.until - now.began) / cost) if cost > 0 else 0
+
+
+def complete(now: Segment, pace: Pace, step: int) -> Segment | None:
+    """Return the segment that ends the schedule of a run whose time is over, in its last steps.
+
+    So the rate reaches its end, whatever came in between. None if a step is too long for that.
+
+    Parameters
+    ----------
+    now : the present segment, with a time budget
+    pace : recent durations
+    step : steps done
+    """
+    steps = last_steps(now, pace.step)
+    if steps < 1 or now.last_step - step <= steps:
+        return now if steps else None
+    return replace(
+        now, steps=steps, step=step, start=now.position(step), evaluate_every=max(1, steps)
     )
 
 

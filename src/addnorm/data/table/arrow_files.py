@@ -1,14 +1,21 @@
 """Parquet and feather files, read up to a limit on the bytes that they unpack to.
 
 A column of equal values takes a few bytes of a file, whatever its length, and so does a long text
-that is repeated: a small file can be made to fill the memory. What a file declares is checked
-before it is read; texts stay indices into their distinct values until their size is known.
+that is repeated: a small file can be made to fill the memory. What it unpacks to is known before it
+is unpacked (arrow_sizes.py); texts stay indices into their distinct values until their size is
+known.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from addnorm.data.table.arrow_sizes import (
+    feather_sizes,
+    open_messages,
+    parquet_layout,
+    plain_size,
+)
 from addnorm.data.text.files import require_file, unpacked_limit
 from addnorm.errors import SavedError, require
 
@@ -20,47 +27,38 @@ ARROW_FORMATS = {
 }
 ARROW_ERRORS = (OSError, ValueError, MemoryError, LookupError, TypeError, NotImplementedError)
 """What pyarrow raises for a damaged file; all of its exceptions are one of these, too."""
-CELL_BYTES = 8
-"""Bytes of a number or date in memory."""
+BATCH_ROWS = 2**16
+"""Rows of a parquet file that are read at a time."""
 
 
 def read_arrow_table(path: Path, kind: str) -> Any:
     """Return the table of a parquet or feather file, as `kind` says; SavedError if damaged."""
     require_file(path)
     try:
-        if kind == "parquet":
-            file, texts = _open_parquet(path)
-            rows, columns = file.metadata.num_rows, len(file.schema_arrow)
-            _require_size(path, rows * columns * CELL_BYTES)
-            table = _decode_texts(file.read(), texts, path)
-        else:
-            dataset = require("pyarrow.dataset", "tables").dataset(str(path), format="feather")
-            _require_size(path, dataset.count_rows() * len(dataset.schema) * CELL_BYTES)
-            table = require("pyarrow.feather", "tables").read_table(str(path))
+        schema, parts = _open(path, kind, BATCH_ROWS, whole=True)
+        tables, total = [], 0
+        for part, _ in parts:
+            total += _plain_size(part)
+            _require_size(path, total)
+            tables.append(_decode_texts(part, schema))
+        empty = _decode_texts(schema.empty_table(), schema)
+        table = require("pyarrow", "tables").concat_tables(tables or [empty])
         table.validate(full=True)  # a damaged file may have offsets outside its buffers
     except ARROW_ERRORS as error:
         raise damaged_arrow(path, kind, error) from None
     return table
 
 
-def parquet_batches(path: Path, rows: int) -> Iterator[tuple[Any, float]]:
-    """Yield tables of at most `rows` rows, each with the share of the file read after it."""
-    arrow = require("pyarrow", "tables")
-    file, texts = _open_parquet(path)
-    done = 0
-    for batch in file.iter_batches(batch_size=rows):
-        done += batch.num_rows
-        table = arrow.Table.from_batches([batch])
-        yield _decode_texts(table, texts, path), done / file.metadata.num_rows
+def arrow_batches(path: Path, kind: str, rows: int) -> Iterator[tuple[Any, float]]:
+    """Yield tables of a file, each with the share of the file read after it.
 
-
-def feather_batches(path: Path) -> Iterator[tuple[Any, float]]:
-    """Yield tables as they were written; an uncompressed file is memory-mapped, not read."""
-    arrow, ipc = require("pyarrow", "tables"), require("pyarrow.ipc", "tables")
-    file = ipc.open_file(arrow.memory_map(str(path)))
-    for number in range(file.num_record_batches):
-        table = arrow.Table.from_batches([file.get_batch(number)])
-        yield table, (number + 1) / file.num_record_batches
+    A table of a parquet file has at most `rows` rows; one of a feather file has as many as were
+    written at once. An uncompressed feather file is memory-mapped, not read.
+    """
+    schema, parts = _open(path, kind, rows, whole=False)
+    for part, share in parts:
+        _require_size(path, _plain_size(part))
+        yield _decode_texts(part, schema), share
 
 
 def damaged_arrow(path: Path, kind: str, error: Exception) -> SavedError:
@@ -71,39 +69,68 @@ def damaged_arrow(path: Path, kind: str, error: Exception) -> SavedError:
     return SavedError(f"{str(path)!r} is damaged or not a {kind} file: {reason}")
 
 
-def _open_parquet(path: Path) -> tuple[Any, dict[str, Any]]:
-    """Return an open file that reads texts as indices, and the types of these columns."""
-    parquet, types = require("pyarrow.parquet", "tables"), require("pyarrow.types", "tables")
-    file = parquet.ParquetFile(str(path))
-    kinds = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
-    texts = {
-        field.name: field.type
-        for field in file.schema_arrow
-        if any(is_kind(field.type) for is_kind in kinds)
-    }
-    metadata = file.metadata
-    groups = (metadata.row_group(place) for place in range(metadata.num_row_groups))
-    _require_size(path, sum(max(group.total_byte_size, 0) for group in groups))
-    return parquet.ParquetFile(str(path), read_dictionary=[*texts]), texts
+def _open(
+    path: Path, kind: str, rows: int, *, whole: bool
+) -> tuple[Any, Iterator[tuple[Any, float]]]:
+    """Return the schema of a file and its parts, if it is not too large as a whole or in parts."""
+    if kind == "parquet":
+        file = require("pyarrow.parquet", "tables").ParquetFile(str(path))
+        layout = parquet_layout(path, file.metadata)
+        if layout.longest:
+            rows = max(1, min(rows, unpacked_limit(path.stat().st_size) // layout.longest))
+        parts = _parquet_parts(path, file.metadata, layout.indexed, rows)
+        sizes, schema = layout.groups, file.schema_arrow
+    else:
+        reader = require("pyarrow.ipc", "tables").open_stream(open_messages(path))
+        sizes = feather_sizes(path)
+        schema, parts = reader.schema, _feather_parts(reader, 1 + len(sizes))
+    total = sum(size.whole for size in sizes)
+    _require_size(path, total if whole else max((size.part for size in sizes), default=0))
+    return schema, parts
 
 
-def _decode_texts(table: Any, texts: dict[str, Any], path: Path) -> Any:
-    """Return a table whose texts are no longer indices, if it is not too large then."""
-    arrow, compute = require("pyarrow", "tables"), require("pyarrow.compute", "tables")
-    encoded = {
-        place: field.name
-        for place, field in enumerate(table.schema)
-        if field.name in texts and arrow.types.is_dictionary(field.type)
-    }
-    total = 0
-    for place in encoded:
-        for chunk in table.column(place).chunks:
-            lengths = compute.take(compute.binary_length(chunk.dictionary), chunk.indices)
-            total += compute.sum(lengths).as_py() or 0
-    _require_size(path, total)
-    for place, name in encoded.items():
-        column = table.column(place).cast(texts[name])
-        table = table.set_column(place, name, column)
+def _parquet_parts(
+    path: Path, metadata: Any, indexed: list[bool], rows: int
+) -> Iterator[tuple[Any, float]]:
+    """Yield tables of at most `rows` rows, with texts as indices, and the share of rows read."""
+    arrow, parquet = require("pyarrow", "tables"), require("pyarrow.parquet", "tables")
+    columns = [metadata.schema.column(place) for place in range(metadata.num_columns)]
+    texts = [
+        column.path
+        for column, by_index in zip(columns, indexed, strict=True)
+        if by_index
+        and column.physical_type == "BYTE_ARRAY"
+        and column.logical_type.type != "DECIMAL"
+    ]
+    done = 0
+    for batch in parquet.ParquetFile(str(path), read_dictionary=texts).iter_batches(rows):
+        done += batch.num_rows
+        yield arrow.Table.from_batches([batch]), done / max(metadata.num_rows, 1)
+
+
+def _feather_parts(reader: Any, messages: int) -> Iterator[tuple[Any, float]]:
+    """Yield tables as they were written, and the share of the messages read."""
+    arrow = require("pyarrow", "tables")
+    for batch in reader:
+        yield arrow.Table.from_batches([batch]), reader.stats.num_messages / messages
+
+
+def _plain_size(table: Any) -> int:
+    return sum(plain_size(chunk) for column in table.columns for chunk in column.chunks)
+
+
+def _decode_texts(table: Any, schema: Any) -> Any:
+    """Return a table whose texts are no longer indices, unless they are declared as such.
+
+    Nor are they views, which few functions of pyarrow accept.
+    """
+    arrow = require("pyarrow", "tables")
+    views = {arrow.string_view(): arrow.large_string(), arrow.binary_view(): arrow.large_binary()}
+    for place, field in enumerate(schema):
+        kind = views.get(field.type, field.type)
+        if table.schema.field(place).type != kind:
+            column = table.column(place).cast(kind)
+            table = table.set_column(place, field.with_type(kind), column)
     return table
 
 

@@ -13,9 +13,8 @@ from addnorm.data.delimited import is_delimited
 from addnorm.data.table.arrow_files import (
     ARROW_ERRORS,
     ARROW_FORMATS,
+    arrow_batches,
     damaged_arrow,
-    feather_batches,
-    parquet_batches,
 )
 from addnorm.data.table.frame import Array, Frame, delimited_frames, to_frame
 from addnorm.data.text.files import require_file
@@ -62,9 +61,8 @@ def read_parts(
 
 def _arrow_parts(path: Path, kind: str, rows: int) -> Iterator[tuple[Any, float]]:
     """Yield Arrow tables of at most `rows` rows, each with the share of the file read after it."""
-    batches = parquet_batches(path, rows) if kind == "parquet" else feather_batches(path)
     try:
-        for batch, share in batches:
+        for batch, share in arrow_batches(path, kind, rows):
             for start in range(0, batch.num_rows, rows):
                 table = batch.slice(start, rows)
                 table.validate(full=True)
