@@ -141,6 +141,40 @@ def reads_own_token(model: nn.Module, batch: ClinicBatch) -> bool:
     return bool((relative_change(answer, after)[:, -1] > MIN_CHANGE).any())
 
 
+def unread_neighbours(model: nn.Module, batch: ClinicBatch) -> tuple[int, ...]:
+    """Return positions p whose answer does not depend on the token at p − 1.
+
+    Tried are halves, thirds and quarters of the length, where heads that were cut out of the
+    sequence without a transpose end. The answer at p + 1 must depend on the token at p.
+    """
+    answered = answered_ids(model, batch)
+    if answered is None:
+        raise NotExamined("there is not one answer for each token")
+    name, ids, answer = answered
+    length = ids.shape[1]
+    if length < 8:
+        raise NotExamined("the sequences are shorter than 8 tokens")
+    if any("mask" in key and a.ndim > 2 for key, a in batch.arguments.items() if _is_tensor(a)):
+        raise NotExamined("the batch has a mask for each pair of positions")
+    where = {length // 2, length // 3, length // 4, 3 * length // 4}
+    other = different_ids(ids)
+
+    def moved(position: int) -> float:
+        """Return how far the answer after a position moves with the token there."""
+        changed = torch.cat(
+            (ids[:, :position], other[:, position, None], ids[:, position + 1 :]), 1
+        )
+        after = answer_of(call_model(model, batch.replace({name: changed})))
+        return float(relative_change(answer, after)[:, position + 1].nan_to_num().max())
+
+    unread = [p for p in sorted(where) if moved(p - 1) <= MIN_CHANGE]
+    return tuple(p for p in unread if moved(p) > 10 * MIN_CHANGE)
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, Tensor)
+
+
 def _stream_starts(model: nn.Module, batch: ClinicBatch) -> list[Tensor]:
     return [
         node.start
