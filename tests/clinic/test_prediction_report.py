@@ -3,7 +3,6 @@
 import json
 
 import pytest
-
 from bench.clinic_predictions import Row
 from bench.prediction_set import draw_configurations
 
