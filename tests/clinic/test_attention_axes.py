@@ -149,3 +149,11 @@ def test_batch_norm_shows_a_causal_model_the_future_while_it_trains() -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     assert "future in batch statistics" in quick(model).names()
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_answers_that_are_all_nan_are_examined_without_a_warning() -> None:
+    model = Language(by_softmax(-1))
+    with torch.no_grad():
+        model.norm.weight[0] = torch.nan
+    result = quick(model)
+    assert result.names() == ["weights not finite"]
