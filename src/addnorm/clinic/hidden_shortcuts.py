@@ -81,9 +81,9 @@ def _is_identity(probes: Sequence[Tensor]) -> bool:
         diagonals.append(step.reshape(-1, grads.shape[-1]).mean(dim=0))
     if not diagonals or grads.shape[-1] < 2:
         return False
-    return all(_is_positive(diagonal) for diagonal in diagonals)
+    return all(_is_above_noise(diagonal) for diagonal in diagonals)
 
 
-def _is_positive(diagonal: Tensor) -> bool:
+def _is_above_noise(diagonal: Tensor) -> bool:
     mean, error = float(diagonal.mean()), float(diagonal.std()) / len(diagonal) ** 0.5
     return mean > MIN_DIAGONAL and mean > MIN_CERTAINTY * error
