@@ -364,7 +364,7 @@ class Row:
         self.half = half_of(self.config)
         self.final: float = outcome["final"]
         gain, most = outcome["trivial"] - self.final, outcome["trivial"] - best
-        self.share = gain / most
+        self.share = gain / most if most > 0 else 0.0  # nothing learnt the task: all of it failed
         self.trains = self.share >= SHARE
         self.rehearsal = rehearsal_from_json(line["rehearsal"])
         self.prediction = predict_outcome(self.rehearsal)

@@ -176,6 +176,25 @@ def test_what_cannot_be_seen_is_neither_missing_nor_healthy(
     assert reason in {check.name: check.reason for check in result.checks}["residual stream"]
 
 
+class ByEinsum(Block):
+    """Weights and values multiplied outside a fused kernel, within one branch for both parts."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (4, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        logits = torch.einsum("bhid,bhjd->bhij", q, k) * q.shape[-1] ** -0.5
+        future = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        weights = logits.masked_fill(future, -torch.inf).softmax(-1)
+        mixed = torch.einsum("bhij,bhjd->bhid", weights, v).transpose(1, 2).flatten(2)
+        return self.feed(self.norm2(self.out(mixed)))
+
+
+@pytest.mark.parametrize("length", [4, 16])
+def test_values_that_attention_passes_are_no_hidden_shortcut(length: int) -> None:
+    ids = torch.randint(VOCAB, (6, length))
+    result = addnorm.examine(Language(kind=ByEinsum), ids, causal=True, sharpness=False)
+    assert result.names() == ["no residual connections"]
+
+
 @pytest.mark.parametrize("scale", [1.0, 30.0])
 def test_a_branch_alone_is_no_hidden_shortcut(scale: float) -> None:
     model = Language(lambda x, f: scale * f)

@@ -423,7 +423,8 @@ def relative_change(before: Tensor, after: Tensor) -> Tensor:
 def deviation_of(answer: Tensor) -> Tensor:
     """Return the standard deviation of the answers that are finite; padding may not be."""
     values = answer.detach().float()
-    return values[values.isfinite()].std().clamp(min=1e-12)
+    values = values[values.isfinite()]
+    return (values.std() if len(values) > 1 else values.new_zeros(())).clamp(min=1e-12)
 
 
 @torch.no_grad()

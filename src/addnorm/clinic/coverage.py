@@ -38,7 +38,7 @@ RULES_OF_CHECKS: dict[str, tuple[str, ...]] = {
     ),
     "attention": (
         "not a Transformer", "attention logits too large", "attention collapsed",
-        "own token hidden", "attention without queries and keys",
+        "own token hidden", "attention without queries and keys", "softmax over the wrong axis",
     ),
     "residual stream": (
         "no residual connections", "residual missing", "branch subtracted", "shortcut scaled",
@@ -63,6 +63,7 @@ RULES_OF_CHECKS: dict[str, tuple[str, ...]] = {
     "padding": ("padding attended to",),
     "left padding": ("padding shifts positions",),
     "positions": ("positions not distinguished", "patch positions not distinguished"),
+    "neighbours": ("neighbour not read",),
     "tokens read": ("one token read",),
     "labels": (
         "labels misaligned", "labels of another row", "answer reads its label",
@@ -71,7 +72,10 @@ RULES_OF_CHECKS: dict[str, tuple[str, ...]] = {
     ),
     "rows of the batch": ("rows of the batch mixed",),
     "source": ("source not read",),
-    "training mode": ("dropout too high", "dropout in evaluation mode", "batch statistics"),
+    "training mode": (
+        "dropout too high", "dropout in evaluation mode", "batch statistics",
+        "future in batch statistics",
+    ),
     "optimizer": (
         "parameters not in the optimizer", "optimizer of another model", "weight decay too large",
         "β₂ out of range", "ε out of range", "learning rate is zero", "learning rate out of range",

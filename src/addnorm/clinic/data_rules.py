@@ -138,6 +138,30 @@ DATA_RULES: tuple[Rule, ...] = (
         "Nothing in a convolutional stem; in the blocks LayerNorm is usual.",
     ),
     Rule(
+        "future in batch statistics", "warning",
+        lambda e: quote_if(
+            e.causal and e.experiments.future_in_statistics and not e.experiments.sees_future
+        ),
+        "in training mode changing later tokens moves the answers at earlier positions: the batch "
+        "norms take their statistics over all positions",
+        "The loss of training profits from the tokens that it predicts; that of evaluation does "
+        "not.",
+        "LayerNorm or RMSNorm over the last axis in place of BatchNorm.",
+    ),
+    Rule(
+        "neighbour not read", "problem",
+        lambda e: quote_if(
+            e.transformer and e.experiments.unread_neighbours,
+            at=(e.experiments.unread_neighbours or (0,))[0],
+            before=(e.experiments.unread_neighbours or (0,))[0] - 1,
+        ),
+        "the answer at position {at} does not depend on the token at {before}, although others "
+        "read the token before them",
+        "The sequence falls into parts that do not see each other, as after view(rows, heads, "
+        "length, width) of (rows, length, heads · width).",
+        "view(rows, length, heads, width).transpose(1, 2), and back the same way.",
+    ),
+    Rule(
         "labels of another row", "problem",
         lambda e: quote_if(label_fact(e, "other_rows")),
         "each row is compared with the tokens of another row",

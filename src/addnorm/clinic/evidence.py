@@ -102,6 +102,7 @@ class Evidence:
     unregistered : trained values that the answer depends on and that are no parameters of the model
     unused_blocks : blocks without any gradient, while others of their list have one
     shrunk_gradients : sites whose sum gets far less gradient than the next passes back unscaled
+    misnormed_attention : attention whose weights sum to 1 over another axis than the keys
     idle_attention : attention branches whose queries and keys have no gradient
     large_epsilons : norms whose ε is larger than what they norm
     untrained_in_training : whether in training mode no branch has a gradient, but others have
@@ -163,6 +164,7 @@ class Evidence:
     unregistered: int = 0
     unused_blocks: tuple[str, ...] = ()
     shrunk_gradients: tuple[str, ...] = ()
+    misnormed_attention: tuple[str, ...] = ()
     idle_attention: tuple[str, ...] = ()
     large_epsilons: tuple[str, ...] = ()
     untrained_in_training: bool = False
@@ -321,6 +323,7 @@ def gather_evidence(
         unregistered=unregistered,
         unused_blocks=unused_blocks(model, trace, gradients) if gradients else (),
         shrunk_gradients=shrunk_gradients(trace, sites),
+        misnormed_attention=tuple(dict.fromkeys(trace.misnormed)),
         idle_attention=idle_attention(trace, gradients),
         large_epsilons=large_epsilons(model),
         zero_head=_is_zero(model, trace.head),

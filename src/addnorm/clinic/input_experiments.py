@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from addnorm.clinic.answer_experiments import (
     only_token_read,
@@ -37,6 +38,7 @@ from addnorm.clinic.position_experiments import (
     reads_own_token,
     swappable_positions,
     token_share,
+    unread_neighbours,
 )
 from addnorm.clinic.residual_trace import trace_stream
 
@@ -56,6 +58,8 @@ class ExperimentResults:
     padding_shift : the same when padding on the left is removed, although its content has no effect
     swappable_positions : positions p whose token may be swapped with that at p + 1 without effect
         on later ones
+    unread_neighbours : positions whose answer does not depend on the token before
+    future_in_statistics : whether answers move with later tokens while batch norms train
     token_share : share of the variance of the first block's input that depends on the tokens
     labels : the targets, as the gradient of the loss shows them
     reads_own_token : whether the answer at the last position moves with the token there
@@ -72,6 +76,8 @@ class ExperimentResults:
     padding_change: float | None = None
     padding_shift: float | None = None
     swappable_positions: tuple[int, ...] | None = None
+    unread_neighbours: tuple[int, ...] | None = None
+    future_in_statistics: bool | None = None
     token_share: float | None = None
     labels: LabelFacts | None = None
     reads_own_token: bool | None = None
@@ -110,6 +116,11 @@ def run_experiments(
         "padding": ("padding_change", lambda: padding_change(model, batch, pad)),
         "left padding": ("padding_shift", lambda: padding_shift(model, batch, pad)),
         "positions": ("swappable_positions", lambda: swappable_positions(model, batch)),
+        "neighbours": ("unread_neighbours", lambda: unread_neighbours(model, batch)),
+        "future in statistics": (
+            "future_in_statistics",
+            lambda: future_in_statistics(model, batch),
+        ),
         "token embeddings": ("token_share", lambda: token_share(model, batch)),
         "rows of the batch": ("row_change", lambda: row_change(model, batch)),
         "source": ("source_change", lambda: source_change(model, batch)),
@@ -138,6 +149,7 @@ def run_experiments(
         reasons["labels"] = reasons["future"]
     reasons.pop("own token", None)  # asked by the rule of the labels only
     reasons.pop("own label", None)  # a part of the labels
+    reasons.pop("future in statistics", None)  # a part of the training mode
     if reasons.pop("places", None) is None:
         reasons.pop("positions", None)  # of an image, not of tokens
     return ExperimentResults(**values, not_examined=reasons)
@@ -192,6 +204,23 @@ def _future(model: nn.Module, batch: ClinicBatch) -> bool:
     if result is None:
         raise NotExamined("there is not one answer for each token, or only one token")
     return result
+
+
+def future_in_statistics(model: nn.Module, batch: ClinicBatch) -> bool:
+    """Return whether an answer moves with a later token while the batch norms are in training."""
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    if not norms:
+        raise NotExamined("no module norms over the batch")
+    buffers = {buffer: buffer.clone() for norm in norms for buffer in norm.buffers()}
+    for norm in norms:
+        norm.train()
+    try:
+        return _future(model, batch)
+    finally:
+        for norm in norms:
+            norm.eval()
+        for buffer, value in buffers.items():
+            buffer.copy_(value)
 
 
 # ── Rows and sources ──────────────────────────────────────────────────────────────────────────────

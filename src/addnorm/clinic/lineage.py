@@ -111,8 +111,12 @@ class LineageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Sites that turned out to be none."""
         self._stacks: dict[int, tuple[int, list[Tensor]]] = {}
         """By memory: tensors that were put together along an axis of their own, and that axis."""
-        self._attended: list[int] = []
-        """How many results came before the end of each attention."""
+        self._normalised: dict[int, int] = {}
+        """By memory: attention weights, and the stride of the axis along which they sum to 1."""
+        self._weighings = 0
+        """The bits of these softmaxes."""
+        self._attended: list[tuple[int, int]] = []
+        """How many results came before the softmax and before the end of each attention."""
         self._bits = 0
         self.paused = self.sites_only = self.until_attention = False
 
@@ -136,11 +140,13 @@ class LineageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = next((leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)), None)
         if result is None:
             return out
+        before = len(self._alive)
         self._alive += [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
         if not self.sites_only:
             self.trace.stats.update(name, args, kwargs, out, operands, self.module_stack[-1])
             attentions = len(self.trace.stats.attention)
-            self._attended += [len(self._alive)] * (attentions - len(self._attended))
+            new = attentions - len(self._attended)
+            self._attended += [(before, len(self._alive))] * new
         if func.namespace != "aten" and self._takes_stream_and_branch(operands, result):
             self.trace.unknown_sums.append(str(func.name()))
         lineage = self._record(name, operands, result, args, out)
@@ -155,6 +161,9 @@ class LineageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._note_dropout(name, args, kwargs)
         if name in ("_softmax", "_safe_softmax"):
             self._drop_logits(operands[0])
+            self._note_softmax(args, result)
+        elif name in ("clone", "_to_copy"):
+            self._follow_softmax(operands[0], result)
         return out
 
     def _takes_stream_and_branch(self, operands: list[Tensor], result: Tensor) -> bool:
@@ -169,6 +178,22 @@ class LineageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if result.ndim == parts[0].ndim and any(part.shape[axis] != 1 for part in parts):
             return
         self._stacks[memory_of(result)] = axis % result.ndim, parts
+
+    def _note_softmax(self, args: Any, weights: Tensor) -> None:
+        """Record attention weights: a softmax of a product that no other product follows."""
+        logits = self._lineages.get(memory_of(args[0]))
+        if logits is None or weights.shape[args[1]] == 1:
+            return
+        if any(bit & logits.ancestors & ~logits.projected for bit, _, _ in self._mixes):
+            self._normalised[memory_of(weights)] = weights.stride(args[1])
+            self._weighings |= self._lineages[memory_of(weights)].bit
+
+    def _follow_softmax(self, weights: Tensor, copy: Tensor) -> None:
+        """Record a copy of attention weights, in an order of its own."""
+        stride = self._normalised.get(memory_of(weights))
+        for axis in range(weights.ndim):
+            if weights.stride(axis) == stride and weights.shape[axis] > 1:
+                self._normalised[memory_of(copy)] = copy.stride(axis)
 
     def _drop_logits(self, logits: Tensor) -> None:
         """Forget sums that only add a bias to attention logits."""
@@ -295,6 +320,23 @@ class LineageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return  # einsum copies a matrix that it transposes
             self._mixes.append((bit, sides[0].ancestors, sides[1].ancestors))
             self.trace.mixing.append(self.module_stack[-1])
+            if any(s and s.ancestors & ~s.projected & self._weighings for s in sides):
+                for start, _ in self._attended[-1:]:
+                    self._attended[-1] = start, len(self._alive)  # it ends with this product
+            values_follow = all(side.projected for side in sides if side is not None)
+            if name not in FUSED_KERNELS and values_follow and not _same_memory(pair):
+                self._check_weights(pair)
+
+    def _check_weights(self, pair: list[Tensor]) -> None:
+        """Record attention whose product with the values adds over another axis than its softmax.
+
+        Σⱼ aᵢⱼ vⱼ is a mean of the values if Σⱼ aᵢⱼ = 1; the axes are told apart by their strides.
+        """
+        for operand, axis in zip(pair, (-1, -2), strict=True):
+            stride = self._normalised.get(memory_of(operand))
+            added = operand.shape[axis] > 1 and operand.stride(axis)
+            if stride is not None and added and added != stride:
+                self.trace.misnormed.append(self.module_stack[-1])
 
     def _follow_stream(
         self,

@@ -22,6 +22,8 @@ from addnorm.clinic.residual_trace import trace_stream
 
 MIN_CHANGE_FLOAT32 = 1e-5
 """Relative change in float32 beyond rounding, where the model cannot be run in float64."""
+NEIGHBOUR_ROWS = 4
+"""Rows in which tokens are changed one by one; packed sequences end elsewhere in each."""
 MIN_CHANGE_FLOAT64 = 1e-10
 """Relative change in float64 beyond rounding: small initial weights make small differences."""
 
@@ -139,6 +141,41 @@ def reads_own_token(model: nn.Module, batch: ClinicBatch) -> bool:
     changed = torch.cat((ids[:, :-1], different_ids(ids)[:, -1:]), dim=1)
     after = answer_of(call_model(model, batch.replace({name: changed})))
     return bool((relative_change(answer, after)[:, -1] > MIN_CHANGE).any())
+
+
+def unread_neighbours(model: nn.Module, batch: ClinicBatch) -> tuple[int, ...]:
+    """Return positions p whose answer does not depend on the token at p − 1.
+
+    Tried are halves, thirds and quarters of the length, where heads that were cut out of the
+    sequence without a transpose end. The answer at p + 1 must depend on the token at p.
+    """
+    batch = batch.rows(0, NEIGHBOUR_ROWS)
+    answered = answered_ids(model, batch)
+    if answered is None:
+        raise NotExamined("there is not one answer for each token")
+    name, ids, answer = answered
+    length = ids.shape[1]
+    if length < 8:
+        raise NotExamined("the sequences are shorter than 8 tokens")
+    if any("mask" in key and a.ndim > 2 for key, a in batch.arguments.items() if _is_tensor(a)):
+        raise NotExamined("the batch has a mask for each pair of positions")
+    where = {length // 2, length // 3, length // 4, 3 * length // 4}
+    other = different_ids(ids)
+
+    def moved(position: int) -> float:
+        """Return how far the answer after a position moves with the token there."""
+        changed = torch.cat(
+            (ids[:, :position], other[:, position, None], ids[:, position + 1 :]), 1
+        )
+        after = answer_of(call_model(model, batch.replace({name: changed})))
+        return float(relative_change(answer, after)[:, position + 1].nan_to_num().max())
+
+    unread = [p for p in sorted(where) if moved(p - 1) <= MIN_CHANGE]
+    return tuple(p for p in unread if moved(p) > 10 * MIN_CHANGE)
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, Tensor)
 
 
 def _stream_starts(model: nn.Module, batch: ClinicBatch) -> list[Tensor]:

@@ -105,6 +105,7 @@ class Trace:
     normed_sites : sites whose sum, or what is pooled or picked from it, is read by a norm
     used_sites : sites that the output is computed from
     mixing : modules that compute a product of activations, as attention does
+    misnormed : modules of attention whose weights sum to 1 over another axis than the keys
     multiplied : parameters of matrix products
     embeddings : parameters that token ids are looked up in
     unknown_sums : operations outside torch that take the stream and a branch
@@ -122,6 +123,7 @@ class Trace:
     normed_sites: set[int] = field(default_factory=set)
     used_sites: set[int] = field(default_factory=set)
     mixing: list[str] = field(default_factory=list)
+    misnormed: list[str] = field(default_factory=list)
     multiplied: set[str] = field(default_factory=set)
     embeddings: set[str] = field(default_factory=set)
     unknown_sums: list[str] = field(default_factory=list)

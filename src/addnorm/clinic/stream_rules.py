@@ -158,6 +158,15 @@ STREAM_RULES: tuple[Rule, ...] = (
         "Check the scale (1 / √head_width, not 1 // …); start queries or keys at random.",
     ),
     Rule(
+        "softmax over the wrong axis", "problem",
+        lambda e: quote_sites([name or "the model" for name in e.misnormed_attention]),
+        "{sites}: the attention weights sum to 1 over another axis than the one that is multiplied "
+        "with the values",
+        "A position's answer is no mean of the values: its size depends on the other heads, "
+        "queries or rows, and hides nothing that a mask should hide.",
+        "softmax(dim=-1) on logits (…, query, key); without dim it takes another axis.",
+    ),
+    Rule(
         "ε of a norm too large", "problem",
         lambda e: quote_sites(e.large_epsilons),
         "{sites}: ε is above 0.1",

@@ -567,7 +567,7 @@ class ResiDual(AddNorm):
 class DLCL(AddNorm):
     """at the start of a block x ← Σₖ Wₗₖ Nₖ(yₖ) over all yₖ so far; x ← x + F(N(x));   out = N(x)
 
-    Dynamic linear combination of layers: Wang et al. 2019 (1906.01787), eq. 6–8, in the pre-norm
+    Dynamic linear combination of layers: Wang et al. 2019 (1906.01787), eq. 7–8, in the pre-norm
     form. y₀ is the embedding (N₀ the identity), yₖ the output of block k; W is initially the mean.
     The stream is (x, the Nₖ(yₖ) so far).
     """
