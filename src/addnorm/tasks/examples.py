@@ -2,9 +2,9 @@
 
     minimise  C Σ_i −log softmax(W v_i + b)_{y_i} + ½ ‖W‖²     ‖v_i‖ = 1
 
-v_i is the vector of example i. With ten labels of each class this was better than nearest neighbours
-and nearest means of the same vectors (docs/interop.md). More labels are used better by fine-tuning:
-`addnorm train classify`.
+v_i is the vector of example i. With ten labels of each class this was better than nearest
+neighbours and nearest means of the same vectors (docs/interop.md). More labels are used better by
+fine-tuning: `addnorm train classify`.
 """
 
 from collections.abc import Sequence
