@@ -214,13 +214,12 @@ def run_all(bench: Bench, only: Sequence[str], draws: range) -> None:
     if "trec" in only:
         bench.baseline("trec", trec)
         bench.fine_tune("trec", trec)
-    for seed in draws:
-        if "examples" in only:
-            bench.examples(f"sst2 10 draw {seed}", (draw(sst2[0], 10, seed), *sst2[1:]))
     for count in FEW:
         for seed in draws:
+            part = (draw(sst2[0], count, seed), *sst2[1:])
+            if "examples" in only:
+                bench.examples(f"sst2 {count} draw {seed}", part)
             if f"few{count}" in only:
-                part = (draw(sst2[0], count, seed), *sst2[1:])
                 bench.baseline(f"sst2 {count} draw {seed}", part)
                 bench.fine_tune(f"sst2 {count} draw {seed}", part, [f"run.seed={seed}"], few=True)
 

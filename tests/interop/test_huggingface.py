@@ -18,11 +18,12 @@ from addnorm.interop.huggingface import (
     read_model,
     write_model,
 )
+from addnorm.interop.mapping import Field
 from addnorm.models.build import build
 from tests.conftest import slow_except
 from tests.interop.common import DECODERS, PAIRS, answers, make, save, their_class
 from tests.parity.common import gap
-from tests.theirs import MODELS, VOCAB
+from tests.theirs import MODELS, VOCAB, hf
 
 pytestmark = pytest.mark.parity
 LIMIT = 1e-5
@@ -175,10 +176,51 @@ def test_layers_are_read_by_the_rule_of_the_architecture(tmp_path: Path) -> None
         read_model(directory)
 
 
-def test_untied_biases_are_refused_by_name(tmp_path: Path) -> None:
-    directory = save(make("bert", tie_word_embeddings=False), tmp_path)
-    with pytest.raises(SavedError, match="as addnorm has one tensor for both in bert: they differ"):
-        read_model(directory)
+@pytest.mark.parametrize("name", slow_except(("bert",), ("bert", "roberta")))
+def test_an_untied_output_has_its_own_bias(name: str, tmp_path: Path) -> None:
+    """transformers then reads the bias of the output layer and not that of the head."""
+    theirs = make(name, tie_word_embeddings=False)
+    expected = answers(name, theirs)
+    imported = read_model(save(theirs, tmp_path / "in"))
+    assert len(imported.notes) == 1 and "is the bias of an untied output" in imported.notes[0]
+    assert gap(expected, answers(name, imported.model)) <= LIMIT
+    write_model(imported.model, tmp_path / "out", architecture=name)
+    assert gap(expected, answers(name, their_class(tmp_path / "out"))) <= LIMIT
+    # Earlier versions stored one bias, which both were.
+    path = tmp_path / "in" / "model.safetensors"
+    shared = {"bert": "cls.predictions.bias", "roberta": "lm_head.bias"}[name]
+    own = {"bert": "cls.predictions.decoder.bias", "roberta": "lm_head.decoder.bias"}[name]
+    tensors = load_file(path)
+    tensors[shared] = tensors.pop(own)
+    save_file(tensors, path)
+    again = read_model(tmp_path / "in")
+    assert again.notes == [] and gap(expected, answers(name, again.model)) <= LIMIT
+
+
+@pytest.mark.parametrize("kind", sorted(ARCHITECTURES))
+def test_keys_that_are_left_out_mean_the_same(kind: str) -> None:
+    """What config.json does not say is what their class of configurations says."""
+    theirs = hf.AutoConfig.for_model(kind)
+    fields = [item for item in ARCHITECTURES[kind].fields if isinstance(item, Field)]
+    stated = [item for item in fields if not item.required]
+    assert {item.theirs: getattr(theirs, item.theirs) for item in stated} == {
+        item.theirs: item.default for item in stated
+    }
+
+
+def test_only_gemma3_reads_a_pattern_of_windows(tmp_path: Path) -> None:
+    for name, window_period in (("gemma2", 2), ("gemma3", 3)):
+        directory = save(make(name), tmp_path / name)
+        rewrite(directory, layer_types=None, sliding_window_pattern=3)
+        assert read_model(directory).model.config.full_every == window_period, name
+
+
+def test_sizes_of_images_as_two_numbers(tmp_path: Path) -> None:
+    theirs = make("vit")
+    directory = rewrite(save(theirs, tmp_path), image_size=[12, 12], patch_size=[4, 4])
+    assert gap(answers("vit", theirs), answers("vit", read_model(directory).model)) <= LIMIT
+    with pytest.raises(SavedError, match="images and patches are square"):
+        read_model(rewrite(directory, image_size=[12, 16]))
 
 
 def test_former_names_of_norms(tmp_path: Path) -> None:

@@ -386,6 +386,24 @@ def test_texts_are_classified_by_examples_without_training(
         run.classify_by_examples("a", ["x", "y"], ["1", "1"])
 
 
+def test_examples_are_classified_by_the_upper_two_thirds_of_the_blocks(bert: Path) -> None:
+    """The vectors equal means over the hidden states that transformers returns."""
+    run = addnorm.open(bert)
+    depth = run.config.model.depth
+    theirs = hf.BertModel.from_pretrained(bert, add_pooling_layer=False).eval()
+    tokenizer = hf.BertTokenizer(str(bert / "vocab.txt"))
+    inputs = tokenizer(TEXTS, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        states = theirs(**inputs, output_hidden_states=True).hidden_states[1:]
+    real = inputs["attention_mask"][..., None].float()
+    means = [(x * real).sum(1) / real.sum(1) for x in states[depth // 3 :]]
+    joined = torch.cat([torch.nn.functional.normalize(x, dim=-1) for x in means], dim=-1)
+    expected = torch.nn.functional.normalize(joined, dim=-1).numpy()
+    found = run.trained._example_vectors(TEXTS)
+    assert found.shape[1] == (depth - depth // 3) * run.config.model.width > run.config.model.width
+    assert np.abs(found - expected).max() <= 1e-5
+
+
 # ── Verbs ─────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -161,6 +161,35 @@ def test_sentencepiece_of_llama(tmp_path: Path) -> None:
     assert ours.decode([1, *ours.encode("two boats"), 2]) == "two boats"
 
 
+SPACED = ["the cat", " the cat", "  two", "boats  and ", " ", "   ", "", "A", "▁the", "\n the"]
+
+
+@pytest.mark.parametrize("stated", [None, True, False])
+@pytest.mark.parametrize("prefix", [True, False])
+def test_spaces_before_a_text_as_in_llama(
+    prefix: bool, stated: bool | None, tmp_path: Path
+) -> None:
+    """The code of Llama decides about a leading space, whatever the file of pieces says."""
+    bare = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False}
+    size = pieces(
+        tmp_path / "tokenizer.model",
+        model_type="bpe",
+        byte_fallback=True,
+        vocab_size=400,
+        add_dummy_prefix=prefix,
+        **bare,
+    )
+    options = {"tokenizer_class": "LlamaTokenizer", "add_prefix_space": stated}
+    if stated is None:
+        del options["add_prefix_space"]
+    files(tmp_path, tokenizer_config_json=options, config_json={"model_type": "llama"})
+    ours = read_tokenizers(tmp_path, {"model_type": "llama"}, "decoder", size)["text"]
+    same(ours, hf.AutoTokenizer.from_pretrained(tmp_path), [*SPACED, *TEXTS], tmp_path)
+    settings = dict(ours.vocabulary.settings) | {"prefix": "yes"}
+    with pytest.raises(ValueError, match="prefix must be true or false"):
+        type(ours.vocabulary).restore(settings, (tmp_path / "tokenizer.model").read_bytes())
+
+
 @pytest.mark.filterwarnings("ignore:Recommended")  # sacremoses, which changes punctuation
 def test_marian(tmp_path: Path) -> None:
     pieces(tmp_path / "source.spm")

@@ -54,12 +54,12 @@ def rotary(share: float | None = None) -> Special:
     return Special(read, write)
 
 
-def rotary_by_kind(alternate: int) -> Special:
+def rotary_by_kind(alternate: int, pattern: str) -> Special:
     """Return the field of rotary positions with another base in layers with a window (Gemma 3).
 
     Parameters
     ----------
-    alternate : as for `windows`.
+    alternate, pattern : as for `windows`.
     """
 
     def read(settings: ConfigJson, names: Names) -> FieldValues:
@@ -69,7 +69,7 @@ def rotary_by_kind(alternate: int) -> Special:
         local = float(near.get("rope_theta") or settings.get("rope_local_base_freq", 10000.0))
         if near.get("rope_type", "default") != "default":
             raise refuse("rope_type", near["rope_type"], "windowed layers read default only.")
-        kinds = set(_read_kinds(settings, alternate))
+        kinds = set(_read_kinds(settings, alternate, pattern))
         if kinds == {SLIDING}:
             return {"position_options": {"base": local}}
         options = _read_rope(settings, far, 1e6, None)
@@ -137,7 +137,12 @@ def _write_rope(options: Mapping[str, Any]) -> FieldValues:
 
 
 def windows(
-    default: int, *, alternate: int = 0, listed: bool = True, opt_in: bool = False
+    default: int,
+    *,
+    alternate: int = 0,
+    pattern: str | None = None,
+    listed: bool = True,
+    opt_in: bool = False,
 ) -> Special:
     """Return the field of sliding windows.
 
@@ -145,6 +150,7 @@ def windows(
     ----------
     default : window if config.json has none.
     alternate : every n-th layer has no window, if config.json does not list the layers.
+    pattern : key of config.json for another n; None where transformers reads none.
     listed : whether `layer_types` lists the layers; if not, transformers ignores it.
     opt_in : whether windows need `use_sliding_window`, and begin at `max_window_layers` (Qwen).
     """
@@ -155,7 +161,7 @@ def windows(
             return {}
         if not listed:
             return {"window": window}
-        full = [kind == FULL for kind in _read_kinds(settings, alternate, opt_in=opt_in)]
+        full = [kind == FULL for kind in _read_kinds(settings, alternate, pattern, opt_in=opt_in)]
         if all(full):
             return {}
         if not any(full):
@@ -181,7 +187,9 @@ def windows(
     return Special(read, write)
 
 
-def _read_kinds(settings: ConfigJson, alternate: int, *, opt_in: bool = False) -> list[str]:
+def _read_kinds(
+    settings: ConfigJson, alternate: int, pattern: str | None, *, opt_in: bool = False
+) -> list[str]:
     """Return the kind of each layer, as listed or by the rule of the architecture."""
     depth = settings.get("num_hidden_layers")
     if not isinstance(depth, int):
@@ -196,5 +204,5 @@ def _read_kinds(settings: ConfigJson, alternate: int, *, opt_in: bool = False) -
     if opt_in:
         first = settings.get("max_window_layers", 28)
         return [SLIDING if layer >= first else FULL for layer in layers]
-    every = settings.get("sliding_window_pattern", alternate)
+    every = alternate if pattern is None else settings.get(pattern, alternate)
     return [FULL if every and (layer + 1) % every == 0 else SLIDING for layer in layers]

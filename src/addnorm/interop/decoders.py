@@ -353,8 +353,6 @@ _LLAMA_SIZES = (
     VOCAB,
     *STACK_SIZES,
     FFN_WIDTH,
-    POSITIONS_2048,
-    Field("norm_eps", "rms_norm_eps", 1e-6),
     Field("attention_dropout", "attention_dropout", 0.0),
 )
 _SILU = Field("ffn", "hidden_act", "silu", GATED)
@@ -422,7 +420,9 @@ def _llama_like(
     fields: tuple[Field | Only | Special, ...],
     block: tuple[Row, ...],
     *,
+    length: int,
     tied: bool = False,
+    eps: float = 1e-6,
 ) -> Architecture:
     """Return an architecture whose tensors are named as in Llama.
 
@@ -431,13 +431,19 @@ def _llama_like(
     model_type, name : names in config.json and of the classes.
     fixed, fields : besides those that all relatives share.
     block : rows of a block.
-    tied : whether the output is the embedding if config.json does not say.
+    length, tied, eps : number of positions, whether the output is the embedding, and the epsilon of
+        the norms, if config.json does not say.
     """
+    sizes = (
+        *_LLAMA_SIZES,
+        Field("length", "max_position_embeddings", length),
+        Field("norm_eps", "rms_norm_eps", eps),
+    )
     return Architecture(
         model_type=model_type,
         classes={f"{name}ForCausalLM": "token", f"{name}Model": "none"},
         fixed=_LLAMA_LIKE | fixed,
-        fields=(*_LLAMA_SIZES, _heads(), *fields, ties("lm_head.weight", tied)),
+        fields=(*sizes, _heads(), *fields, ties("lm_head.weight", tied)),
         rows=lambda c: _llama_rows(block),
         prefix="model.",
         tied={"lm_head.weight": "model.embed_tokens.weight"},
@@ -451,6 +457,7 @@ LLAMA = _llama_like(
     {"addnorm": "pre"},
     (_SILU, Field("ffn_bias", "mlp_bias", False), _BIAS, rotary()),
     _llama_block(_PRE_BOXES),
+    length=2048,
 )
 MISTRAL = _llama_like(
     "mistral",
@@ -458,6 +465,7 @@ MISTRAL = _llama_like(
     {"addnorm": "pre", "attention_bias": "none"},
     (_SILU, rotary(), windows(4096, listed=False)),
     _llama_block(_PRE_BOXES),
+    length=131072,
 )
 QWEN2 = _llama_like(
     "qwen2",
@@ -465,6 +473,7 @@ QWEN2 = _llama_like(
     {"addnorm": "pre", "attention_bias": "qkv"},
     (_SILU, rotary(), windows(4096, opt_in=True)),
     _llama_block(_PRE_BOXES),
+    length=32768,
 )
 QWEN3 = _llama_like(
     "qwen3",
@@ -472,6 +481,7 @@ QWEN3 = _llama_like(
     {"addnorm": "pre", "qk_norm": "head"},
     (_SILU, _BIAS, rotary(), windows(4096, opt_in=True)),
     _llama_block(_PRE_BOXES, norms=""),
+    length=32768,
 )
 
 
@@ -481,6 +491,8 @@ OLMO2 = _llama_like(
     {"addnorm": "res-post", "qk_norm": "width"},
     (_SILU, _BIAS, rotary()),
     _llama_block(_AFTER_BOXES, norms=".norm"),
+    length=2048,
+    eps=1e-5,
 )
 
 
@@ -532,6 +544,7 @@ GEMMA2 = _llama_like(
         windows(4096, alternate=2),
     ),
     _llama_block(_SANDWICH_BOXES),
+    length=8192,
     tied=True,
 )
 GEMMA3 = _llama_like(
@@ -540,11 +553,12 @@ GEMMA3 = _llama_like(
     _GEMMA | {"qk_norm": "head"},
     (
         *_GEMMA_FIELDS,
-        rotary_by_kind(6),
+        rotary_by_kind(6, "sliding_window_pattern"),
         Field("logit_cap", "final_logit_softcapping", None),
-        windows(4096, alternate=6),
+        windows(4096, alternate=6, pattern="sliding_window_pattern"),
     ),
     _llama_block(_SANDWICH_BOXES, norms=""),
+    length=131072,
     tied=True,
 )
 

@@ -16,6 +16,7 @@ from addnorm.interop.mapping import (
     Special,
     blocks,
     leading,
+    refuse,
 )
 from addnorm.interop.shared_fields import FFN_WIDTH, HF_ACTIVATIONS, STACK_SIZES, VOCAB
 
@@ -172,6 +173,7 @@ BERT = Architecture(
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     },
+    untied={"cls.predictions.bias": "cls.predictions.decoder.bias"},
     unused=POSITION_IDS
     | {
         "pooler.dense.weight": "only a classifier has a pooler",
@@ -239,6 +241,7 @@ ROBERTA = Architecture(
         "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
         "lm_head.decoder.bias": "lm_head.bias",
     },
+    untied={"lm_head.bias": "lm_head.decoder.bias"},
     unused=POSITION_IDS
     | {
         "pooler.dense.weight": "only a classifier has a pooler",
@@ -363,6 +366,20 @@ ELECTRA = Architecture(
 # ── ViT ───────────────────────────────────────────────────────────────────────────────────────────
 
 
+def _square(ours: str, theirs: str) -> Special:
+    """Return the field of a height and width that must be equal: one number, or two."""
+
+    def read(settings: ConfigJson, names: Names) -> FieldValues:
+        value = settings.get(theirs)
+        if isinstance(value, list):
+            if len(value) != 2 or value[0] != value[1]:
+                raise refuse(theirs, value, "addnorm's images and patches are square.")
+            value = value[0]
+        return {ours: value}
+
+    return Special(read, lambda c: {theirs: getattr(c, ours)})
+
+
 def _vit_rows(c: ModelConfig) -> list[Row]:
     block = (
         Row(
@@ -403,8 +420,8 @@ VIT = Architecture(
     fields=(
         *STACK_SIZES,
         FFN_WIDTH,
-        Field("image", "image_size"),
-        Field("patch", "patch_size"),
+        _square("image", "image_size"),
+        _square("patch", "patch_size"),
         Field("channels", "num_channels", 3),
         Field("norm_eps", "layer_norm_eps", 1e-12),
         Field("dropout", "hidden_dropout_prob", 0.0),

@@ -182,6 +182,8 @@ def _piece_files(
         options["extra_ids"] = SENTINELS if has_sentinels else 0
     else:
         options |= {"add_bos_token": bool(tokenizer.special.opening), "add_eos_token": False}
+        if vocabulary.prefix is not None:
+            options["add_prefix_space"] = vocabulary.prefix
     name = "spiece.model" if kind == "T5Tokenizer" else "tokenizer.model"
     return {name: vocabulary.model or b"", "tokenizer_config.json": _json(options)}
 

@@ -96,8 +96,9 @@ def read_model(directory: str | Path, *, dtype: torch.dtype = torch.float32) -> 
         config = _read_config(architecture, settings, weights, directory)
         model = _build_empty(config, directory)
         stated = _with_prefix(architecture, weights)
+        replaced = _replace_untied_(architecture, config, stated)
         maps = _expand_rows(architecture, config, model)
-        notes = _check(architecture, config, model, maps, stated, directory)
+        notes = _check(architecture, config, model, maps, stated, directory) + replaced
         tensors, used = {}, set[str]()
         for entry in maps:
             parts = [weights.tensor(stated[name][0]).to(dtype) for name in entry.theirs]
@@ -203,6 +204,20 @@ def _with_prefix(
             raise SavedError(f"{name!r} and {stored[usual][0]!r} are the same tensor. Keep one.")
         stored[usual] = (name, entry)
     return stored
+
+
+def _replace_untied_(
+    architecture: Architecture, config: ModelConfig, stored: dict[str, tuple[str, TensorEntry]]
+) -> list[str]:
+    """Put what an untied output has of its own in place of what it would share; return notes."""
+    notes = []
+    for name, own in architecture.untied.items():
+        if config.ties_output or own not in stored:
+            continue
+        if name in stored:
+            notes.append(f"{name!r} is not used: {own!r} is the bias of an untied output.")
+        stored[name] = stored[own]
+    return notes
 
 
 def _expand_rows(architecture: Architecture, config: ModelConfig, model: Model) -> list[TensorMap]:
@@ -387,6 +402,9 @@ def their_tensors(
                     f"tensors here, among them {entry.ours!r}, and they differ."
                 )
             tensors[name] = part.contiguous()
+    for name, own in architecture.untied.items():
+        if name in tensors and not config.ties_output:
+            tensors[own] = tensors[name]
     for name, find_shape in architecture.zeros.items():
         shape = find_shape(config)
         if name not in tensors and shape is not None:

@@ -190,6 +190,11 @@ class Field:
     default: Any = _UNSET
     values: Mapping[Any, Any] | None = None
 
+    @property
+    def required(self) -> bool:
+        """Whether config.json must have the key."""
+        return self.default is _UNSET
+
     def read(self, settings: ConfigJson, names: Names) -> FieldValues:
         value = settings.get(self.theirs, self.default)
         if value is _UNSET:
@@ -260,6 +265,9 @@ class Architecture:
         What precedes the names of the body in classes with a head; checkpoints may lack it.
     tied
         Copies that may be stored as well: their name and the name of what they must equal.
+    untied
+        Tensors that are read in place of others if the output is not tied: the name of the table
+        and the name that is read then, if it is stored. Both are written.
     unused
         Endings of names that are not needed, and why.
     zeros
@@ -273,6 +281,7 @@ class Architecture:
     rows: Callable[[ModelConfig], list[Row]]
     prefix: str = ""
     tied: Mapping[str, str] = field(default_factory=dict)
+    untied: Mapping[str, str] = field(default_factory=dict)
     unused: Mapping[str, str] = field(default_factory=dict)
     zeros: Mapping[str, Callable[[ModelConfig], tuple[int, ...] | None]] = field(
         default_factory=dict

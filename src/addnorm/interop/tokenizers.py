@@ -34,6 +34,8 @@ USUAL = {
 }
 """Special tokens and their usual names, where the files do not say."""
 NAMES = tuple(USUAL)
+LLAMA_CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast")
+"""Their classes that decide about a leading space by `add_prefix_space`, not by the file."""
 LANGUAGE_CODES = ("mbart",)
 """Architectures whose texts carry a code of their language, which our tasks have no place for."""
 
@@ -175,11 +177,14 @@ class _Reader:
             return number if number != processor.unk_id() or name == "<unk>" else None
 
         known = {name: self._id(name, find) for name in NAMES}
-        adds = self.options.get("add_bos_token", self.settings.get("model_type") == "llama")
+        llama = self.settings.get("model_type") == "llama"
+        adds = self.options.get("add_bos_token", llama)
         opening = (known["bos"],) if adds and known["bos"] is not None else ()
-        return Tokenizer(
-            "sentencepiece", SentencePieceFile(model, vocab, self._special(known, opening))
-        )
+        prefix = None
+        if self.options.get("tokenizer_class", LLAMA_CLASSES[0] if llama else "") in LLAMA_CLASSES:
+            prefix = self.options.get("add_prefix_space") is not False
+        special = self._special(known, opening)
+        return Tokenizer("sentencepiece", SentencePieceFile(model, vocab, special, prefix=prefix))
 
     def read_marian(self, vocab: int, target_vocab: int | None) -> dict[str, Tokenizer]:
         """Return the two tokenizers of a Marian directory, which number pieces by vocab.json."""

@@ -1,9 +1,10 @@
 """Classification by a few labelled examples, without training: a linear classifier of text vectors.
 
-    minimise  C Σ_i −log softmax(W v_i + b)_{y_i} + ½ ‖W‖²     v_i the vector of example i
+    minimise  C Σ_i −log softmax(W v_i + b)_{y_i} + ½ ‖W‖²     ‖v_i‖ = 1
 
-With ten labels of each class it was better than nearest neighbours and nearest means of the same
-vectors (docs/interop.md). More labels are used better by fine-tuning: `addnorm train classify`.
+v_i is the vector of example i. With ten labels of each class this was better than nearest
+neighbours and nearest means of the same vectors (docs/interop.md). More labels are used better by
+fine-tuning: `addnorm train classify`.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from torch.nn import functional
 
 from addnorm.errors import InputError
 
-EXAMPLE_WEIGHT = 10.0
+EXAMPLE_WEIGHT = 5.0
 """C: the weight of the examples against the norm of W."""
 
 

@@ -75,7 +75,6 @@ SIZES_WITH_LABELS: dict[str, Fields] = {
 class TrainedEncoder(TrainedText):
     """A trained encoder, which turns texts into vectors."""
 
-    @torch.no_grad()
     def embed(
         self, texts: str | Iterable[str], *, normalise: bool = True, say: Say = say_nothing
     ) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -90,6 +89,15 @@ class TrainedEncoder(TrainedText):
         normalise : divide each vector by its norm.
         say : called with a sentence if texts were cut.
         """
+        means = self._block_means(texts, self.model.config.depth - 1, say)[:, 0]
+        return (functional.normalize(means, dim=-1) if normalise else means).numpy()
+
+    @torch.no_grad()
+    def _block_means(self, texts: str | Iterable[str], first: int, say: Say) -> Tensor:
+        """Return the mean over the positions of each text after each block from number `first` on.
+
+        The result is (texts, blocks, width); the last one is the output of the encoder.
+        """
         model, special = self.model, self.tokenizer.special
         assert isinstance(model, Encoder)
         checked = [require_text(text, place) for place, text in enumerate(list_of_texts(texts), 1)]
@@ -99,24 +107,48 @@ class TrainedEncoder(TrainedText):
             say(f"{cut} of {len(rows)} texts are longer than {max_tokens} tokens and were cut.")
         rows = [row[:max_tokens] for row in rows]
         device = next(model.parameters()).device
-        vectors = np.empty((len(rows), model.config.width), dtype=np.float32)
+        count = model.config.depth - first
+        vectors = torch.empty(len(rows), count, model.config.width)
         if not rows:
             return vectors
-        for part in Batches(text_lengths(rows), TOKENS_PER_EMBED_BATCH).epoch(0):
-            delimited = [[special.begin, *rows[i], special.end] for i in part]
-            inputs = pad(delimited, special.pad).to(device)
-            real = inputs != special.pad
-            mean = pool_mean(model.hidden(inputs, mask=Mask.padding(real)), real)
-            mean = functional.normalize(mean, dim=-1) if normalise else mean
-            vectors[list(part)] = mean.float().cpu().numpy()
+        outputs: list[Tensor] = []
+
+        def keep(module: nn.Module, inputs: Any, stream: Any) -> None:
+            outputs.append(stream[0] if isinstance(stream, tuple) else stream)
+
+        inner = list(model.encoder.stack.blocks)[first:-1]
+        hooks = [block.register_forward_hook(keep) for block in inner]
+        try:
+            for part in Batches(text_lengths(rows), TOKENS_PER_EMBED_BATCH).epoch(0):
+                delimited = [[special.begin, *rows[i], special.end] for i in part]
+                inputs = pad(delimited, special.pad).to(device)
+                real = inputs != special.pad
+                outputs.clear()
+                last = model.hidden(inputs, mask=Mask.padding(real))
+                means = [pool_mean(hidden, real) for hidden in (*outputs, last)]
+                vectors[list(part)] = torch.stack(means, dim=1).float().cpu()
+        finally:
+            for hook in hooks:
+                hook.remove()
         return vectors
+
+    def _example_vectors(self, texts: Sequence[str]) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """Return a vector of norm 1 for each text: those of the upper two thirds of the blocks.
+
+        What tells classes apart is often clearer below the last block, which was trained for
+        another purpose (docs/interop.md).
+        """
+        means = self._block_means(texts, self.model.config.depth // 3, say_nothing)
+        joined = functional.normalize(means, dim=-1).flatten(1)
+        return functional.normalize(joined, dim=-1).numpy()
 
     def classify_by_examples(
         self, texts: str | Iterable[str], examples: Sequence[str], labels: Sequence[str]
     ) -> list[dict[str, float]]:
         """Return the probability of every label for each text, the most probable label first.
 
-        Nothing is trained: a linear classifier is fitted to the vectors of the examples.
+        Nothing is trained: a linear classifier is fitted to the vectors that the upper two thirds
+        of the blocks have for the examples.
 
         Parameters
         ----------
@@ -124,10 +156,11 @@ class TrainedEncoder(TrainedText):
         examples : some texts whose labels are known, ten of each label or more.
         labels : the label of each example.
         """
-        few = ExampleClassifier(self.embed(list(examples)), [str(label) for label in labels])
+        vectors = self._example_vectors(list(examples))
+        few = ExampleClassifier(vectors, [str(label) for label in labels])
         rows = [require_text(text, place) for place, text in enumerate(list_of_texts(texts), 1)]
         full = [text for text in rows if text.strip()]
-        found = iter(few.probabilities(self.embed(full)).tolist() if full else [])
+        found = iter(few.probabilities(self._example_vectors(full)).tolist() if full else [])
         pairs = (zip(few.names, next(found), strict=True) if text.strip() else () for text in rows)
         return [dict(sorted(row, key=lambda pair: -pair[1])) for row in pairs]
 

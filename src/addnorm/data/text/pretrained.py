@@ -14,6 +14,8 @@ from addnorm.data.text.special_tokens import SpecialIds
 from addnorm.data.text.vocabulary import Vocabulary
 from addnorm.errors import ConfigError, require
 
+SPACES = " ▁"
+"""A space, and the character that sentencepiece writes for it."""
 NOT_TRAINED = "a {} vocabulary comes with an imported model and is not trained. Try bpe."
 
 
@@ -67,18 +69,35 @@ class TokenizerFile(ImportedVocabulary):
 
 
 class SentencePieceFile(ImportedVocabulary):
-    """A model file of sentencepiece; `names` renumbers its pieces where the model's code does."""
+    """A model file of sentencepiece.
+
+    Parameters
+    ----------
+    model, size, special : as for all imported vocabularies.
+    names : other numbers of the pieces, where the model's code has them.
+    prefix : whether a text that begins without a space is given one, which decoding removes, as
+        the code of Llama does whatever the file says; None for what the file says.
+    """
 
     kind = "sentencepiece"
 
     def __init__(
-        self, model: bytes, size: int, special: SpecialIds, names: Mapping[str, int] | None = None
+        self,
+        model: bytes,
+        size: int,
+        special: SpecialIds,
+        names: Mapping[str, int] | None = None,
+        *,
+        prefix: bool | None = None,
     ) -> None:
         super().__init__(model, size, special)
+        self.prefix = prefix
         try:
             self.processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError:
             raise ValueError("its model file is not one of sentencepiece") from None
+        if prefix is not None:
+            self.processor.override_normalizer_spec(add_dummy_prefix="false")
         self.names = dict(names) if names else None
         pieces = self.processor.vocab_size()
         if self.names is None and pieces > size:
@@ -97,17 +116,23 @@ class SentencePieceFile(ImportedVocabulary):
     def restore(cls, settings: Mapping[str, object], model: bytes | None) -> Self:
         if model is None:
             raise ValueError("it must have a model file")
-        names = settings.get("names")
+        names, prefix = settings.get("names"), settings.get("prefix")
         if names is not None and not isinstance(names, dict):
             raise ValueError("its names must be a table")
-        rest = {name: value for name, value in settings.items() if name != "names"}
-        return cls(model, *read_settings(rest), names=names)
+        if prefix is not None and not isinstance(prefix, bool):
+            raise ValueError("its prefix must be true or false")
+        own = ("names", "prefix")
+        rest = {name: value for name, value in settings.items() if name not in own}
+        return cls(model, *read_settings(rest), names=names, prefix=prefix)
 
     @property
     def settings(self) -> dict[str, object]:
-        return super().settings | ({} if self.names is None else {"names": self.names})
+        own = {"names": self.names, "prefix": self.prefix}
+        return super().settings | {key: value for key, value in own.items() if value is not None}
 
     def encode(self, texts: list[str]) -> list[list[int]]:
+        if self.prefix:
+            texts = [f" {text}" if text and text[0] not in SPACES else text for text in texts]
         rows: list[list[int]] = self.processor.encode(texts)
         return [[self._to_ours[number] for number in row] for row in rows]
 
@@ -116,7 +141,8 @@ class SentencePieceFile(ImportedVocabulary):
         skipped = {s.pad, s.begin, s.end, s.mask, s.unknown, *s.opening}
         known = (number for number in ids if number not in skipped)
         pieces = [self._to_piece[number] for number in known if number in self._to_piece]
-        return str(self.processor.decode(pieces))
+        text = str(self.processor.decode(pieces))
+        return text.removeprefix(" ") if self.prefix else text
 
     def name(self, number: int) -> str:
         piece = self._to_piece.get(number)
