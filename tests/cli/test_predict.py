@@ -398,7 +398,6 @@ def test_a_table_with_damaged_columns_is_not_resumed(
     assert f"{str(where / 'columns.json')!r} {message}" in shown.err
 
 
-@pytest.mark.trains
 @pytest.mark.parametrize(
     "command",
     (
@@ -420,6 +419,7 @@ def test_vectors_are_written_as_npy(capsys: pytest.CaptureFixture[str]) -> None:
     assert "addnorm: --out must end in .npy: got 'vectors.txt'." in capsys.readouterr().err
 
 
+@pytest.mark.trains
 def test_predict_does_not_overwrite_its_input(trained_table: Path, tmp_path: Path) -> None:
     where, path = trained_table.parent / "run", tmp_path / "t.csv"
     path.write_text("x,y\n" + "".join(f"{i / 7},{i * 1.5}\n" for i in range(40)))

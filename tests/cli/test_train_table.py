@@ -297,7 +297,7 @@ def test_the_page_has_its_charts(tmp_path: Path) -> None:
     report = Run.open(tmp_path / "run").summary
     for heading in (
         *("Loss of training batches, and of held-out data.", "Predicted probability and frequency"),
-        *(">test<", "FTTransformer Classifier · held-out rows", "target = &quot;y&quot;"),
+        *(">test<", "FTTransformerClassifier · held-out rows", "target = &quot;y&quot;"),
         *(f"{report['parameters']:,} parameters", f"{report['held_out']} rows were held out"),
     ):
         assert heading in page

@@ -168,7 +168,7 @@ def test_tables() -> None:
     assert ">yes</td>" in text and ">no</td>" in text and "<figcaption>All runs" in text
     page.table(["text", "label"], [["a long text " * 4, "x"], ["short", "y"]])
     assert '<td dir="auto" class="long">short</td><td dir="auto">y</td>' in page.html()
-    assert "td.long{min-width:12rem}" in STYLE
+    assert "td.long{min-width:12rem;" in STYLE
     with pytest.raises(InputError, match=r"2 columns, 1 cells in \[1\]. Try None for an empty"):
         page.table(["a", "b"], [[1]])
 

@@ -35,7 +35,7 @@ ATTENTION_LIMIT = 64_000_000
 one member, which reads as many rows as fit; closed-form models use all rows."""
 MAX_CACHED = 2**27
 """Numbers that are kept of the known rows of one table: 512 MB."""
-MISSING = -1e30
+MISSING_CELL = -1e30
 """Stands for a missing cell where rows are ordered by their content."""
 PIECES = 4
 """Into how many a bin of the network is cut, so that the process can be precise."""
@@ -383,7 +383,7 @@ def content_order(numbers: Tensor, codes: Tensor, target: Tensor) -> Tensor:
     column's cells, with the targets and keys of their rows. After two rounds hardly any rows tie
     that are not alike. Whole numbers are added, so the order of rows and columns changes no bit.
     """
-    bits = bits_of(torch.cat((numbers.nan_to_num(nan=MISSING), codes.to(numbers)), dim=1))
+    bits = bits_of(torch.cat((numbers.nan_to_num(nan=MISSING_CELL), codes.to(numbers)), dim=1))
     key = mix_bits(bits_of(target.to(numbers)))
     for _ in range(2):
         columns = mix_bits(mix_bits(bits + key[:, None]).sum(dim=0))
