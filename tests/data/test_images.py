@@ -16,6 +16,7 @@ from addnorm.data.images import (
     read_image,
     read_images,
 )
+from addnorm.data.text.files import limits
 from addnorm.errors import InputError, SavedError
 from tests.tasks.test_images import make_images
 
@@ -220,3 +221,15 @@ def test_more_mistakes_are_explained(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", images=np.zeros((2, 2, 2)), labels=[0.0, np.nan])
     with pytest.raises(InputError, match=r"labels of .* must be known"):
         read_images(tmp_path / "a.npz")
+
+
+def test_what_an_npz_file_unpacks_to_is_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pixels, labels = make_images(8)
+    np.savez_compressed(tmp_path / "x.npz", images=pixels, labels=labels)
+    monkeypatch.setattr(limits, "unpacked", 700)
+    with pytest.raises(InputError, match=r"must unpack to at most 700 bytes: its arrays have .*"):
+        read_images(tmp_path / "x.npz")
+    monkeypatch.setattr(limits, "unpacked", 10_000)
+    assert len(read_images(tmp_path / "x.npz")[0]) == 8

@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from addnorm.data.text.files import unpacked_limit
 from addnorm.errors import InputError, SavedError, require
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".pgm", ".ppm", ".tif", ".tiff")
 """Files of a folder that are images."""
 MAX_IMAGE_BYTES = 4 * 2**30
-"""Bytes that an .npz file may unpack to, and that images may have once they are squares."""
+"""Bytes that an .npz file may unpack to at most, and that images may have once they are squares."""
 BROKEN_ARCHIVE = (
     *(OSError, ValueError, zipfile.BadZipFile, EOFError, KeyError, zlib.error, lzma.LZMAError),
     *(NotImplementedError, RuntimeError, MemoryError),  # unknown compression, encrypted, too large
@@ -68,8 +69,13 @@ def read_npz(path: Path) -> tuple[NDArray[Any], list[str] | None]:
     try:
         with zipfile.ZipFile(path) as archive:
             size = sum(entry.file_size for entry in archive.infolist())
-        if size > MAX_IMAGE_BYTES:
-            raise InputError(f"{str(path)!r} unpacks to {size:,} bytes: too many to read.")
+        limit = min(unpacked_limit(path.stat().st_size), MAX_IMAGE_BYTES)
+        if size > limit:
+            raise InputError(
+                f"{str(path)!r} must unpack to at most {limit:,} bytes: its arrays have {size:,}. "
+                f"If you trust it, raise the limit: addnorm --unpacked-limit={size} …, up to "
+                f"{MAX_IMAGE_BYTES:,}."
+            )
         with zipfile.ZipFile(path) as archive:
             names = [n.removesuffix(".npy") for n in archive.namelist()]
             images_name = next((n for n in ("images", "x", "data") if n in names), None)
