@@ -7,6 +7,7 @@ modules matter. The stream is followed through norms, factors and copies.
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,7 +83,7 @@ class NormUse:
     source: Lineage
 
 
-class LineageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class LineageTracer(TorchDispatchMode, ABC):  # type: ignore[no-untyped-call]
     """Records what every tensor is computed from; a subclass finds the sites among the sums."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -415,13 +416,13 @@ class LineageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return False
         return has_even_sizes(out)
 
+    @abstractmethod
     def _join_of(self, name: str, args: Any, kwargs: Any) -> Any:
         """Return what a sum joins, before it is computed; None if that is of no interest."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _join(self, join: Any, lineage: Lineage, total: Tensor) -> None:
         """Record a sum that `_join_of` described."""
-        raise NotImplementedError
 
 
 def _is_gate(gate: Lineage, of: Lineage) -> bool:

@@ -269,7 +269,7 @@ class Told:
 
 
 def probe_states(model: nn.Module, *, length: int = 16, texts: int = 64) -> Told | None:
-    """Return what can be told from a model's states, with and without positions and shortcuts.
+    """Return what a probe reads from a model's states, with and without positions and shortcuts.
 
     It reads texts of a few tokens at random; None of a model that reads no token ids.
     """

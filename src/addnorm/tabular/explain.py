@@ -42,7 +42,7 @@ MAX_EXPLAINED_ROWS = 500
 BACKGROUND_ROWS, MIN_BACKGROUND_ROWS = 64, 10
 """Rows that one row is compared with, and how many other rows a table must have to supply them."""
 MIN_DRAWS, PAIRS = 4, 2000
-"""Background rows for each row of a table: at least this many, and of few rows so many pairs."""
+"""Background rows for each row of a table: at least this many; of few rows, this many pairs."""
 OLD_DISTRIBUTIONS = (
     "and evenly: the model was saved without frequencies, so give a file with more rows"
 )
