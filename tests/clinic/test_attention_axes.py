@@ -9,8 +9,9 @@ from torch.nn import functional as F
 
 import addnorm
 from addnorm.clinic import Examination
+from tests.clinic.handwritten import VOCAB, WIDTH, LanguageOf
 
-VOCAB, WIDTH, HEADS, LENGTH = 32, 32, 4, 16
+HEADS, LENGTH = 4, 16
 Mix = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -87,19 +88,9 @@ class Block(nn.Module):
         return out
 
 
-class Language(nn.Module):
+class Language(LanguageOf):
     def __init__(self, mix: Mix, norm: Callable[[int], nn.Module] = nn.LayerNorm) -> None:
-        super().__init__()
-        self.tokens, self.places = nn.Embedding(VOCAB, WIDTH), nn.Embedding(64, WIDTH)
-        self.blocks = nn.ModuleList(Block(mix, norm) for _ in range(2))
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCAB)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.tokens(x) + self.places.weight[: x.shape[1]]
-        for block in self.blocks:
-            h = block(h)
-        out: Tensor = self.head(self.norm(h))
-        return out
+        super().__init__(Block(mix, norm) for _ in range(2))
 
 
 def quick(model: nn.Module) -> Examination:

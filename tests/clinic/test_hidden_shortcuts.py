@@ -10,8 +10,7 @@ from torch.nn import functional as F
 
 import addnorm
 from addnorm.clinic import Examination
-
-VOCAB, WIDTH = 32, 32
+from tests.clinic.handwritten import VOCAB, WIDTH, LanguageOf
 
 
 @torch.library.custom_op("addnorm_tests::add_norm", mutates_args=())
@@ -88,19 +87,9 @@ class WithBias(Block):
         return out
 
 
-class Language(nn.Module):
+class Language(LanguageOf):
     def __init__(self, join: Join = torch.add, kind: type[Block] = Block) -> None:
-        super().__init__()
-        self.tokens, self.places = nn.Embedding(VOCAB, WIDTH), nn.Embedding(64, WIDTH)
-        self.blocks = nn.ModuleList(kind(join) for _ in range(3))
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCAB)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.tokens(x) + self.places.weight[: x.shape[1]]
-        for block in self.blocks:
-            h = block(h)
-        out: Tensor = self.head(self.norm(h))
-        return out
+        super().__init__(kind(join) for _ in range(3))
 
 
 class SharedBias(Language):
